@@ -1,0 +1,86 @@
+"""Every error this package raises on purpose.
+
+Each message says what was found, where, and what to do next. All derive from
+`CkptError`; where a built-in exception has the same meaning the class derives from it
+too, so `except ValueError` and `except FileNotFoundError` keep working.
+"""
+
+
+class CkptError(Exception):
+    """Base class of every error raised by dagster_ckpt."""
+
+
+class OptionError(CkptError, ValueError):
+    """An option has a value outside its allowed range."""
+
+
+class OptionTypeError(CkptError, TypeError):
+    """An option was given a value of the wrong type."""
+
+
+class JavaNotFoundError(CkptError, OSError):
+    """No Java runtime that Spark can use is on this machine."""
+
+
+class StorageAccessError(CkptError, OSError):
+    """A storage path cannot be reached, read or written."""
+
+
+class ImageNotFoundError(CkptError, FileNotFoundError):
+    """No checkpoint or savepoint is where one was looked for."""
+
+
+class ImageCorruptError(CkptError):
+    """An image is there but cannot be trusted: truncated, altered, or with data missing."""
+
+
+class ImageTooLargeError(CkptError):
+    """An image is larger than the storage accepts."""
+
+
+class LiveDirectoryError(CkptError):
+    """Spark's live checkpoint directory is missing, empty or inconsistent."""
+
+
+class NothingCommittedError(LiveDirectoryError):
+    """The query has not committed a batch yet, so there is nothing to take an image of."""
+
+
+class IncompleteCutError(LiveDirectoryError):
+    """Something that a restore would need is not in the live directory, so no image was taken."""
+
+
+class RestoreError(CkptError):
+    """An image could not be turned into a live directory."""
+
+
+class SinkRollbackError(RestoreError):
+    """A sink could not be brought back to the batch that is being restored."""
+
+
+class CatalogError(CkptError):
+    """The checkpoint catalog cannot be used: unreachable, or of another schema version."""
+
+
+class JobNotFoundError(CkptError, LookupError):
+    """The catalog knows no streaming job of this id."""
+
+
+class LeaseHeldError(CkptError):
+    """Another execution holds the job's lease: a streaming job has one writer at a time."""
+
+
+class LeaseLostError(CkptError):
+    """This execution's lease passed to another one, so its query was stopped."""
+
+
+class RequestFailedError(CkptError):
+    """A checkpoint, savepoint or stop that was asked for did not succeed."""
+
+
+class RequestTimeoutError(CkptError, TimeoutError):
+    """The running execution did not answer a request in time; the request was withdrawn."""
+
+
+class RestartsExhaustedError(CkptError):
+    """The restart strategy allows no further restart."""

@@ -1,0 +1,79 @@
+"""The options of a streaming job as pure values: checked, immutable inside, each with its effect on Spark.
+
+Nothing here opens a file, starts a session, reads a clock or knows Dagster: the other rooms do what it says.
+Start at `checkpoint_config.CheckpointConfig`, then `restart_strategies.RestartStrategies` and `retention`.
+"""
+
+from dagster_ckpt.options.checkpoint_config import CheckpointConfig
+from dagster_ckpt.options.checkpoint_options import CheckpointOptions
+from dagster_ckpt.options.checkpoint_storage import (
+    CheckpointStorage,
+    CustomCheckpointStorage,
+    DeploymentStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.options.durations import Duration
+from dagster_ckpt.options.effects import Effect, OptionDescription
+from dagster_ckpt.options.modes import (
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+    ExternalizedCheckpointRetention,
+    TerminalState,
+)
+from dagster_ckpt.options.restart_decision import (
+    DecidingRestartStrategy,
+    FailureHistory,
+    GiveUp,
+    RestartAt,
+    RestartStrategyConfiguration,
+)
+from dagster_ckpt.options.restart_strategies import RestartStrategies, effective_restart_strategy
+from dagster_ckpt.options.retention import (
+    Retained,
+    RetainedKind,
+    deletes_live_directory,
+    image_to_recover_from,
+    images_to_keep_at,
+    subsumed,
+)
+from dagster_ckpt.options.state_backend import (
+    CustomStateBackend,
+    HashMapStateBackend,
+    RocksDBStateBackend,
+    StateBackend,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointOptions",
+    "CheckpointStorage",
+    "CheckpointingMode",
+    "CustomCheckpointStorage",
+    "CustomStateBackend",
+    "DecidingRestartStrategy",
+    "DeploymentStorage",
+    "Duration",
+    "Effect",
+    "ExternalizedCheckpointCleanup",
+    "ExternalizedCheckpointRetention",
+    "FailureHistory",
+    "FileSystemCheckpointStorage",
+    "GiveUp",
+    "HashMapStateBackend",
+    "JobManagerCheckpointStorage",
+    "OptionDescription",
+    "RestartAt",
+    "RestartStrategies",
+    "RestartStrategyConfiguration",
+    "Retained",
+    "RetainedKind",
+    "RocksDBStateBackend",
+    "StateBackend",
+    "TerminalState",
+    "deletes_live_directory",
+    "effective_restart_strategy",
+    "image_to_recover_from",
+    "images_to_keep_at",
+    "subsumed",
+]

@@ -1,0 +1,135 @@
+"""What an option accepts, stated once: the check and the sentence a user reads come from the same value."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Generic, TypeVar
+
+from dagster_ckpt.errors import OptionError, OptionTypeError
+
+# Flink keeps counts in a Java `int` and durations in a Java `long`: the same limits keep programs portable.
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+
+Member = TypeVar("Member", bound=Enum)
+
+
+def _found(value: object) -> str:
+    return f"{value!r} ({type(value).__name__})"
+
+
+@dataclass(frozen=True)
+class WholeNumber:
+    """An integer option with both ends of its range included.
+
+    Attributes:
+        option: Its name in messages.
+        minimum: Smallest accepted value.
+        maximum: Largest accepted value.
+        unit: What is counted, with a leading "of", or empty.
+    """
+
+    option: str
+    minimum: int
+    maximum: int = INT_MAX
+    unit: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """The accepted values in words."""
+        what = f"a whole number {self.unit}".rstrip()
+        return f"{what} from {self.minimum} to {self.maximum}"
+
+    def checked(self, value: object) -> int:
+        """Return the value if it is accepted.
+
+        Raises:
+            OptionTypeError: It is not an integer; `True` and `False` are not integers here.
+            OptionError: It is outside the range.
+        """
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
+        if not self.minimum <= value <= self.maximum:
+            raise OptionError(f"{self.option} is {value}, but must be {self.allowed}.")
+        return value
+
+
+@dataclass(frozen=True)
+class Milliseconds(WholeNumber):
+    """A duration option: an integer of milliseconds, or a `datetime.timedelta`."""
+
+    maximum: int = LONG_MAX
+    unit: str = "of milliseconds, or a timedelta,"
+
+    def checked(self, value: object) -> int:
+        """Return the duration in milliseconds; fractions of a millisecond are dropped.
+
+        Raises:
+            OptionTypeError: It is neither an integer nor a timedelta.
+            OptionError: It is outside the range.
+        """
+        if isinstance(value, timedelta):
+            return super().checked(value // timedelta(milliseconds=1))
+        return super().checked(value)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An option that is on or off.
+
+    Attributes:
+        option: Its name in messages.
+    """
+
+    option: str
+
+    def checked(self, value: object) -> bool:
+        """Return the value if it is a boolean.
+
+        Raises:
+            OptionTypeError: It is anything else; 0, 1 and None are not guessed at.
+        """
+        if not isinstance(value, bool):
+            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be True or False.")
+        return value
+
+
+@dataclass(frozen=True)
+class Choice(Generic[Member]):
+    """An option whose value is a member of one enum.
+
+    Attributes:
+        option: Its name in messages.
+        enum: The enum.
+    """
+
+    option: str
+    enum: type[Member]
+
+    @property
+    def allowed(self) -> str:
+        """The accepted values in words."""
+        return "one of " + ", ".join(str(member) for member in self.enum)
+
+    def checked(self, value: object) -> Member:
+        """Return the value if it is a member of the enum.
+
+        Raises:
+            OptionTypeError: It is anything else.
+        """
+        if not isinstance(value, self.enum):
+            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
+        return value
+
+    def named(self, value: object) -> Member:
+        """Return the member, given itself or its name: YAML and the Dagster launchpad know only names.
+
+        Raises:
+            OptionError: It is a string, but not the name of a member.
+            OptionTypeError: It is neither a string nor a member.
+        """
+        if not isinstance(value, str) or isinstance(value, self.enum):
+            return self.checked(value)
+        if value not in self.enum.__members__:
+            raise OptionError(f"{self.option} is {value!r}, but must be {self.allowed}.")
+        return self.enum[value]

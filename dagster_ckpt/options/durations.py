@@ -1,0 +1,60 @@
+"""Durations as Flink's users write and read them."""
+
+from datetime import timedelta
+
+_MS_PER_SECOND = 1_000
+_MS_PER_MINUTE = 60 * _MS_PER_SECOND
+_MS_PER_HOUR = 60 * _MS_PER_MINUTE
+
+
+class Duration(timedelta):
+    """PyFlink's `pyflink.common.Duration`: a timedelta with that class's constructors.
+
+    Example:
+        >>> Duration.of_seconds(30) == timedelta(seconds=30)
+        True
+    """
+
+    @classmethod
+    def of_days(cls, days: int) -> "Duration":
+        """Return a duration of so many days."""
+        return cls(days=days)
+
+    @classmethod
+    def of_hours(cls, hours: int) -> "Duration":
+        """Return a duration of so many hours."""
+        return cls(hours=hours)
+
+    @classmethod
+    def of_minutes(cls, minutes: int) -> "Duration":
+        """Return a duration of so many minutes."""
+        return cls(minutes=minutes)
+
+    @classmethod
+    def of_seconds(cls, seconds: int) -> "Duration":
+        """Return a duration of so many seconds."""
+        return cls(seconds=seconds)
+
+    @classmethod
+    def of_millis(cls, millis: int) -> "Duration":
+        """Return a duration of so many milliseconds."""
+        return cls(milliseconds=millis)
+
+
+def iso_duration(duration_ms: int) -> str:
+    """Write milliseconds as Java's `Duration.toString` does, which Flink's descriptions carry.
+
+    Example:
+        >>> iso_duration(61_500), iso_duration(0), iso_duration(-1)
+        ('PT1M1.5S', 'PT0S', 'PT-0.001S')
+    """
+    sign = "-" if duration_ms < 0 else ""
+    hours, below_hour = divmod(abs(duration_ms), _MS_PER_HOUR)
+    minutes, below_minute = divmod(below_hour, _MS_PER_MINUTE)
+    seconds, millis = divmod(below_minute, _MS_PER_SECOND)
+    text = f"{sign}{hours}H" if hours else ""
+    text += f"{sign}{minutes}M" if minutes else ""
+    if seconds or millis or not text:
+        fraction = f".{millis:03d}".rstrip("0") if millis else ""
+        text += f"{sign}{seconds}{fraction}S"
+    return f"PT{text}"

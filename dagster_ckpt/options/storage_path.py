@@ -1,0 +1,68 @@
+"""The path of a storage directory, normalised as Flink's `org.apache.flink.core.fs.Path` does."""
+
+import posixpath
+import re
+from dataclasses import dataclass
+
+from dagster_ckpt.errors import OptionError, OptionTypeError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
+_ALLOWED = "a URL with a scheme and a directory below the root, for example file:///data/checkpoints or s3://bucket/checkpoints"
+
+
+@dataclass(frozen=True)
+class StoragePath:
+    """A directory named by a URL.
+
+    Attributes:
+        scheme: The file system, such as "file" or "s3".
+        authority: Host, bucket or container; empty where there is none.
+        path: Absolute path in it, without a trailing slash; empty for the root of an authority.
+    """
+
+    scheme: str
+    authority: str
+    path: str
+
+    @classmethod
+    def parse(cls, option: str, value: object) -> "StoragePath":
+        """Read a URL.
+
+        Consecutive slashes become one, a trailing one is dropped, "." and ".." are resolved.
+
+        Args:
+            option: Name of the option in messages.
+            value: The URL. The scheme is required: Flink refuses a bare path too, because its meaning
+                would depend on the machine that reads it.
+
+        Raises:
+            OptionTypeError: The value is not a string.
+            OptionError: It is empty, has no scheme, or names the root of a file system.
+        """
+        if not isinstance(value, str):
+            raise OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {_ALLOWED}.")
+        scheme, colon, rest = value.strip().partition(":")
+        if not colon or not _SCHEME.fullmatch(scheme):
+            raise OptionError(f"{option} is {value!r}, which has no scheme; it must be {_ALLOWED}.")
+        authority = ""
+        if rest.startswith("//"):
+            authority, slash, below = rest[2:].partition("/")
+            rest = slash + below
+        if rest and not rest.startswith("/"):
+            raise OptionError(f"{option} is {value!r}, a relative path; it must be {_ALLOWED}.")
+        path = posixpath.normpath("/" + rest.lstrip("/")).rstrip("/")
+        # A bucket or a name node of its own is a fine home for checkpoints (PyFlink's own example is
+        # "hdfs://checkpoints"); the root of this machine is not, whatever stands before it.
+        if not path and (not authority or scheme == "file"):
+            raise OptionError(f"{option} is {value!r}, the root directory; it must be {_ALLOWED}.")
+        return cls(scheme, authority, path)
+
+    @property
+    def url(self) -> str:
+        """The form fsspec reads, always with "//". A local path has no host: Flink ignores it too."""
+        authority = "" if self.scheme == "file" else self.authority
+        return f"{self.scheme}://{authority}{self.path}"
+
+    def __str__(self) -> str:
+        """The form PyFlink's getters answer: "file:/data" for file:///data."""
+        return f"{self.scheme}:{'//' + self.authority if self.authority else ''}{self.path}"

@@ -10,6 +10,8 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 # Flink keeps counts in a Java `int` and durations in a Java `long`: the same limits keep programs portable.
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
+# The longest duration that a getter can answer as a timedelta.
+TIMEDELTA_MAX_MS = timedelta.max // timedelta(milliseconds=1)
 
 Member = TypeVar("Member", bound=Enum)
 
@@ -40,18 +42,27 @@ class WholeNumber:
         what = f"a whole number {self.unit}".rstrip()
         return f"{what} from {self.minimum} to {self.maximum}"
 
+    def typed(self, value: object) -> int:
+        """Return the value if it has the right type, whatever the range.
+
+        Raises:
+            OptionTypeError: It is not an integer; `True` and `False` are not integers here.
+        """
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
+        return value
+
     def checked(self, value: object) -> int:
         """Return the value if it is accepted.
 
         Raises:
-            OptionTypeError: It is not an integer; `True` and `False` are not integers here.
+            OptionTypeError: It has the wrong type, see `typed`.
             OptionError: It is outside the range.
         """
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
-        if not self.minimum <= value <= self.maximum:
-            raise OptionError(f"{self.option} is {value}, but must be {self.allowed}.")
-        return value
+        number = self.typed(value)
+        if not self.minimum <= number <= self.maximum:
+            raise OptionError(f"{self.option} is {value!r}, but must be {self.allowed}.")
+        return number
 
 
 @dataclass(frozen=True)
@@ -59,18 +70,17 @@ class Milliseconds(WholeNumber):
     """A duration option: an integer of milliseconds, or a `datetime.timedelta`."""
 
     maximum: int = LONG_MAX
-    unit: str = "of milliseconds, or a timedelta,"
+    unit: str = "of milliseconds or a timedelta,"
 
-    def checked(self, value: object) -> int:
+    def typed(self, value: object) -> int:
         """Return the duration in milliseconds; fractions of a millisecond are dropped.
 
         Raises:
             OptionTypeError: It is neither an integer nor a timedelta.
-            OptionError: It is outside the range.
         """
         if isinstance(value, timedelta):
-            return super().checked(value // timedelta(milliseconds=1))
-        return super().checked(value)
+            return value // timedelta(milliseconds=1)
+        return super().typed(value)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options.allowed_values import Choice, Milliseconds, Switch, WholeNumber
+from dagster_ckpt.options.allowed_values import TIMEDELTA_MAX_MS, Choice, Milliseconds, Switch, WholeNumber
 from dagster_ckpt.options.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.options.modes import CheckpointingMode, ExternalizedCheckpointCleanup
 from dagster_ckpt.options.retention import NUM_RETAINED
@@ -16,7 +16,7 @@ MAX_CONCURRENT = WholeNumber("max concurrent checkpoints", minimum=1)
 TOLERABLE_FAILURES = WholeNumber("tolerable checkpoint failure number", minimum=0)
 CLEANUP = Choice("externalized checkpoint cleanup", ExternalizedCheckpointCleanup)
 UNALIGNED = Switch("unaligned checkpoints")
-ALIGNMENT_TIMEOUT = Milliseconds("alignment timeout", minimum=0)
+ALIGNMENT_TIMEOUT = Milliseconds("alignment timeout", minimum=0, maximum=TIMEDELTA_MAX_MS)
 FORCE_UNALIGNED = Switch("force unaligned checkpoints")
 PREFER_CHECKPOINT = Switch("prefer checkpoint for recovery")
 

@@ -53,7 +53,7 @@ def _mode(asked: CheckpointOptions) -> _Told:
     return (
         asked.mode,
         Effect.MAPPED,
-        "Images do not wait for a batch boundary; the running batch may be planned anew, its rows seen twice.",
+        "Images do not wait for a batch boundary; the running batch may be planned anew, its rows repeated.",
     )
 
 
@@ -87,7 +87,7 @@ def _tolerable_failures(asked: CheckpointOptions) -> _Told:
     if asked.tolerable_failures == INT_MAX:
         sentence = "Failed checkpoints never fail the query."
     else:
-        sentence = "One more consecutive failure fails the query, and the restart strategy takes over."
+        sentence = "More consecutive failures than this fail the query, and the restart strategy takes over."
     return asked.tolerable_failures, Effect.REAL, sentence
 
 

@@ -6,13 +6,13 @@ from itertools import pairwise
 from random import Random
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options.allowed_values import INT_MAX, LONG_MAX, Milliseconds, WholeNumber
+from dagster_ckpt.options.allowed_values import INT_MAX, LONG_MAX, TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
 from dagster_ckpt.options.durations import iso_duration
 from dagster_ckpt.options.restart_decision import DecidingRestartStrategy, FailureHistory, GiveUp, RestartAt
 
-INITIAL_BACKOFF = Milliseconds("initial_backoff", minimum=1)
-MAX_BACKOFF = Milliseconds("max_backoff", minimum=1)
-RESET_THRESHOLD = Milliseconds("reset_backoff_threshold", minimum=1)
+INITIAL_BACKOFF = Milliseconds("initial_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
+MAX_BACKOFF = Milliseconds("max_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
+RESET_THRESHOLD = Milliseconds("reset_backoff_threshold", minimum=1, maximum=TIMEDELTA_MAX_MS)
 _ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
 
 

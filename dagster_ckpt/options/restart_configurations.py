@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
 
-from dagster_ckpt.options.allowed_values import Milliseconds, WholeNumber
+from dagster_ckpt.options.allowed_values import TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
 from dagster_ckpt.options.durations import iso_duration
 from dagster_ckpt.options.restart_decision import (
     DecidingRestartStrategy,
@@ -19,9 +19,10 @@ from dagster_ckpt.options.restart_decision import (
 )
 
 ATTEMPTS = WholeNumber("restart_attempts", minimum=0)
-DELAY = Milliseconds("delay_between_attempts", minimum=0)
+DELAY = Milliseconds("delay_between_attempts", minimum=0, maximum=TIMEDELTA_MAX_MS)
+DELAY_INTERVAL = Milliseconds("delay_interval", minimum=0, maximum=TIMEDELTA_MAX_MS)
 FAILURE_RATE = WholeNumber("failure_rate", minimum=1, unit="of failures")
-FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1)
+FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA_MAX_MS)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
         """Check the three values."""
         FAILURE_RATE.checked(self.failure_rate)
         FAILURE_INTERVAL.checked(self.failure_interval_ms)
-        DELAY.checked(self.delay_ms)
+        DELAY_INTERVAL.checked(self.delay_ms)
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
         """Restart unless the interval before the last failure holds too many.

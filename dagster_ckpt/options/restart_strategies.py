@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.options import exponential_delay, restart_configurations
-from dagster_ckpt.options.allowed_values import INT_MAX, LONG_MAX, Milliseconds, WholeNumber
+from dagster_ckpt.options.allowed_values import INT_MAX, WholeNumber
 from dagster_ckpt.options.exponential_delay import ExponentialDelayRestartStrategyConfiguration
 from dagster_ckpt.options.restart_configurations import (
     FailureRateRestartStrategyConfiguration,
@@ -49,8 +49,8 @@ class RestartStrategies:
                 as PyFlink refuses it when the job starts.
         """
         return FixedDelayRestartStrategyConfiguration(
-            _java_int(restart_configurations.ATTEMPTS, restart_attempts),
-            _java_duration(restart_configurations.DELAY, delay_between_attempts),
+            _as_pyflink(restart_configurations.ATTEMPTS, restart_attempts),
+            _as_pyflink(restart_configurations.DELAY, delay_between_attempts),
         )
 
     @staticmethod
@@ -64,9 +64,9 @@ class RestartStrategies:
                 as PyFlink refuses it when the job starts.
         """
         return FailureRateRestartStrategyConfiguration(
-            _java_int(restart_configurations.FAILURE_RATE, failure_rate),
-            _java_duration(restart_configurations.FAILURE_INTERVAL, failure_interval),
-            _java_duration(restart_configurations.DELAY, delay_interval),
+            _as_pyflink(restart_configurations.FAILURE_RATE, failure_rate),
+            _as_pyflink(restart_configurations.FAILURE_INTERVAL, failure_interval),
+            _as_pyflink(restart_configurations.DELAY_INTERVAL, delay_interval),
         )
 
     @staticmethod
@@ -129,9 +129,7 @@ def effective_restart_strategy(
     return NoRestartStrategyConfiguration()
 
 
-def _java_int(allowed: WholeNumber, value: object) -> int:
-    return WholeNumber(allowed.option, minimum=-INT_MAX - 1, unit=allowed.unit).checked(value)
-
-
-def _java_duration(allowed: Milliseconds, value: object) -> int:
-    return Milliseconds(allowed.option, minimum=-LONG_MAX - 1).checked(value)
+def _as_pyflink(allowed: WholeNumber, value: object) -> int:
+    """Let a value below the range pass: PyFlink makes such an object, and the job's start refuses it."""
+    number = allowed.typed(value)
+    return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)

@@ -1,0 +1,69 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.options import (
+    ExternalizedCheckpointCleanup,
+    Retained,
+    RetainedKind,
+    TerminalState,
+    deletes_live_directory,
+    image_to_recover_from,
+    images_to_keep_at,
+    subsumed,
+)
+
+HERE = Path(__file__).parent
+RETENTION = yaml.safe_load((HERE / "retention.yaml").read_text())
+SUBSUMPTION = yaml.safe_load((HERE / "subsumption.yaml").read_text())
+RECOVERY = yaml.safe_load((HERE / "recovery.yaml").read_text())
+
+KINDS = {
+    "cp": RetainedKind.CHECKPOINT,
+    "sp": RetainedKind.SAVEPOINT,
+    "stop": RetainedKind.STOP_WITH_SAVEPOINT,
+}
+
+
+def queue(names: list[str]) -> list[Retained]:
+    return [Retained(name, KINDS[name.rstrip("0123456789")]) for name in names]
+
+
+@pytest.mark.parametrize("case", RETENTION, ids=lambda case: f"{case['cleanup']}-{case['state']}")
+def test_what_is_kept_at_the_end_follows_the_policy(case: dict[str, Any]) -> None:
+    state = TerminalState(case["state"])
+    cleanup = ExternalizedCheckpointCleanup[case["cleanup"]]
+    assert images_to_keep_at(state, cleanup) is case["keeps"]
+    assert deletes_live_directory(state, cleanup) is case["live_directory_deleted"]
+
+
+def test_the_retention_table_is_complete() -> None:
+    told = {(case["cleanup"], case["state"]) for case in RETENTION}
+    assert told == {(c.name, s.value) for c in ExternalizedCheckpointCleanup for s in TerminalState}
+
+
+def test_a_live_directory_is_never_deleted_where_its_images_are_kept() -> None:
+    for state in TerminalState:
+        for cleanup in ExternalizedCheckpointCleanup:
+            assert not (images_to_keep_at(state, cleanup) and deletes_live_directory(state, cleanup))
+
+
+@pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "leaves" in c], ids=lambda case: case["says"])
+def test_a_new_image_takes_the_place_of_old_ones(case: dict[str, Any]) -> None:
+    leaves = subsumed(queue(case["images"]), case["num_retained"])
+    assert [image.image_id for image in leaves] == case["leaves"]
+
+
+@pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "rejects" in c], ids=lambda case: case["says"])
+def test_fewer_than_one_retained_image_is_rejected(case: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=case["rejects"]):
+        subsumed(queue(case["images"]), case["num_retained"])
+
+
+@pytest.mark.parametrize("case", RECOVERY, ids=lambda case: case["says"])
+def test_a_recovery_takes_the_newest_image_of_its_preference(case: dict[str, Any]) -> None:
+    image = image_to_recover_from(queue(case["images"]), prefer_checkpoint=case["prefer_checkpoint"])
+    assert (image and image.image_id) == case["takes"]

@@ -22,16 +22,13 @@ from dagster_ckpt.options.modes import (
     TerminalState,
 )
 from dagster_ckpt.options.restart_decision import (
+    DecidingRestartStrategy,
     FailureHistory,
     GiveUp,
     RestartAt,
     RestartStrategyConfiguration,
 )
-from dagster_ckpt.options.restart_strategies import (
-    RestartStrategies,
-    default_restart_strategy,
-    effective_restart_strategy,
-)
+from dagster_ckpt.options.restart_strategies import RestartStrategies, effective_restart_strategy
 from dagster_ckpt.options.retention import (
     Retained,
     RetainedKind,
@@ -54,6 +51,7 @@ __all__ = [
     "CheckpointingMode",
     "CustomCheckpointStorage",
     "CustomStateBackend",
+    "DecidingRestartStrategy",
     "DeploymentStorage",
     "Duration",
     "Effect",
@@ -73,7 +71,6 @@ __all__ = [
     "RocksDBStateBackend",
     "StateBackend",
     "TerminalState",
-    "default_restart_strategy",
     "deletes_live_directory",
     "effective_restart_strategy",
     "image_to_recover_from",

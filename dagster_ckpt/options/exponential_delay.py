@@ -8,12 +8,7 @@ from random import Random
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.options.allowed_values import INT_MAX, LONG_MAX, TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
 from dagster_ckpt.options.durations import iso_duration
-from dagster_ckpt.options.restart_decision import (
-    FailureHistory,
-    GiveUp,
-    RestartAt,
-    RestartStrategyConfiguration,
-)
+from dagster_ckpt.options.restart_decision import DecidingRestartStrategy, FailureHistory, GiveUp, RestartAt
 
 INITIAL_BACKOFF = Milliseconds("initial_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
 MAX_BACKOFF = Milliseconds("max_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
@@ -22,7 +17,7 @@ _ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
 
 
 @dataclass(frozen=True)
-class ExponentialDelayRestartStrategyConfiguration(RestartStrategyConfiguration):
+class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
     """Restarts after growing delays, which start anew once the job has been healthy for long.
 
     Flink's default while checkpointing is on (since 1.19, FLIP-364).

@@ -10,8 +10,8 @@ from random import Random
 
 from dagster_ckpt.options.allowed_values import TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
 from dagster_ckpt.options.durations import iso_duration
-from dagster_ckpt.options.exponential_delay import ExponentialDelayRestartStrategyConfiguration
 from dagster_ckpt.options.restart_decision import (
+    DecidingRestartStrategy,
     FailureHistory,
     GiveUp,
     RestartAt,
@@ -26,7 +26,7 @@ FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA
 
 
 @dataclass(frozen=True)
-class NoRestartStrategyConfiguration(RestartStrategyConfiguration):
+class NoRestartStrategyConfiguration(DecidingRestartStrategy):
     """The first failure ends the job."""
 
     def get_description(self) -> str:
@@ -40,7 +40,7 @@ class NoRestartStrategyConfiguration(RestartStrategyConfiguration):
 
 
 @dataclass(frozen=True)
-class FixedDelayRestartStrategyConfiguration(RestartStrategyConfiguration):
+class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
     """So many restarts, each the same time after its failure.
 
     Attributes:
@@ -80,7 +80,7 @@ class FixedDelayRestartStrategyConfiguration(RestartStrategyConfiguration):
 
 
 @dataclass(frozen=True)
-class FailureRateRestartStrategyConfiguration(RestartStrategyConfiguration):
+class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
     """Restarts for as long as failures do not come too often.
 
     Attributes:
@@ -136,15 +136,8 @@ class FailureRateRestartStrategyConfiguration(RestartStrategyConfiguration):
 
 @dataclass(frozen=True)
 class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
-    """The job leaves it to the deployment; `effective_restart_strategy` finds what that means.
-
-    Asked directly, it decides as Flink's default for a checkpointed job does.
-    """
+    """The job leaves it to the deployment; `effective_restart_strategy` finds what that means."""
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
         return "Cluster level default restart strategy"
-
-    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
-        """Decide as the default with growing delays does."""
-        return ExponentialDelayRestartStrategyConfiguration().decide(failures, now_ms, random)

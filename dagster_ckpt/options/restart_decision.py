@@ -78,6 +78,10 @@ class RestartStrategyConfiguration(ABC):
     def get_description(self) -> str:
         """Return the strategy in a sentence, as Flink words it."""
 
+
+class DecidingRestartStrategy(RestartStrategyConfiguration):
+    """A strategy that can decide by itself: every one but the fallback."""
+
     @abstractmethod
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
         """Decide what follows the last failure.

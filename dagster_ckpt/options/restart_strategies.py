@@ -10,7 +10,6 @@ from datetime import timedelta
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.options import exponential_delay, restart_configurations
 from dagster_ckpt.options.allowed_values import INT_MAX, WholeNumber
-from dagster_ckpt.options.checkpoint_options import CheckpointOptions
 from dagster_ckpt.options.exponential_delay import ExponentialDelayRestartStrategyConfiguration
 from dagster_ckpt.options.restart_configurations import (
     FailureRateRestartStrategyConfiguration,
@@ -18,27 +17,7 @@ from dagster_ckpt.options.restart_configurations import (
     FixedDelayRestartStrategyConfiguration,
     NoRestartStrategyConfiguration,
 )
-from dagster_ckpt.options.restart_decision import (
-    FailureHistory,
-    GiveUp,
-    RestartAt,
-    RestartStrategyConfiguration,
-)
-
-__all__ = [
-    "ExponentialDelayRestartStrategyConfiguration",
-    "FailureHistory",
-    "FailureRateRestartStrategyConfiguration",
-    "FallbackRestartStrategyConfiguration",
-    "FixedDelayRestartStrategyConfiguration",
-    "GiveUp",
-    "NoRestartStrategyConfiguration",
-    "RestartAt",
-    "RestartStrategies",
-    "RestartStrategyConfiguration",
-    "default_restart_strategy",
-    "effective_restart_strategy",
-]
+from dagster_ckpt.options.restart_decision import DecidingRestartStrategy, RestartStrategyConfiguration
 
 
 class RestartStrategies:
@@ -116,44 +95,38 @@ class RestartStrategies:
         )
 
 
-def default_restart_strategy(options: CheckpointOptions) -> RestartStrategyConfiguration:
-    """Return Flink's default: growing delays while periodic checkpointing is on.
-
-    While it is off there may be nothing to restart from, so the first failure ends the job.
-    """
-    if options.is_checkpointing_enabled:
-        return ExponentialDelayRestartStrategyConfiguration()
-    return NoRestartStrategyConfiguration()
-
-
 def effective_restart_strategy(
     configured: RestartStrategyConfiguration | None,
-    options: CheckpointOptions,
     *,
     deployment: RestartStrategyConfiguration | None = None,
-) -> RestartStrategyConfiguration:
-    """Return the strategy that holds, checked: the job's, else the deployment's, else the default.
+    checkpointing_enabled: bool,
+) -> DecidingRestartStrategy:
+    """Return the strategy that holds: the job's, else the deployment's, else Flink's default.
+
+    The default is no restart while periodic checkpointing is off, because there may be nothing to
+    restart from, and exponential delay while it is on.
 
     Args:
         configured: The job's; None or a fallback leaves it to the deployment.
-        options: The job's checkpointing options, on which the default depends.
         deployment: The deployment's; None or a fallback leaves it to the default.
+        checkpointing_enabled: Whether the job takes periodic checkpoints.
 
     Raises:
         OptionError: The strategy is out of range.
         OptionTypeError: It is not a restart strategy.
     """
     for option, strategy in (("restart_strategy", configured), ("deployment restart_strategy", deployment)):
-        if strategy is None or isinstance(strategy, FallbackRestartStrategyConfiguration):
-            continue
-        if not isinstance(strategy, RestartStrategyConfiguration):
+        if isinstance(strategy, DecidingRestartStrategy):
+            strategy.validate()
+            return strategy
+        if strategy is not None and not isinstance(strategy, FallbackRestartStrategyConfiguration):
             raise OptionTypeError(
                 f"{option} is {strategy!r} ({type(strategy).__name__}), "
                 "but must be a value made by RestartStrategies."
             )
-        strategy.validate()
-        return strategy
-    return default_restart_strategy(options)
+    if checkpointing_enabled:
+        return ExponentialDelayRestartStrategyConfiguration()
+    return NoRestartStrategyConfiguration()
 
 
 def _as_pyflink(allowed: WholeNumber, value: object) -> int:

@@ -10,27 +10,25 @@ import yaml
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.options import (
-    CheckpointOptions,
+    DecidingRestartStrategy,
     FailureHistory,
     GiveUp,
     RestartAt,
     RestartStrategies,
-    RestartStrategyConfiguration,
     effective_restart_strategy,
 )
 
 CONTRACT = yaml.safe_load((Path(__file__).parent / "restart_strategies.yaml").read_text())
-MAKERS: dict[str, Callable[..., RestartStrategyConfiguration]] = {
+MAKERS: dict[str, Callable[..., DecidingRestartStrategy]] = {
     "none": RestartStrategies.no_restart,
     "fixed_delay": RestartStrategies.fixed_delay_restart,
     "failure_rate": RestartStrategies.failure_rate_restart,
     "exponential_delay": RestartStrategies.exponential_delay_restart,
 }
-CHECKPOINTED = CheckpointOptions(interval_ms=1_000)
 CASES = [case | {"make": make} for make in MAKERS for case in CONTRACT[make]]
 
 
-def strategy_of(case: dict[str, Any]) -> RestartStrategyConfiguration:
+def strategy_of(case: dict[str, Any]) -> DecidingRestartStrategy:
     values = case.get("values", [])
     maker = MAKERS[case["make"]]
     return maker(**values) if isinstance(values, dict) else maker(*values)
@@ -80,7 +78,7 @@ def test_an_impossible_strategy_never_decides(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", CONTRACT["impossible"], ids=lambda case: case["rejects"])
 def test_an_impossible_strategy_is_refused_before_the_job_starts(case: dict[str, Any]) -> None:
     with pytest.raises((OptionError, OptionTypeError), match=case["rejects"]):
-        effective_restart_strategy(strategy_of(case), CHECKPOINTED)
+        effective_restart_strategy(strategy_of(case), checkpointing_enabled=True)
 
 
 def test_thousands_of_failures_in_a_row_overflow_nothing() -> None:
@@ -123,8 +121,8 @@ def test_durations_are_milliseconds_or_timedeltas() -> None:
 
 @pytest.mark.parametrize("fallback", [None, RestartStrategies.fall_back_restart()])
 def test_without_a_strategy_checkpointing_decides(fallback: Any) -> None:
-    on = effective_restart_strategy(fallback, CHECKPOINTED)
-    off = effective_restart_strategy(fallback, CheckpointOptions())
+    on = effective_restart_strategy(fallback, checkpointing_enabled=True)
+    off = effective_restart_strategy(fallback, checkpointing_enabled=False)
     assert on == RestartStrategies.exponential_delay_restart()
     assert off == RestartStrategies.no_restart()
 
@@ -132,25 +130,19 @@ def test_without_a_strategy_checkpointing_decides(fallback: Any) -> None:
 def test_a_fallback_takes_the_deployments_strategy() -> None:
     deployment = RestartStrategies.fixed_delay_restart(3, 1_000)
     fallback = RestartStrategies.fall_back_restart()
-    found = effective_restart_strategy(fallback, CHECKPOINTED, deployment=deployment)
+    found = effective_restart_strategy(fallback, deployment=deployment, checkpointing_enabled=True)
     assert found is deployment
-
-
-def test_a_fallback_asked_directly_decides_as_flinks_default() -> None:
-    history = FailureHistory((0, 2_000))
-    fallback = RestartStrategies.fall_back_restart().decide(history, 2_000, Random(3))
-    assert fallback == RestartStrategies.exponential_delay_restart().decide(history, 2_000, Random(3))
 
 
 def test_a_jobs_own_strategy_holds_over_the_deployments() -> None:
     own = RestartStrategies.no_restart()
     deployment = RestartStrategies.fixed_delay_restart(3, 1_000)
-    assert effective_restart_strategy(own, CHECKPOINTED, deployment=deployment) is own
+    assert effective_restart_strategy(own, deployment=deployment, checkpointing_enabled=True) is own
 
 
 def test_what_is_no_strategy_is_rejected() -> None:
     with pytest.raises(OptionTypeError, match="restart_strategy is 'none'"):
-        effective_restart_strategy("none", CHECKPOINTED)  # type: ignore[arg-type]
+        effective_restart_strategy("none", checkpointing_enabled=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make", MAKERS)

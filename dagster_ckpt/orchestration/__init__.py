@@ -1,0 +1,34 @@
+"""Dagster: streaming assets, resources, operator jobs, sensors and schedules.
+
+The only room that imports Dagster. What an op does is a few lines that call `lifecycle/`; what a sensor
+decides is a pure function there. Start with `streaming_asset.py` and `stream_definitions.py`.
+"""
+
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendKind,
+    StateBackendResource,
+)
+from dagster_ckpt.orchestration.schedules import build_housekeeping_schedule, build_savepoint_schedule
+from dagster_ckpt.orchestration.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.streaming_asset import StreamingAsset, StreamRunConfig, streaming_asset
+from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
+
+__all__ = [
+    "CheckpointCatalogResource",
+    "CheckpointStorageResource",
+    "StateBackendKind",
+    "StateBackendResource",
+    "StreamRunConfig",
+    "StreamingAsset",
+    "build_catalog_sensor",
+    "build_housekeeping_schedule",
+    "build_operator_jobs",
+    "build_savepoint_schedule",
+    "build_supervisor_sensor",
+    "stream_definitions",
+    "streaming_asset",
+]

@@ -1,0 +1,69 @@
+# make demo   the drill: kill, destroy, rewind a stream, and compare with an uninterrupted run
+# make dev    the Dagster page at http://localhost:3000
+# make test   formatting, types, room order, and every test
+# Each sets itself up in .venv first. Needs Python 3.11+ and Java 17+.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 3000
+PACE ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo dev test check format java clean
+
+help:
+	@sed -n '1,4s/^# //p' Makefile
+
+demo: java $(VENV)/.demo
+	$(BIN)/python -m dagster_ckpt.demo.drill
+
+dev: java $(VENV)/.demo
+	$(BIN)/python -m dagster_ckpt.demo.dev --port $(PORT) --pace $(PACE)
+
+test: java $(VENV)/.dev check
+	$(BIN)/pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Install one, and name it: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.python pyproject.toml
+	@echo "Installing dagster_ckpt with Spark, Dagster and the flights of 2013 into $(VENV) (a few minutes, once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml
+	@echo "Installing dagster_ckpt with everything its tests need into $(VENV) (a few minutes, once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# Spark runs on Java; without it Spark itself only says that its gateway exited.
+java:
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	version=$$("$$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1); \
+	if [ -z "$$version" ] || [ "$$version" -lt 17 ]; then \
+	  if [ -z "$$version" ]; then echo "No Java was found: '$$java' does not run."; \
+	  else echo "Java 17 or newer is needed, and '$$java' is version $$version."; fi; \
+	  echo "Spark 4 runs on Java 17 or 21. Get one, then run make again:"; \
+	  echo "  Debian, Ubuntu   apt-get install openjdk-17-jre-headless"; \
+	  echo "  Fedora, RHEL     dnf install java-21-openjdk-headless"; \
+	  echo "  macOS            brew install openjdk@21"; \
+	  echo "or point JAVA_HOME at one that is already there."; exit 1; fi

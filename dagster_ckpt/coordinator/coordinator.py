@@ -1,0 +1,326 @@
+"""Decides when an image is taken and when a query has failed too often at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from itertools import chain
+from random import Random
+
+from dagster_ckpt.coordinator.actions import Abort, Action, Begin, Discard, FailQuery, Refuse, StopQuery
+from dagster_ckpt.coordinator.attempt import Attempt, begin_attempt
+from dagster_ckpt.coordinator.events import (
+    AttemptCompleted,
+    AttemptFailed,
+    CleaningChanged,
+    CutTaken,
+    Event,
+    QueryStarted,
+    QueryStopped,
+    StopFailed,
+    Tick,
+    Triggered,
+)
+from dagster_ckpt.coordinator.failures import FailureCounter
+from dagster_ckpt.coordinator.pending_attempts import PendingAttempts, expired_at, subsumed_by
+from dagster_ckpt.coordinator.periodic_timer import PeriodicTimer
+from dagster_ckpt.coordinator.reasons import CheckpointFailureReason as Reason
+from dagster_ckpt.coordinator.request import TIMER_REQUEST, TriggerKind, TriggerOrigin, TriggerRequest
+from dagster_ckpt.coordinator.request_decider import Load, RequestDecider, Start, TooSoon, Wait
+from dagster_ckpt.options import CheckpointingMode, CheckpointOptions
+
+
+class _Phase(Enum):
+    """STOPPED -> RUNNING on QueryStarted; RUNNING -> ENDING on StopQuery or FailQuery; any -> STOPPED."""
+
+    STOPPED = auto()
+    RUNNING = auto()
+    ENDING = auto()
+
+
+class CheckpointCoordinator:
+    """Events in, actions out: no thread, no I/O and no clock of its own.
+
+    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, also across
+    restarts of that query. Whoever drives it hands in each event, carries out the returned
+    actions in their order, and sends a `Tick` at `next_deadline_ms`.
+
+    A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the
+    driver itself when it reports the end of an attempt that is still pending.
+
+    Args:
+        options: The job's checkpointing options.
+        first_number: Number of the first attempt.
+        random: Where the first delay of the periodic timer is drawn from.
+    """
+
+    def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
+        self._options = options
+        self._next_number = first_number
+        # Flink turns unaligned checkpoints off where the mode is at-least-once.
+        is_unaligned = options.unaligned and options.mode is CheckpointingMode.EXACTLY_ONCE
+        self._decider = RequestDecider(
+            max_concurrent=options.max_concurrent,
+            min_pause_ms=options.min_pause_ms,
+            force_savepoints=not is_unaligned,
+        )
+        self._timer = PeriodicTimer(
+            interval_ms=options.interval_ms, min_pause_ms=options.min_pause_ms, random=random
+        )
+        self._failures = FailureCounter(options.tolerable_failures)
+        self._pending = PendingAttempts()
+        self._phase = _Phase.STOPPED
+        self._stop_request: TriggerRequest | None = None
+        self._final_savepoint: int | None = None
+        self._cleaning = 0
+        self._last_completion_ms: int | None = None
+        self._now_ms = 0
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """Monotonic time at which a `Tick` is due; None if nothing waits for time to pass."""
+        deadlines = (self._timer.due_at_ms, self._pending.next_expiry_ms)
+        return min((at_ms for at_ms in deadlines if at_ms is not None), default=None)
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next attempt will get."""
+        return self._next_number
+
+    @property
+    def pending(self) -> tuple[Attempt, ...]:
+        """The attempts under way, oldest first."""
+        return self._pending.attempts
+
+    @property
+    def waiting(self) -> tuple[TriggerRequest, ...]:
+        """The requests that wait for their attempt, the next one first."""
+        return self._decider.waiting
+
+    @property
+    def consecutive_failures(self) -> int:
+        """Failures since the last success that count against the tolerable ones."""
+        return self._failures.consecutive
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in an event.
+
+        An event that no longer matters, such as the report of an attempt nobody knows, changes
+        nothing. An event that arrives late is taken as happening now: time never goes back.
+
+        Returns:
+            What is to be done, in this order.
+        """
+        self._now_ms = max(self._now_ms, event.at_ms)
+        return list(chain(self._react(event), self._start_waiting()))
+
+    def _react(self, event: Event) -> Iterator[Action]:
+        match event:
+            case QueryStarted():
+                self._query_started()
+            case QueryStopped():
+                yield from self._query_stopped()
+            case Tick():
+                yield from self._expire()
+                yield from self._fire_timer()
+            case Triggered(request=request):
+                yield from self._triggered(request)
+            case CutTaken(number=number):
+                self._pending.cut_taken(number)
+            case AttemptCompleted(number=number):
+                yield from self._completed(number)
+            case AttemptFailed(number=number, reason=reason, detail=detail):
+                yield from self._failed(number, reason, detail)
+            case CleaningChanged(pending=pending):
+                self._cleaning = pending
+            case StopFailed(number=number, detail=detail):
+                yield from self._stop_failed(number, detail)
+
+    # The life of the query
+
+    def _query_started(self) -> None:
+        if self._phase is _Phase.RUNNING:
+            return
+        self._phase = _Phase.RUNNING
+        self._final_savepoint = None
+        self._timer.start(self._now_ms)
+
+    def _query_stopped(self) -> Iterator[Action]:
+        self._phase = _Phase.STOPPED
+        self._final_savepoint = None
+        yield from self._suspend()
+
+    def _suspend(self) -> Iterator[Action]:
+        """Stop the periodic scheduler; abort what is pending and drop what waits, as Flink does."""
+        self._timer.stop()
+        self._stop_request = None
+        yield from self._abort(lambda _attempt: True, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
+        for request in self._decider.drop_all():
+            reason = (
+                Reason.PERIODIC_SCHEDULER_SHUTDOWN
+                if request.origin is TriggerOrigin.PERIODIC
+                else Reason.CHECKPOINT_COORDINATOR_SUSPEND
+            )
+            yield Refuse(request.request_id, reason, f"{reason.sentence} The request was still waiting.")
+
+    def _end_query(self, action: FailQuery | StopQuery) -> Iterator[Action]:
+        self._phase = _Phase.ENDING
+        yield action
+        yield from self._suspend()
+
+    def _stop_failed(self, number: int, detail: str) -> Iterator[Action]:
+        if self._final_savepoint != number:
+            return
+        # Said once: the query is failing from here on.
+        self._final_savepoint = None
+        yield FailQuery(
+            Reason.JOB_FAILURE,
+            f"Savepoint {number} is complete and kept, but the query did not stop after it: {detail} "
+            "The query is failed, so that it restarts; to go on from the savepoint instead, start from it.",
+        )
+
+    # Requests
+
+    def _triggered(self, request: TriggerRequest) -> Iterator[Action]:
+        if self._phase is not _Phase.RUNNING:
+            yield _refuse(
+                request, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, "Ask again when the query is running."
+            )
+        elif request.origin is TriggerOrigin.PERIODIC and self._stop_request is not None:
+            yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is under way.")
+        elif self._is_known(request):
+            # The same request handed in twice is still one request, with one answer.
+            return
+        elif request.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+            yield from self._stop_requested(request)
+        else:
+            yield from self._submit(request)
+
+    def _is_known(self, request: TriggerRequest) -> bool:
+        waiting = (queued.request_id for queued in self._decider.waiting)
+        begun = (attempt.request_id for attempt in self._pending.attempts)
+        return request.request_id in chain(waiting, begun)
+
+    def _stop_requested(self, request: TriggerRequest) -> Iterator[Action]:
+        if self._stop_request is not None:
+            yield _refuse(
+                request,
+                Reason.TOO_MANY_CHECKPOINT_REQUESTS,
+                f"Stop-with-savepoint {self._stop_request.request_id} is under way, and there is only "
+                "one at a time.",
+            )
+            return
+        yield from self._suspend()
+        self._stop_request = request
+        yield from self._submit(request)
+
+    def _submit(self, request: TriggerRequest) -> Iterator[Action]:
+        dropped = self._decider.submit(request)
+        if dropped is not None:
+            yield _refuse(
+                dropped,
+                Reason.TOO_MANY_CHECKPOINT_REQUESTS,
+                "It was the lowest in order; ask again when the queue is shorter.",
+            )
+
+    # The passing of time
+
+    def _expire(self) -> Iterator[Action]:
+        expired = self._pending.abort(expired_at(self._now_ms), Reason.CHECKPOINT_EXPIRED)
+        for attempt in expired:
+            yield Abort(attempt.number, Reason.CHECKPOINT_EXPIRED)
+        for attempt in expired:
+            detail = f"It had {self._options.timeout_ms} ms."
+            yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
+
+    def _fire_timer(self) -> Iterator[Action]:
+        # Unlike in Flink, the timer has one request waiting at most. A long savepoint would else
+        # be followed by a burst of checkpoints of the same commit.
+        if self._timer.fires(self._now_ms) and TIMER_REQUEST not in self._decider.waiting:
+            yield from self._submit(TIMER_REQUEST)
+
+    # The ends of attempts
+
+    def _completed(self, number: int) -> Iterator[Action]:
+        aborted_because = self._pending.abort_settled(number)
+        if aborted_because is not None:
+            yield Discard(number, aborted_because)
+        attempt = self._pending.end(number)
+        if attempt is None:
+            return
+        self._failures.succeeded(number)
+        self._last_completion_ms = self._now_ms
+        yield from self._abort(subsumed_by(attempt), Reason.CHECKPOINT_SUBSUMED)
+        if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+            self._final_savepoint = number
+            yield from self._end_query(StopQuery(number))
+
+    def _failed(self, number: int, reason: Reason, detail: str) -> Iterator[Action]:
+        self._pending.abort_settled(number)
+        attempt = self._pending.end(number)
+        if attempt is not None:
+            yield from self._attempt_lost(attempt, reason, detail)
+
+    def _attempt_lost(self, attempt: Attempt, reason: Reason, detail: str) -> Iterator[Action]:
+        if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT and self._stop_request is not None:
+            # Without its savepoint the query is not to stop: it goes on as before.
+            self._stop_request = None
+            self._timer.start(self._now_ms)
+        exceeded = self._failures.exceeded_by(attempt.number, attempt.kind, reason)
+        if exceeded and self._phase is _Phase.RUNNING:
+            sentence = " ".join(part for part in (reason.sentence, detail) if part)
+            yield from self._end_query(
+                FailQuery(
+                    reason,
+                    "Exceeded checkpoint tolerable failure threshold "
+                    f"({self._options.tolerable_failures} in a row are tolerated). The last one was "
+                    f"attempt {attempt.number}: {sentence}",
+                )
+            )
+
+    def _abort(self, which: Callable[[Attempt], bool], reason: Reason) -> Iterator[Action]:
+        for attempt in self._pending.abort(which, reason):
+            yield Abort(attempt.number, reason)
+
+    # The start of attempts
+
+    def _start_waiting(self) -> Iterator[Action]:
+        while True:
+            match self._decider.decide(self._load()):
+                case Start(request=request):
+                    yield self._begin(request)
+                case TooSoon(request=request, remaining_ms=remaining_ms):
+                    if request.is_timer:
+                        self._timer.postpone(self._now_ms + remaining_ms)
+                    yield _refuse(
+                        request,
+                        Reason.MINIMUM_TIME_BETWEEN_CHECKPOINTS,
+                        f"It lasts for another {remaining_ms} ms.",
+                    )
+                case Wait():
+                    return
+
+    def _load(self) -> Load:
+        return Load(
+            now_ms=self._now_ms,
+            triggering=self._pending.is_triggering,
+            pending=len(self._pending),
+            cleaning=self._cleaning,
+            last_completion_ms=self._last_completion_ms,
+        )
+
+    def _begin(self, request: TriggerRequest) -> Begin:
+        attempt = begin_attempt(
+            self._options,
+            number=self._next_number,
+            kind=request.kind,
+            request_id=request.request_id,
+            now_ms=self._now_ms,
+        )
+        self._next_number += 1
+        self._pending.begin(attempt)
+        return Begin(attempt)
+
+
+def _refuse(request: TriggerRequest, reason: Reason, advice: str) -> Refuse:
+    return Refuse(request.request_id, reason, f"{reason.sentence} {advice}")

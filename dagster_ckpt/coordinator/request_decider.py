@@ -1,0 +1,146 @@
+"""Which waiting request may become an attempt now.
+
+The rules are those of Flink's `CheckpointRequestDecider`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from dagster_ckpt.coordinator.request import TriggerKind, TriggerOrigin, TriggerRequest
+
+MAX_QUEUED_REQUESTS = 1000
+"""Requests that may wait, as in Flink."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a decision depends on, beside the waiting requests.
+
+    Attributes:
+        now_ms: Monotonic time.
+        triggering: Whether an attempt is in its triggering phase.
+        pending: Attempts under way, savepoints included.
+        cleaning: Images being deleted.
+        last_completion_ms: When an image was last completed; None if none ever was.
+    """
+
+    now_ms: int
+    triggering: bool
+    pending: int
+    cleaning: int
+    last_completion_ms: int | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """This request becomes an attempt."""
+
+    request: TriggerRequest
+
+
+@dataclass(frozen=True)
+class TooSoon:
+    """This request is dropped: the minimum pause lasts for another `remaining_ms`."""
+
+    request: TriggerRequest
+    remaining_ms: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing can start now."""
+
+
+Decision = Start | TooSoon | Wait
+
+
+@dataclass(frozen=True, order=True)
+class _Queued:
+    rank: tuple[bool, bool, bool, int]
+    request: TriggerRequest = field(compare=False)
+
+
+class RequestDecider:
+    """The queue of requests and the limits that hold them back.
+
+    Order: savepoint before checkpoint, forced before not forced, a person's before a periodic
+    one, older before newer. A forced request ignores how many attempts are pending.
+
+    Args:
+        max_concurrent: Attempts that may be pending at once.
+        min_pause_ms: Pause between a completion and the next periodic attempt.
+        force_savepoints: Whether savepoints are forced. Flink forces them unless checkpoints
+            are unaligned.
+        max_queued: Requests that may wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_concurrent: int,
+        min_pause_ms: int,
+        force_savepoints: bool,
+        max_queued: int = MAX_QUEUED_REQUESTS,
+    ) -> None:
+        self._max_concurrent = max_concurrent
+        self._min_pause_ms = min_pause_ms
+        self._force_savepoints = force_savepoints
+        self._max_queued = max_queued
+        self._queue: list[_Queued] = []
+        self._arrivals = 0
+
+    @property
+    def waiting(self) -> tuple[TriggerRequest, ...]:
+        """The waiting requests, the next one first."""
+        return tuple(queued.request for queued in self._queue)
+
+    def submit(self, request: TriggerRequest) -> TriggerRequest | None:
+        """Let a request wait.
+
+        Returns:
+            The request that had to be dropped because too many wait: the lowest in order, or the
+            new one if the others all come from people. None if there was room.
+        """
+        is_full = len(self._queue) >= self._max_queued
+        if is_full and self._queue[-1].request.origin is TriggerOrigin.USER:
+            return request
+        insort(self._queue, _Queued(self._rank(request), request))
+        return self._queue.pop().request if is_full else None
+
+    def decide(self, load: Load) -> Decision:
+        """Take the next request from the queue if it can start or must be dropped now."""
+        if load.triggering or not self._queue or load.cleaning > self._max_concurrent:
+            return Wait()
+        request = self._queue[0].request
+        if load.pending >= self._max_concurrent and not self._is_forced(request):
+            return Wait()
+        del self._queue[0]
+        remaining_ms = self._remaining_pause_ms(load)
+        if request.origin is TriggerOrigin.PERIODIC and not self._is_forced(request) and remaining_ms > 0:
+            return TooSoon(request, remaining_ms)
+        return Start(request)
+
+    def drop_all(self) -> tuple[TriggerRequest, ...]:
+        """Empty the queue and return what was in it."""
+        waiting = self.waiting
+        self._queue.clear()
+        return waiting
+
+    def _is_forced(self, request: TriggerRequest) -> bool:
+        return self._force_savepoints and request.kind.is_savepoint
+
+    def _rank(self, request: TriggerRequest) -> tuple[bool, bool, bool, int]:
+        self._arrivals += 1
+        return (
+            request.kind is TriggerKind.CHECKPOINT,
+            not self._is_forced(request),
+            request.origin is TriggerOrigin.PERIODIC,
+            self._arrivals,
+        )
+
+    def _remaining_pause_ms(self, load: Load) -> int:
+        if load.last_completion_ms is None:
+            return 0
+        return load.last_completion_ms + self._min_pause_ms - load.now_ms

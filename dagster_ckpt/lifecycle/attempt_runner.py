@@ -1,0 +1,288 @@
+"""Carrying out what the coordinator decides about attempts: boundary, threads, catalog, clean-up.
+
+The order of a completion is what makes crashes harmless: data, then the image's metadata (both by the
+storage), then the catalog, then the coordinator is told, then older checkpoints make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dagster_ckpt.catalog import ImageRecord, ImageTrigger, RequestRecord, RequestStatus
+from dagster_ckpt.coordinator import (
+    Abort,
+    Alignment,
+    Attempt,
+    AttemptCompleted,
+    AttemptFailed,
+    CheckpointFailureReason,
+    CleaningChanged,
+    CutTaken,
+    Event,
+    TriggerKind,
+)
+from dagster_ckpt.errors import CkptError, ImageTooLargeError, IncompleteCutError, NothingCommittedError
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
+from dagster_ckpt.lifecycle.batch_log import BatchLog
+from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
+from dagster_ckpt.lifecycle.prepare import PreparedStart
+from dagster_ckpt.lifecycle.retention import delete_older_live_directories, discard, subsume
+from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
+from dagster_ckpt.spark import can_replay_a_batch
+
+
+class AttemptRunner:
+    """The attempts of one execution.
+
+    Args:
+        job: The job.
+        execution_id: The execution in the catalog.
+        prepared: The live directory the query runs in.
+        log: What the batches of the query did.
+        lease: The lease that makes this process the writer.
+        predecessor_ended: Whether older live directories may be deleted.
+        wall_clock: Time that images carry.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        execution_id: str,
+        prepared: PreparedStart,
+        log: BatchLog,
+        lease: LeaseKeeper,
+        *,
+        predecessor_ended: bool,
+        wall_clock: Clock,
+    ) -> None:
+        self._job = job
+        self._catalog = job.catalog
+        self._execution_id = execution_id
+        self._prepared = prepared
+        self._live = prepared.live
+        self._log = log
+        self._lease = lease
+        self._may_delete_older = predecessor_ended
+        self._timeline = self._catalog.jobs.get(job.job_id).timeline
+        self._threads = AttemptThreads(job, wall_clock)
+        self._running: dict[int, RunningAttempt] = {}
+        self._aborted: dict[int, Abort] = {}
+        self._completed: dict[int, ImageRecord] = {}
+        self._late: dict[int, Snapshot] = {}
+        self._cleaning = 0
+        self._last_image_batch: int | None = None
+
+    def begin(self, attempt: Attempt) -> None:
+        """Record an attempt; its cut is taken when its boundary is reached."""
+        request = self._catalog.requests.get(attempt.request_id) if attempt.request_id is not None else None
+        arguments = request.arguments if request is not None else {}
+        order = SnapshotOrder(
+            kind=ImageKind.SAVEPOINT if attempt.kind.is_savepoint else ImageKind.CHECKPOINT,
+            number=attempt.number,
+            base=None if attempt.kind.is_savepoint else self._newest_checkpoint(),
+            target_directory=arguments.get("target_directory"),
+            sinks=self._log.latest.sinks if self._log.latest else (),
+        )
+        self._catalog.images.begin(
+            image_id=order.image_id,
+            job_id=self._job.job_id,
+            execution_id=self._execution_id,
+            kind=order.kind.value,
+            number=attempt.number,
+            trigger=_trigger(attempt, request),
+            timeline=self._timeline,
+            label=arguments.get("label"),
+            request_id=attempt.request_id,
+        )
+        self._catalog.jobs.update(self._job.job_id, next_number=attempt.number + 1)
+        commit = self._live.positions().commit
+        self._running[attempt.number] = RunningAttempt(
+            attempt, order, -1 if commit is None else commit, monotonic_ms()
+        )
+
+    def abort(self, action: Abort) -> list[Event]:
+        """End an attempt; where its thread has not begun, its end can be reported at once."""
+        running = self._running.pop(action.number, None)
+        if running is None:
+            return []
+        running.aborted.set()
+        self._record_failure(running, f"{action.reason.name}: {action.reason.sentence}")
+        if not running.cut_ordered:
+            return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
+        self._aborted[action.number] = action
+        return []
+
+    def discard_late(self, number: int) -> None:
+        """Delete an image that was stored after its attempt had been aborted."""
+        snapshot = self._late.pop(number, None)
+        if snapshot is not None:
+            self._clean(lambda: self._job.store.discard(snapshot.stored.location, protected=()))
+
+    def order_cuts(self, stop_query: Callable[[], None]) -> None:
+        """Begin the cut of every attempt whose boundary is reached.
+
+        Args:
+            stop_query: Called first for a stop-with-savepoint: nothing may be committed after its cut.
+        """
+        for running in list(self._running.values()):
+            if running.cut_ordered or not self._at_boundary(running):
+                continue
+            if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+                stop_query()
+            self._threads.start(running, self._live)
+
+    def news(self) -> list[Event]:
+        """What has happened to the attempts since the last call, recorded in the catalog.
+
+        Raises:
+            LeaseLostError: An image was stored, but this process is no longer the writer.
+        """
+        events: list[Event] = []
+        for result in self._threads.results():
+            if isinstance(result, CutExists):
+                events.append(CutTaken(monotonic_ms(), result.number))
+            elif isinstance(result, Stored):
+                events.append(self._stored(result))
+            elif isinstance(result, NotStored):
+                events.append(self._not_stored(result))
+            else:
+                self._cleaning -= 1
+                events.append(CleaningChanged(monotonic_ms(), self._cleaning))
+        return events
+
+    def make_room(self) -> list[Event]:
+        """Delete what the newest checkpoint has subsumed, in the background."""
+        protected = [running.order.base for running in self._running.values() if running.order.base is not None]
+        dropped = subsume(self._job, protected=protected)
+        generation = self._prepared.generation if self._may_delete_older else 0
+        self._may_delete_older = False
+        if not dropped and not generation:
+            return []
+
+        def clean() -> None:
+            discard(self._job, dropped, reason="subsumed", protected=protected)
+            delete_older_live_directories(self._job, generation)
+
+        return self._clean(clean)
+
+    def image(self, number: int) -> ImageRecord | None:
+        """The completed image of an attempt of this execution."""
+        return self._completed.get(number)
+
+    def close(self, why: str) -> None:
+        """End what is under way; returns when every thread is done.
+
+        Args:
+            why: Why the query ended, for those who wait for an answer.
+        """
+        for running in self._running.values():
+            running.aborted.set()
+            self._record_failure(running, f"the query ended: {why}")
+        self._running.clear()
+        self._threads.close()
+        for result in self._threads.results():
+            if isinstance(result, Stored):
+                self._job.store.discard(result.snapshot.stored.location, protected=())
+
+    def _at_boundary(self, running: RunningAttempt) -> bool:
+        attempt = running.attempt
+        positions = self._live.positions()
+        if positions.commit is None:
+            return False
+        if attempt.alignment is Alignment.NEWEST_COMMIT:
+            return True
+        late = attempt.alignment_deadline_ms is not None and monotonic_ms() >= attempt.alignment_deadline_ms
+        if (attempt.alignment is Alignment.CARRY_IN_FLIGHT or late) and self._may_carry(running):
+            running.order = running.order.carrying_in_flight()
+            return True
+        nothing_runs = positions.offset is None or positions.offset <= positions.commit
+        return nothing_runs or positions.commit > running.began_after_batch
+
+    def _may_carry(self, running: RunningAttempt) -> bool:
+        # A carried batch is replayed; a sink that cannot tell would get its rows twice.
+        return self._job.options.force_unaligned or all(can_replay_a_batch(sink) for sink in running.order.sinks)
+
+    def _stored(self, result: Stored) -> Event:
+        snapshot = result.snapshot
+        running = self._running.get(result.number)
+        if running is None:
+            self._late[result.number] = snapshot
+            self._aborted.pop(result.number, None)
+            return AttemptCompleted(monotonic_ms(), result.number)
+        self._lease.check()
+        try:
+            image = self._record(running, snapshot)
+        except CkptError as error:
+            self._clean(lambda: self._job.store.discard(snapshot.stored.location, protected=()))
+            return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, str(error))
+        del self._running[result.number]
+        self._completed[result.number] = image
+        self._last_image_batch = snapshot.batch_id
+        if running.attempt.request_id is not None:
+            self._catalog.requests.resolve(
+                running.attempt.request_id, RequestStatus.COMPLETED, image_id=image.image_id
+            )
+        return AttemptCompleted(monotonic_ms(), result.number)
+
+    def _not_stored(self, result: NotStored) -> Event:
+        running = self._running.get(result.number)
+        if running is not None:
+            return self._failed(running, failure_reason(result.error), str(result.error))
+        aborted = self._aborted.pop(result.number, None)
+        reason = aborted.reason if aborted is not None else failure_reason(result.error)
+        return AttemptFailed(monotonic_ms(), result.number, reason, str(result.error))
+
+    def _record(self, running: RunningAttempt, snapshot: Snapshot) -> ImageRecord:
+        figures = self._log.figures(snapshot.batch_id, since_batch=self._last_image_batch)
+        stored = snapshot.stored
+        return self._catalog.images.complete(
+            snapshot.order.image_id,
+            location=stored.location,
+            batch_id=snapshot.batch_id,
+            query_id=snapshot.query_id,
+            full_bytes=stored.full_bytes,
+            incremental_bytes=stored.incremental_bytes,
+            file_count=stored.file_count,
+            rows=figures.rows,
+            state_rows=figures.state_rows,
+            watermark=figures.watermark,
+            duration_ms=monotonic_ms() - running.began_at_ms,
+            properties=dict(snapshot.properties),
+        )
+
+    def _failed(self, running: RunningAttempt, reason: CheckpointFailureReason, detail: str) -> Event:
+        number = running.attempt.number
+        self._running.pop(number, None)
+        self._record_failure(running, f"{reason.name}: {detail}")
+        return AttemptFailed(monotonic_ms(), number, reason, detail)
+
+    def _record_failure(self, running: RunningAttempt, why: str) -> None:
+        self._catalog.images.fail(running.order.image_id, why)
+        if running.attempt.request_id is not None:
+            self._catalog.requests.resolve(running.attempt.request_id, RequestStatus.FAILED, error=why)
+
+    def _clean(self, work: Callable[[], None]) -> list[Event]:
+        self._cleaning += 1
+        self._threads.clean(work)
+        return [CleaningChanged(monotonic_ms(), self._cleaning)]
+
+    def _newest_checkpoint(self) -> str | None:
+        newest = self._catalog.images.newest_checkpoint(self._job.job_id)
+        return newest.location if newest is not None else None
+
+
+def failure_reason(error: Exception) -> CheckpointFailureReason:
+    """Flink's name for what went wrong in an attempt."""
+    if isinstance(error, NothingCommittedError | IncompleteCutError | ImageTooLargeError):
+        return CheckpointFailureReason.CHECKPOINT_DECLINED
+    if isinstance(error, OSError):
+        return CheckpointFailureReason.IO_EXCEPTION
+    return CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+
+
+def _trigger(attempt: Attempt, request: RequestRecord | None) -> ImageTrigger:
+    if request is None:
+        return ImageTrigger.PERIODIC
+    return ImageTrigger.STOP if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT else ImageTrigger.MANUAL

@@ -1,0 +1,70 @@
+"""What the batches of a running query did: the figures that a checkpoint is reported with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dagster_ckpt.spark import QueryProgress
+
+# Batches remembered: far more than lie between two checkpoints that anybody reads row counts of.
+REMEMBERED = 10_000
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """Figures of the query up to one batch.
+
+    Attributes:
+        rows: Input rows since the image before, as far as this execution saw them.
+        state_rows: Rows in all state stores.
+        watermark: Event-time watermark as ISO-8601, or None where the query has none.
+    """
+
+    rows: int | None = None
+    state_rows: int | None = None
+    watermark: str | None = None
+
+
+@dataclass
+class BatchLog:
+    """The progress of the batches of one execution, each noted once."""
+
+    total_rows: int = 0
+    latest: QueryProgress | None = None
+    _batches: deque[QueryProgress] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def note(self, progress: Iterable[QueryProgress]) -> bool:
+        """Note what is new; True if a batch ended since the last call.
+
+        Spark reports an idle query again and again under the id of its next batch, without a batch
+        having run: those reports are known by having no batch duration of their own.
+        """
+        news = False
+        for report in progress:
+            if self.latest is not None and report.batch_id <= self.latest.batch_id:
+                continue
+            self._batches.append(report)
+            self.latest = report
+            self.total_rows += report.input_rows
+            news = True
+        return news
+
+    def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
+        """Figures at a batch.
+
+        Args:
+            batch_id: The batch the image stands at.
+            since_batch: The batch of the image before; None counts from the start of the execution.
+        """
+        seen = [report for report in self._batches if report.batch_id <= batch_id]
+        if not seen:
+            return BatchFigures()
+        newest = seen[-1]
+        after = -1 if since_batch is None else since_batch
+        return BatchFigures(
+            rows=sum(report.input_rows for report in seen if report.batch_id > after),
+            state_rows=newest.state_rows,
+            watermark=newest.watermark,
+        )

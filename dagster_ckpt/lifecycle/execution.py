@@ -1,0 +1,224 @@
+"""Running a streaming job in this process: lease, recovery, supervision, restarts in place."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from dagster_ckpt.catalog import (
+    ExecutionStatus,
+    ImageRecord,
+    LeaseRecord,
+    RequestStatus,
+    StartCause,
+)
+from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError
+from dagster_ckpt.lifecycle.evidence import this_holder
+from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
+from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_recovery
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
+from dagster_ckpt.lifecycle.writer_lease import DEFAULT_TTL_MS, AcquiredLease, LeaseKeeper, acquire
+from dagster_ckpt.options import FailureHistory, RestartAt
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, inspect_live_directory
+
+StartQuery = Callable[[LiveDirectory], SupervisedQuery]
+
+_STATUS = {
+    EndKind.FINISHED: ExecutionStatus.FINISHED,
+    EndKind.ENDED_BY_ITSELF: ExecutionStatus.SUSPENDED,
+    EndKind.SUSPENDED: ExecutionStatus.SUSPENDED,
+    EndKind.FAILED: ExecutionStatus.FAILED,
+    EndKind.SAVEPOINT_FAILED: ExecutionStatus.SUSPENDED,
+}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """How a job is to be run in this process.
+
+    Attributes:
+        run_id: Id of the surrounding run, as its orchestrator knows it.
+        start_query: Starts the query on a live directory.
+        start_from: Where to begin.
+        cause: Whether a person or a restart began this run.
+        start_request_id: The catalog request this run answers, if any.
+        jvm_pid: Pid of the JVM that works for this process, where it is on this machine.
+        interrupted: True once the process was told to stop.
+        holder_is_over: Says of a lease holder whether its run is recorded as over.
+        report: Told one sentence at each step, for the run's log.
+        ttl_ms: Life of the lease without a renewal.
+        wall_clock: Time that records carry.
+    """
+
+    run_id: str
+    start_query: StartQuery
+    start_from: StartFrom = field(default_factory=StartFrom)
+    cause: StartCause = StartCause.MANUAL
+    start_request_id: str | None = None
+    jvm_pid: int | None = None
+    interrupted: Callable[[], bool] = lambda: False
+    holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
+    report: Callable[[str], None] = lambda _sentence: None
+    ttl_ms: int = DEFAULT_TTL_MS
+    wall_clock: Clock = wall_clock_ms
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run came to its end.
+
+    Attributes:
+        end: The end of the last query.
+        execution_id: The last execution.
+        savepoint: The savepoint the job was stopped with, if any.
+    """
+
+    end: QueryEnd
+    execution_id: str
+
+    @property
+    def savepoint(self) -> ImageRecord | None:
+        """The savepoint the job was stopped with, if any."""
+        return self.end.savepoint
+
+
+def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
+    """Run a streaming job until it ends, is stopped, is cancelled, or may not be restarted any more.
+
+    The last execution is ended in the catalog, but settled only where nothing is left to do
+    for it: the caller knows how the surrounding run was recorded, and applies retention.
+
+    Raises:
+        LeaseHeldError: Another execution of the job is alive.
+        ImageNotFoundError: The image to start from does not exist.
+        LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
+        StorageAccessError: The checkpoint storage cannot be written.
+    """
+    job.register()
+    execution_id = str(uuid.uuid4())
+    holder = this_holder(execution_id, request.run_id, request.jvm_pid)
+    acquired = acquire(
+        job.catalog,
+        job.job_id,
+        holder,
+        ttl_ms=request.ttl_ms,
+        holder_is_over=request.holder_is_over,
+        interrupted=request.interrupted,
+    )
+    with LeaseKeeper(job.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease:
+        return _Run(job, request, acquired, lease).until_the_end(execution_id)
+
+
+def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ended: bool) -> RecoveryFacts:
+    """Look at the catalog and the live directory: everything a recovery plan is made from."""
+    record = job.catalog.jobs.get(job.job_id)
+    live = LiveDirectory(record.live_directory) if record.live_directory else None
+    return RecoveryFacts(
+        job=record,
+        live=inspect_live_directory(live) if live else None,
+        images=job.catalog.images.restorable(job.job_id),
+        all_images=job.catalog.images.completed(job.job_id),
+        last_batch=job.catalog.executions.last_batch(job.job_id),
+        predecessor_ended=predecessor_ended,
+        prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
+        start_from=start_from,
+    )
+
+
+class _Run:
+    """The executions of one run: the first, and those that restart it in place."""
+
+    def __init__(self, job: StreamingJob, request: RunRequest, acquired: AcquiredLease, lease: LeaseKeeper) -> None:
+        self._job = job
+        self._request = request
+        self._lease = lease
+        self._predecessor_ended = acquired.predecessor_ended
+
+    def until_the_end(self, execution_id: str) -> Outcome:
+        start_from = self._request.start_from
+        cause = self._request.cause
+        while True:
+            end = self._execute(execution_id, start_from, cause)
+            status = _STATUS.get(end.kind)
+            if status is not None:
+                self._job.catalog.executions.end(execution_id, status, end.reason)
+            if end.kind is EndKind.SAVEPOINT_FAILED:
+                self._request.report(end.reason)
+            elif end.kind is not EndKind.FAILED or not self._may_restart(end):
+                return Outcome(end, execution_id)
+            # A restart goes on from where the query stopped, wherever the run began.
+            execution_id, start_from, cause = str(uuid.uuid4()), StartFrom(), StartCause.RESTART_IN_PLACE
+            self._predecessor_ended = True
+
+    def _execute(self, execution_id: str, start_from: StartFrom, cause: StartCause) -> QueryEnd:
+        job = self._job
+        job.catalog.executions.begin(
+            execution_id,
+            job_id=job.job_id,
+            run_id=self._request.run_id,
+            cause=cause,
+            holder=this_holder(execution_id, self._request.run_id, self._request.jvm_pid),
+        )
+        try:
+            plan = plan_recovery(recovery_facts(job, start_from, predecessor_ended=self._predecessor_ended))
+            self._request.report(plan.reason)
+            job.store.check_access()
+            prepared = prepare(job, plan, wall_clock=self._request.wall_clock)
+            self._tell(plan, prepared)
+            query = self._request.start_query(prepared.live)
+        except Exception as error:
+            self._refuse(execution_id, error)
+            raise
+        job.catalog.executions.running(execution_id, live_directory=prepared.live.url, recovery=plan.as_record())
+        self._answer_start_request(RequestStatus.COMPLETED, None)
+        return Supervisor(
+            job,
+            execution_id,
+            prepared,
+            query,
+            self._lease,
+            interrupted=self._request.interrupted,
+            predecessor_ended=self._predecessor_ended,
+            wall_clock=self._request.wall_clock,
+        ).run()
+
+    def _refuse(self, execution_id: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        # A start that cannot be done as asked is over; anything else is for the restart strategy.
+        settled = isinstance(error, ImageNotFoundError | LiveDirectoryError)
+        self._job.catalog.executions.end(execution_id, ExecutionStatus.FAILED, reason, settled=settled)
+        self._answer_start_request(RequestStatus.FAILED, reason)
+
+    def _may_restart(self, end: QueryEnd) -> bool:
+        now_ms = self._request.wall_clock()
+        failures = self._job.catalog.executions.failures_since_manual_start(self._job.job_id)
+        decision = self._job.restart.decide(FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
+        self._request.report(f"the query failed: {end.reason}")
+        self._request.report(decision.reason)
+        if not isinstance(decision, RestartAt):
+            return False
+        while self._request.wall_clock() < decision.at_ms:
+            if self._request.interrupted() or self._lease.lost is not None:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def _tell(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
+        if plan.rewound_batches:
+            self._request.report(
+                f"rewind from batch {plan.from_batch} to batch {plan.to_batch}: {plan.rewound_batches} batches "
+                "are processed again"
+            )
+        for path in prepared.rolled_back:
+            self._request.report(f"rolled back the file sink {path}")
+        for sink in prepared.may_repeat:
+            self._request.report(f"this sink cannot be rolled back and gets the rewound batches again: {sink}")
+
+    def _answer_start_request(self, status: RequestStatus, error: str | None) -> None:
+        if self._request.start_request_id is not None:
+            self._job.catalog.requests.resolve(self._request.start_request_id, status, error=error)

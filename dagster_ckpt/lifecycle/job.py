@@ -1,0 +1,72 @@
+"""One streaming job as its operators and its executions see it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog import Catalog, JobRecord
+from dagster_ckpt.options import CheckpointOptions, DecidingRestartStrategy
+from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.storage import ImageStore
+
+Clock = Callable[[], int]
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> int:
+    """Milliseconds of a clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class StreamingJob:
+    """Everything that the operations of one streaming job need.
+
+    Attributes:
+        job_id: Stable id of the streaming asset; the name of its folder in storage.
+        name: Name the query gets in Spark.
+        asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
+        catalog: The record of jobs, executions, images, requests and events.
+        store: Where this job's images live.
+        options: Checkpointing options.
+        restart: What happens after a failure.
+        live_root: Folder of live directories; this job's are `<live_root>/<job_id>/live-<k>`.
+    """
+
+    job_id: str
+    name: str
+    asset_key: str
+    catalog: Catalog
+    store: ImageStore
+    options: CheckpointOptions
+    restart: DecidingRestartStrategy
+    live_root: str
+
+    @property
+    def live_folder(self) -> str:
+        """Folder that holds this job's live directories."""
+        return f"{self.live_root.rstrip('/')}/{self.job_id}"
+
+    def live_directory(self, generation: int) -> LiveDirectory:
+        """The live directory of one generation; a new one is made by every restore."""
+        return LiveDirectory(f"{self.live_folder}/live-{generation}")
+
+    def register(self) -> JobRecord:
+        """Make the job known to the catalog, or refresh what it says of it."""
+        return self.catalog.jobs.ensure(
+            self.job_id,
+            name=self.name,
+            asset_key=self.asset_key,
+            options={
+                "cleanup": self.options.cleanup.name,
+                "num_retained": self.options.num_retained,
+                "interval_ms": self.options.interval_ms,
+                "restart": self.restart.get_description(),
+            },
+        )

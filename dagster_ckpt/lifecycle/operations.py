@@ -1,0 +1,349 @@
+"""What operators do to a streaming job, from any process: every verb answers or raises.
+
+A job that runs is asked through a row in the catalog, which its own process answers. A job that
+does not run is worked on directly, under the same lease that a run would take.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog import ImageRecord, ImageTrigger, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.errors import (
+    CkptError,
+    ImageNotFoundError,
+    JobNotFoundError,
+    LiveDirectoryError,
+    NothingCommittedError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.evidence import has_provably_ended
+from dagster_ckpt.lifecycle.execution import recovery_facts
+from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
+from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, take_snapshot
+from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.spark import LiveDirectory
+
+DEFAULT_TIMEOUT_S = 600.0
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Who asks.
+
+    Attributes:
+        origin: Shown wherever the request is: a run id, a schedule, a person.
+    """
+
+    origin: str
+
+
+def is_running(job: StreamingJob) -> bool:
+    """Whether an execution of the job holds its lease and may be alive."""
+    lease = job.catalog.leases.current(job.job_id)
+    return lease is not None and not lease.expired and not has_provably_ended(lease, jvm_grace_s=0)
+
+
+def trigger_checkpoint(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ImageRecord:
+    """Take a checkpoint of a running job now, whatever the minimum pause.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        RequestFailedError: The job does not run, or the attempt failed.
+        RequestTimeoutError: No answer in time; the request was withdrawn.
+    """
+    job.catalog.jobs.get(job.job_id)
+    if not is_running(job):
+        raise RequestFailedError(
+            f"Job {job.job_id!r} does not run, and a checkpoint belongs to a running job. Take a savepoint: "
+            "that works for a stopped job too."
+        )
+    return _image_of(job, _ask(job, RequestKind.CHECKPOINT, {}, operator, timeout_s))
+
+
+def trigger_savepoint(
+    job: StreamingJob,
+    operator: Operator,
+    *,
+    label: str | None = None,
+    target_directory: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> ImageRecord:
+    """Take a savepoint of a running, stopped or failed job.
+
+    Args:
+        job: The job.
+        operator: Who asks.
+        label: A name a person can start from later.
+        target_directory: Folder for it, instead of the configured one.
+        timeout_s: How long to wait for a running job's answer.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        NothingCommittedError: The job has not committed a batch yet.
+        RequestFailedError: The attempt failed.
+        RequestTimeoutError: No answer in time; the request was withdrawn.
+    """
+    job.catalog.jobs.get(job.job_id)
+    if is_running(job):
+        arguments = {"label": label, "target_directory": target_directory}
+        return _image_of(job, _ask(job, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
+    return _savepoint_of_stopped_job(job, operator, label=label, target_directory=target_directory)
+
+
+def stop_with_savepoint(
+    job: StreamingJob,
+    operator: Operator,
+    *,
+    label: str | None = None,
+    target_directory: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> ImageRecord:
+    """Stop a running job at a batch boundary and take a savepoint of exactly where it stopped.
+
+    Where the savepoint fails, the query goes on.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        RequestFailedError: The job does not run, or the savepoint failed.
+        RequestTimeoutError: No answer in time; the request was withdrawn.
+    """
+    _require_running(job, "stopped with a savepoint")
+    arguments = {"label": label, "target_directory": target_directory}
+    image = _image_of(job, _ask(job, RequestKind.STOP_WITH_SAVEPOINT, arguments, operator, timeout_s))
+    _await_stop(job, timeout_s)
+    return image
+
+
+def cancel(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Cancel a running job; its checkpoints are kept or deleted as its clean-up option says.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        RequestFailedError: The job does not run.
+        RequestTimeoutError: It did not stop in time.
+    """
+    _require_running(job, "cancelled")
+    _ask(job, RequestKind.CANCEL, {}, operator, timeout_s)
+    _await_stop(job, timeout_s)
+
+
+def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Stop a running job and keep everything, so that it can be started again.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        RequestFailedError: The job does not run.
+        RequestTimeoutError: It did not stop in time.
+    """
+    _require_running(job, "suspended")
+    _ask(job, RequestKind.SUSPEND, {}, operator, timeout_s)
+    _await_stop(job, timeout_s)
+
+
+def prefer_savepoint(job: StreamingJob, reference: str) -> ImageRecord:
+    """Choose the savepoint that `preferred-savepoint` starts from.
+
+    Args:
+        job: The job.
+        reference: Image id, label or location of one of its savepoints.
+
+    Raises:
+        ImageNotFoundError: The job has no savepoint of this name.
+    """
+    plan = preview_start(job, StartFrom(StartPoint.NAMED, reference))
+    image = plan.image
+    if image is None or image.kind != ImageKind.SAVEPOINT.value:
+        raise ImageNotFoundError(
+            f"{reference!r} of job {job.job_id!r} is not a savepoint: checkpoints belong to the system and may be "
+            "subsumed at any time. Take a savepoint and prefer that."
+        )
+    job.catalog.jobs.update(job.job_id, preferred_savepoint_id=image.image_id)
+    return image
+
+
+def preview_start(job: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
+    """What a start would do, without doing it.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        ImageNotFoundError: The image named does not exist.
+        LiveDirectoryError: Nothing is left to start from.
+    """
+    return plan_recovery(recovery_facts(job, start_from, predecessor_ended=True))
+
+
+def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) -> RequestRecord:
+    """Ask that the job be started; the supervisor sensor launches the run.
+
+    The starting point is checked first, so that a name that does not exist is an error here.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        ImageNotFoundError: The image named does not exist.
+        LiveDirectoryError: Nothing is left to start from.
+    """
+    preview_start(job, start_from)
+    return job.catalog.requests.submit(
+        job.job_id, RequestKind.START, arguments={"start_from": str(start_from)}, origin=operator.origin
+    )
+
+
+def restart(
+    job: StreamingJob,
+    start_from: StartFrom,
+    operator: Operator,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    report: Callable[[str], None] = lambda _sentence: None,
+) -> RecoveryPlan:
+    """Start a job; one that runs is suspended first. Returns once the query is started.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        ImageNotFoundError: The image named does not exist; a running job runs on.
+        LiveDirectoryError: Nothing is left to start from; a running job runs on.
+        RequestFailedError: The start failed.
+        RequestTimeoutError: Nobody launched the run in time.
+    """
+    plan = preview_start(job, start_from)
+    report(plan.reason)
+    if plan.rewound_batches:
+        report(f"{plan.rewound_batches} committed batches will be processed again")
+    if is_running(job):
+        suspend(job, operator, timeout_s=timeout_s)
+        report("suspended the running query")
+    request = request_start(job, start_from, operator)
+    report("waiting for the supervisor sensor to launch the run; it has to be turned on")
+    await_answer(job, request, timeout_s=timeout_s)
+    return plan
+
+
+def await_answer(
+    job: StreamingJob,
+    request: RequestRecord,
+    *,
+    timeout_s: float,
+    gave_up: Callable[[], str | None] = lambda: None,
+) -> RequestRecord:
+    """Wait until a request is answered; withdraw it if it is not.
+
+    Args:
+        job: The job.
+        request: What was asked.
+        timeout_s: How long to wait.
+        gave_up: Asked at each poll; a sentence ends the waiting at once.
+
+    Raises:
+        RequestFailedError: It failed, or nobody is left to answer.
+        RequestTimeoutError: No answer in time; the request was withdrawn.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = job.catalog.requests.get(request.request_id)
+        if answer.status is RequestStatus.COMPLETED:
+            return answer
+        what = f"{answer.kind.value} of job {job.job_id!r} (request {answer.request_id})"
+        if answer.status is RequestStatus.FAILED:
+            raise RequestFailedError(f"{what} failed: {answer.error}")
+        why = gave_up()
+        if why is not None and job.catalog.requests.withdraw(request.request_id):
+            raise RequestFailedError(f"{what} was withdrawn: {why}")
+        if time.monotonic() >= deadline and job.catalog.requests.withdraw(request.request_id):
+            raise RequestTimeoutError(
+                f"{what} had no answer in {timeout_s:.0f} s and was withdrawn. Look at the log of the job's run: "
+                "a batch that takes longer than this, or a query without a committed batch, cannot answer."
+            )
+        time.sleep(POLL_S)
+
+
+def _ask(
+    job: StreamingJob, kind: RequestKind, arguments: dict[str, str | None], operator: Operator, timeout_s: float
+) -> RequestRecord:
+    request = job.catalog.requests.submit(job.job_id, kind, arguments=arguments, origin=operator.origin)
+
+    def nobody_left() -> str | None:
+        return None if is_running(job) else "the job's run ended before it answered"
+
+    return await_answer(job, request, timeout_s=timeout_s, gave_up=nobody_left)
+
+
+def _require_running(job: StreamingJob, participle: str) -> None:
+    job.catalog.jobs.get(job.job_id)
+    if not is_running(job):
+        raise RequestFailedError(
+            f"Job {job.job_id!r} does not run, so it cannot be {participle}. Its images are as they were."
+        )
+
+
+def _await_stop(job: StreamingJob, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while is_running(job):
+        if time.monotonic() >= deadline:
+            raise RequestTimeoutError(
+                f"Job {job.job_id!r} agreed to stop but still runs after {timeout_s:.0f} s. Look at its run's log; "
+                "terminate the run if it hangs. Its images are safe."
+            )
+        time.sleep(POLL_S)
+
+
+def _image_of(job: StreamingJob, answer: RequestRecord) -> ImageRecord:
+    if answer.image_id is None:
+        raise RequestFailedError(f"Request {answer.request_id} of job {job.job_id!r} ended without an image.")
+    return job.catalog.images.get(answer.image_id)
+
+
+def _savepoint_of_stopped_job(
+    job: StreamingJob, operator: Operator, *, label: str | None, target_directory: str | None
+) -> ImageRecord:
+    record = job.catalog.jobs.get(job.job_id)
+    if record.live_directory is None:
+        raise NothingCommittedError(
+            f"Job {job.job_id!r} has no live directory: it never ran, or was cancelled with its state. "
+            "Start it first."
+        )
+    # No lease: reading at a commit is safe beside any writer, and the number comes from the catalog.
+    image_id = str(uuid.uuid4())
+    number = job.catalog.jobs.allocate_number(job.job_id)
+    began_ms = wall_clock_ms()
+    job.catalog.images.begin(
+        image_id=image_id,
+        job_id=job.job_id,
+        execution_id=None,
+        kind=ImageKind.SAVEPOINT.value,
+        number=number,
+        trigger=ImageTrigger.MANUAL,
+        timeline=record.timeline,
+        label=label,
+        request_id=None,
+    )
+    order = SnapshotOrder(
+        ImageKind.SAVEPOINT,
+        number,
+        image_id,
+        target_directory=target_directory,
+        sinks=tuple(job.catalog.executions.last_sinks(job.job_id)),
+    )
+    try:
+        snapshot = take_snapshot(job, LiveDirectory(record.live_directory), order, now_ms=began_ms)
+    except CkptError as error:
+        job.catalog.images.fail(image_id, str(error))
+        raise
+    return job.catalog.images.complete(
+        image_id,
+        location=snapshot.stored.location,
+        batch_id=snapshot.batch_id,
+        query_id=snapshot.query_id,
+        full_bytes=snapshot.stored.full_bytes,
+        incremental_bytes=snapshot.stored.incremental_bytes,
+        file_count=snapshot.stored.file_count,
+        duration_ms=wall_clock_ms() - began_ms,
+        properties=dict(snapshot.properties),
+    )

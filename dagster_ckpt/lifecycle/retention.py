@@ -1,0 +1,197 @@
+"""What is kept of a job's checkpoints: while it runs, and when it has come to an end.
+
+Deletion always goes in one order: mark in the catalog, delete the bytes, forget the row. A
+deletion that fails stays visible as DELETING and is tried again by the next pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog import ImageRecord, ImageStatus
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.recovery import CHECKPOINT, describe_image, retained_kind
+from dagster_ckpt.options import (
+    Retained,
+    TerminalState,
+    deletes_live_directory,
+    images_to_keep_at,
+    subsumed,
+)
+from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+
+# Far longer than an attempt may take by default (10 minutes).
+ORPHAN_AGE_MS = 6 * 3_600_000
+
+
+@dataclass(frozen=True)
+class RetentionReport:
+    """What a retention pass did.
+
+    Attributes:
+        deleted: Images whose bytes are gone.
+        kept: Images that stay, each with the reason.
+        failed: Images whose deletion failed; they are tried again by the next pass.
+        live_directory_deleted: The live directory that was deleted, or None.
+        swept: Objects of crashed attempts that were removed.
+    """
+
+    deleted: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    live_directory_deleted: str | None = None
+    swept: int = 0
+
+    def and_then(self, later: RetentionReport) -> RetentionReport:
+        """This pass and a later one as one report."""
+        return RetentionReport(
+            deleted=(*self.deleted, *later.deleted),
+            kept=(*self.kept, *later.kept),
+            failed=(*self.failed, *later.failed),
+            live_directory_deleted=later.live_directory_deleted or self.live_directory_deleted,
+            swept=self.swept + later.swept,
+        )
+
+    def sentences(self) -> list[str]:
+        """The report for a log."""
+        lines = [f"deleted {name}" for name in self.deleted]
+        lines += [f"kept {name}" for name in self.kept]
+        lines += [f"could not delete {name}; it is tried again" for name in self.failed]
+        if self.live_directory_deleted is not None:
+            lines.append(f"deleted the live directories {self.live_directory_deleted}")
+        if self.swept:
+            lines.append(f"removed {self.swept} objects that no image refers to")
+        return lines or ["nothing to delete"]
+
+
+def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRecord]:
+    """The checkpoints that `num_retained` no longer has room for, oldest first.
+
+    Args:
+        job: The job.
+        protected: Locations that attempts under way build on; they are left for a later pass.
+    """
+    images = sorted(_completed(job), key=lambda image: (image.completed_at_ms or 0, image.number or 0))
+    by_id = {image.image_id: image for image in images}
+    dropped = subsumed(
+        [Retained(image.image_id, retained_kind(image)) for image in images], job.options.num_retained
+    )
+    held = set(protected)
+    return [
+        by_id[entry.image_id]
+        for entry in dropped
+        if by_id[entry.image_id].kind == CHECKPOINT and by_id[entry.image_id].location not in held
+    ]
+
+
+def discard(
+    job: StreamingJob, images: Sequence[ImageRecord], *, reason: str, protected: Iterable[str] = ()
+) -> RetentionReport:
+    """Delete images: mark, delete the bytes, forget.
+
+    Args:
+        job: The job.
+        images: What to delete.
+        reason: Why, as the catalog's event will say.
+        protected: Locations whose bytes must survive, beyond every image the store lists.
+    """
+    deleted: list[str] = []
+    failed: list[str] = []
+    for image in images:
+        try:
+            job.catalog.images.mark_deleting(image.image_id)
+            if image.location is not None:
+                job.store.discard(image.location, protected=protected)
+            job.catalog.images.deleted(image.image_id, reason)
+            deleted.append(describe_image(image))
+        except CkptError as error:
+            failed.append(f"{describe_image(image)}: {error}")
+    return RetentionReport(deleted=tuple(deleted), failed=tuple(failed))
+
+
+def apply_terminal_retention(job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
+    """Keep or delete what the configured clean-up says for the state the job ended in.
+
+    Savepoints are never touched. Where the live directory is not whole, the newest image is
+    kept even if the policy would delete it: the job may need it. Cancelling under
+    DELETE_ON_CANCELLATION is the one case where everything goes, as was asked.
+
+    Args:
+        job: The job.
+        execution_id: The execution that ended; it is settled at the end.
+        state: How it ended.
+
+    Returns:
+        What was deleted and kept, with reasons. Nothing is deleted where a newer execution
+        of the job has begun.
+    """
+    newest = job.catalog.executions.latest(job.job_id)
+    if newest is not None and newest.execution_id != execution_id:
+        job.catalog.executions.settle(execution_id, state)
+        return RetentionReport(kept=(f"everything: execution {newest.execution_id} of the job began meanwhile",))
+    cleanup = job.options.cleanup
+    checkpoints = [image for image in _completed(job) if image.kind == CHECKPOINT]
+    interrupted = job.catalog.images.of_job(job.job_id, kind=CHECKPOINT, status=ImageStatus.DELETING)
+    drop_live = deletes_live_directory(state, cleanup)
+    if images_to_keep_at(state, cleanup):
+        report = discard(job, interrupted, reason="deletion that was cut off")
+        kept = tuple(f"{describe_image(image)}: {cleanup.name} at {state.value}" for image in checkpoints)
+        report = RetentionReport(deleted=report.deleted, failed=report.failed, kept=kept)
+    else:
+        guarded = [] if drop_live else _still_needed(job, checkpoints)
+        doomed = [*interrupted, *(image for image in checkpoints if image not in guarded)]
+        report = discard(job, doomed, reason=f"{cleanup.name} at {state.value}")
+        kept = tuple(
+            f"{describe_image(image)}: the live directory is not whole, a start may need it" for image in guarded
+        )
+        report = RetentionReport(deleted=report.deleted, failed=report.failed, kept=kept)
+    gone = delete_live_directories(job) if drop_live and not report.failed else None
+    if not report.failed:
+        job.catalog.executions.settle(execution_id, state)
+    return RetentionReport(
+        deleted=report.deleted, kept=report.kept, failed=report.failed, live_directory_deleted=gone
+    )
+
+
+def housekeeping(job: StreamingJob, *, now_ms: int) -> RetentionReport:
+    """Finish deletions that were cut off, and remove bytes that crashed attempts left behind.
+
+    Only bytes older than `ORPHAN_AGE_MS` are removed: younger ones may belong to an attempt under way.
+    """
+    interrupted = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
+    report = discard(job, interrupted, reason="deletion that was cut off")
+    swept = job.store.sweep(older_than_ms=ORPHAN_AGE_MS, now_ms=now_ms)
+    return RetentionReport(deleted=report.deleted, failed=report.failed, swept=swept)
+
+
+def delete_live_directories(job: StreamingJob) -> str | None:
+    """Delete every live directory of a job and forget it; returns the folder, or None if there was none."""
+    record = job.catalog.jobs.get(job.job_id)
+    job.catalog.jobs.update(job.job_id, live_directory=None, pending_restore=None)
+    LiveDirectory(job.live_folder).delete()
+    return job.live_folder if record.live_directory is not None else None
+
+
+def delete_older_live_directories(job: StreamingJob, generation: int) -> None:
+    """Delete the live directories that restores have left behind, up to but without `generation`."""
+    for older in range(generation):
+        directory = job.live_directory(older)
+        if directory.exists():
+            directory.delete()
+
+
+def _completed(job: StreamingJob) -> list[ImageRecord]:
+    return list(job.catalog.images.of_job(job.job_id, status=ImageStatus.COMPLETED))
+
+
+def _still_needed(job: StreamingJob, checkpoints: Sequence[ImageRecord]) -> list[ImageRecord]:
+    record = job.catalog.jobs.get(job.job_id)
+    if record.live_directory is None:
+        return []
+    if inspect_live_directory(LiveDirectory(record.live_directory)).status in (LiveStatus.GOOD, LiveStatus.EMPTY):
+        return []
+    restorable = job.catalog.images.restorable(job.job_id)
+    newest = restorable[0] if restorable else None
+    return [image for image in checkpoints if newest is not None and image.image_id == newest.image_id]

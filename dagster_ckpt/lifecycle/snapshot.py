@@ -1,0 +1,110 @@
+"""Taking one image: cut the live directory, store the cut, say what it holds."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dagster_ckpt.image import ImageHeader, ImageKind
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.spark import LiveDirectory, StagedCut, cut
+from dagster_ckpt.storage import StoredImage
+
+
+@dataclass(frozen=True)
+class SnapshotOrder:
+    """What is to be taken.
+
+    Attributes:
+        image_id: Id of the image, also in the catalog.
+        kind: Checkpoint or savepoint.
+        number: Number from the job's counter; the `n` of `chk-<n>`.
+        carry_in_flight: Carry the planned offsets of the running batch (unaligned).
+        base: Location of the image whose bytes may be shared; None writes everything.
+        target_directory: Where a savepoint goes, if not to the configured folder.
+        sinks: Sinks the query writes to, as the progress of the query names them.
+        properties: What else the image is to carry.
+    """
+
+    kind: ImageKind
+    number: int
+    image_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    carry_in_flight: bool = False
+    base: str | None = None
+    target_directory: str | None = None
+    sinks: tuple[str, ...] = ()
+    properties: Mapping[str, object] = field(default_factory=dict)
+
+    def carrying_in_flight(self) -> SnapshotOrder:
+        """The same order, with the planned offsets of the running batch."""
+        return replace(self, carry_in_flight=True)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A stored image.
+
+    Attributes:
+        order: What was asked for.
+        batch_id: The batch after which it resumes.
+        query_id: Id of the Spark query.
+        stored: Where it is and how large.
+        properties: What the image says of itself.
+    """
+
+    order: SnapshotOrder
+    batch_id: int
+    query_id: str
+    stored: StoredImage
+    properties: Mapping[str, object]
+
+
+def take_snapshot(
+    job: StreamingJob,
+    live: LiveDirectory,
+    order: SnapshotOrder,
+    *,
+    now_ms: int,
+    on_cut: Callable[[int], None] = lambda _batch: None,
+    should_abort: Callable[[], bool] = lambda: False,
+) -> Snapshot:
+    """Cut a live directory at its newest commit and store the cut.
+
+    The files that the cut needs are staged first (hard links on a local disk), so that Spark
+    may purge while a slow upload goes on.
+
+    Args:
+        job: The job.
+        live: Its live directory, of a running or a stopped query.
+        order: What to take.
+        now_ms: Creation time that the image carries.
+        on_cut: Called with the batch id as soon as the consistent cut exists.
+        should_abort: Asked during the upload; True ends it and removes what was written.
+
+    Raises:
+        NothingCommittedError: The query has not committed a batch yet.
+        IncompleteCutError: A file that a restore needs is missing.
+        StorageAccessError: The image could not be written.
+    """
+    taken = cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks)
+    with StagedCut(taken, live) as staged:
+        on_cut(taken.batch_id)
+        properties = {**taken.properties, **order.properties}
+        header = ImageHeader(
+            image_id=order.image_id,
+            job_id=job.job_id,
+            kind=order.kind,
+            number=order.number,
+            created_at_ms=now_ms,
+            batch_id=taken.batch_id,
+            query_id=taken.query_id,
+            properties=properties,
+        )
+        if order.kind is ImageKind.CHECKPOINT:
+            stored = job.store.write_checkpoint(header, staged.files, base=order.base, should_abort=should_abort)
+        else:
+            stored = job.store.write_savepoint(
+                header, staged.files, target_directory=order.target_directory, should_abort=should_abort
+            )
+    return Snapshot(order, taken.batch_id, taken.query_id, stored, properties)

@@ -1,0 +1,279 @@
+"""The loop around one running query: it feeds the coordinator and does what that decides.
+
+Everything here runs in one thread, the only one that talks to the JVM.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from dagster_ckpt.catalog import ImageRecord, RequestKind, RequestStatus
+from dagster_ckpt.coordinator import (
+    Abort,
+    Action,
+    AttemptCompleted,
+    AttemptFailed,
+    Begin,
+    CheckpointCoordinator,
+    Discard,
+    Event,
+    FailQuery,
+    QueryStarted,
+    QueryStopped,
+    Refuse,
+    StopQuery,
+    Tick,
+    Triggered,
+    TriggerKind,
+    TriggerOrigin,
+    TriggerRequest,
+)
+from dagster_ckpt.errors import LeaseLostError
+from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
+from dagster_ckpt.lifecycle.batch_log import BatchLog
+from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
+from dagster_ckpt.lifecycle.prepare import PreparedStart
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
+from dagster_ckpt.spark import SupervisedQuery
+
+POLL_S = 0.25
+HEARTBEAT_MS = 2_000
+REQUEST_POLL_MS = 500
+
+
+class EndKind(Enum):
+    """How the running of a query came to its end.
+
+    FINISHED: Stopped with a savepoint.
+    ENDED_BY_ITSELF: It had processed all of a bounded input.
+    SUSPENDED: An operator stopped it to start it again.
+    CANCEL_REQUESTED: An operator cancelled it through the catalog.
+    INTERRUPTED: The surrounding process was told to stop.
+    FAILED: The query failed, or too many checkpoints did.
+    LEASE_LOST: Another execution is the writer now.
+    SAVEPOINT_FAILED: It was stopped for a savepoint that then failed; it is to go on.
+    """
+
+    FINISHED = "FINISHED"
+    ENDED_BY_ITSELF = "ENDED_BY_ITSELF"
+    SUSPENDED = "SUSPENDED"
+    CANCEL_REQUESTED = "CANCEL_REQUESTED"
+    INTERRUPTED = "INTERRUPTED"
+    FAILED = "FAILED"
+    LEASE_LOST = "LEASE_LOST"
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+
+
+_ENDS_BY_REQUEST = {RequestKind.CANCEL: EndKind.CANCEL_REQUESTED, RequestKind.SUSPEND: EndKind.SUSPENDED}
+_TRIGGERS = {
+    RequestKind.CHECKPOINT: TriggerKind.CHECKPOINT,
+    RequestKind.SAVEPOINT: TriggerKind.SAVEPOINT,
+    RequestKind.STOP_WITH_SAVEPOINT: TriggerKind.STOP_WITH_SAVEPOINT,
+}
+
+
+@dataclass(frozen=True)
+class QueryEnd:
+    """The end of one query.
+
+    Attributes:
+        kind: How it ended.
+        reason: One sentence for a person.
+        savepoint: The savepoint it was stopped with, for FINISHED.
+    """
+
+    kind: EndKind
+    reason: str
+    savepoint: ImageRecord | None = None
+
+
+class Supervisor:
+    """Supervises one query from its start to its end.
+
+    Args:
+        job: The job.
+        execution_id: The execution in the catalog.
+        prepared: The live directory it runs in.
+        query: The started query.
+        lease: The lease that makes this process the writer.
+        interrupted: True once the surrounding process was told to stop.
+        predecessor_ended: Whether older live directories may be deleted.
+        wall_clock: Time that records carry.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        execution_id: str,
+        prepared: PreparedStart,
+        query: SupervisedQuery,
+        lease: LeaseKeeper,
+        *,
+        interrupted: Callable[[], bool],
+        predecessor_ended: bool,
+        wall_clock: Clock,
+    ) -> None:
+        self._job_id = job.job_id
+        self._catalog = job.catalog
+        self._execution_id = execution_id
+        self._live = prepared.live
+        self._query = query
+        self._lease = lease
+        self._interrupted = interrupted
+        self._log = BatchLog()
+        self._attempts = AttemptRunner(
+            job,
+            execution_id,
+            prepared,
+            self._log,
+            lease,
+            predecessor_ended=predecessor_ended,
+            wall_clock=wall_clock,
+        )
+        self._coordinator = CheckpointCoordinator(
+            job.options, first_number=self._catalog.jobs.get(job.job_id).next_number, random=Random()
+        )
+        self._inbox: deque[Event] = deque()
+        self._end: QueryEnd | None = None
+        self._has_committed = False
+        self._stopped_for_savepoint = False
+        self._next_heartbeat_ms = 0
+        self._next_request_poll_ms = 0
+
+    def run(self) -> QueryEnd:
+        """Supervise until the query has ended, for whatever reason; it is stopped on return."""
+        try:
+            while self._end is None:
+                self._step()
+            return self._end
+        finally:
+            self._close()
+
+    def _step(self) -> None:
+        terminated = self._wait()
+        self._note_progress()
+        if self._lease.lost is not None:
+            self._end = QueryEnd(EndKind.LEASE_LOST, str(self._lease.lost))
+        elif self._interrupted():
+            self._end = QueryEnd(EndKind.INTERRUPTED, "the process was told to stop")
+        elif terminated:
+            error = self._query.exception()
+            self._end = (
+                QueryEnd(EndKind.FAILED, error)
+                if error is not None
+                else QueryEnd(EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended")
+            )
+        else:
+            self._coordinate()
+
+    def _wait(self) -> bool:
+        if self._stopped_for_savepoint:
+            time.sleep(POLL_S)
+            return False
+        return self._query.wait(POLL_S)
+
+    def _coordinate(self) -> None:
+        now_ms = monotonic_ms()
+        if not self._has_committed and self._live.positions().commit is not None:
+            # Before its first commit a query has nothing that an image could hold.
+            self._has_committed = True
+            self._handle(QueryStarted(now_ms))
+        if now_ms >= self._next_request_poll_ms:
+            self._next_request_poll_ms = now_ms + REQUEST_POLL_MS
+            self._take_requests()
+        try:
+            for event in self._attempts.news():
+                self._handle(event)
+                if isinstance(event, AttemptCompleted):
+                    for cleaning in self._attempts.make_room():
+                        self._handle(cleaning)
+        except LeaseLostError as error:
+            self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
+            return
+        deadline_ms = self._coordinator.next_deadline_ms
+        if deadline_ms is not None and monotonic_ms() >= deadline_ms:
+            self._handle(Tick(monotonic_ms()))
+        self._attempts.order_cuts(self._stop_for_savepoint)
+
+    def _handle(self, event: Event) -> None:
+        """Give an event to the coordinator, and the events that its actions cause after it."""
+        self._inbox.append(event)
+        if len(self._inbox) > 1:
+            return
+        while self._inbox:
+            for action in self._coordinator.handle(self._inbox[0]):
+                for caused in self._do(action):
+                    self._inbox.append(caused)
+            handled = self._inbox.popleft()
+            if isinstance(handled, AttemptFailed) and self._stopped_for_savepoint and self._end is None:
+                self._end = QueryEnd(
+                    EndKind.SAVEPOINT_FAILED, f"the savepoint to stop with failed, the query goes on: {handled.detail}"
+                )
+
+    def _do(self, action: Action) -> list[Event]:
+        if isinstance(action, Begin):
+            self._attempts.begin(action.attempt)
+        elif isinstance(action, Abort):
+            return self._attempts.abort(action)
+        elif isinstance(action, Discard):
+            self._attempts.discard_late(action.number)
+        elif isinstance(action, Refuse):
+            if action.request_id is not None:
+                self._catalog.requests.resolve(
+                    action.request_id, RequestStatus.FAILED, error=f"{action.reason.name}: {action.detail}"
+                )
+        elif isinstance(action, FailQuery):
+            self._end = self._end or QueryEnd(EndKind.FAILED, f"{action.reason.name}: {action.detail}")
+        elif isinstance(action, StopQuery):
+            savepoint = self._attempts.image(action.number)
+            self._end = QueryEnd(EndKind.FINISHED, "stopped with a savepoint", savepoint)
+        return []
+
+    def _stop_for_savepoint(self) -> None:
+        self._query.stop()
+        self._stopped_for_savepoint = True
+
+    def _note_progress(self) -> None:
+        if not self._stopped_for_savepoint:
+            self._log.note(self._query.recent_progress())
+        now_ms = monotonic_ms()
+        if now_ms < self._next_heartbeat_ms:
+            return
+        self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
+        latest = self._log.latest
+        self._catalog.executions.heartbeat(
+            self._execution_id,
+            {
+                "batch_id": latest.batch_id if latest else None,
+                "input_rows": self._log.total_rows,
+                "state_rows": latest.state_rows if latest else None,
+                "watermark": latest.watermark if latest else None,
+                "sinks": list(latest.sinks) if latest else [],
+                "idle": self._stopped_for_savepoint or self._query.is_idle(),
+            },
+        )
+
+    def _take_requests(self) -> None:
+        for request in self._catalog.requests.pending(self._job_id):
+            if request.kind in _ENDS_BY_REQUEST:
+                self._catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED)
+                self._end = QueryEnd(
+                    _ENDS_BY_REQUEST[request.kind], f"{request.kind.value.lower()} asked for by {request.origin}"
+                )
+                return
+            kind = _TRIGGERS.get(request.kind)
+            if kind is not None and self._has_committed and self._catalog.requests.accept(request.request_id):
+                self._handle(
+                    Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER))
+                )
+
+    def _close(self) -> None:
+        if not self._stopped_for_savepoint:
+            self._query.stop()
+        self._handle(QueryStopped(monotonic_ms()))
+        self._attempts.close(self._end.reason if self._end else "the supervising process failed")

@@ -1,0 +1,136 @@
+"""Becoming, and staying, the one writer of a streaming job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from dagster_ckpt.catalog import Catalog, Holder, LeaseRecord
+from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.lifecycle.evidence import has_provably_ended
+
+DEFAULT_TTL_MS = 30_000
+
+HolderIsOver = Callable[[LeaseRecord], bool]
+
+
+@dataclass(frozen=True)
+class AcquiredLease:
+    """A lease together with what is known of the holder before.
+
+    Attributes:
+        record: The lease as the catalog holds it; its token fences off older holders.
+        predecessor_ended: False where an earlier holder may still be writing: its live
+            directory must then be left alone.
+    """
+
+    record: LeaseRecord
+    predecessor_ended: bool
+
+
+def acquire(
+    catalog: Catalog,
+    job_id: str,
+    holder: Holder,
+    *,
+    ttl_ms: int = DEFAULT_TTL_MS,
+    holder_is_over: HolderIsOver = lambda _lease: False,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> AcquiredLease:
+    """Become the writer of a job.
+
+    Args:
+        catalog: The catalog that keeps the lease.
+        job_id: The job to write.
+        holder: Who asks.
+        ttl_ms: How long the lease lasts without a renewal.
+        holder_is_over: Says of a present holder whether its run is recorded as over. Its
+            process may still live, so its lease is waited for, not taken.
+        interrupted: Asked while waiting; True gives up.
+
+    Raises:
+        LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
+    """
+    while True:
+        present = catalog.leases.current(job_id)
+        if present is None:
+            return AcquiredLease(catalog.leases.acquire(job_id, holder, ttl_ms), predecessor_ended=True)
+        if has_provably_ended(present):
+            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=True, expected_token=present.token)
+            return AcquiredLease(taken, predecessor_ended=True)
+        try:
+            return AcquiredLease(catalog.leases.acquire(job_id, holder, ttl_ms), predecessor_ended=False)
+        except LeaseHeldError:
+            if interrupted() or not holder_is_over(present):
+                raise
+        time.sleep(0.5)
+
+
+class LeaseKeeper:
+    """Renews a lease from a thread of its own, and says when it is lost.
+
+    A holder that could not renew stops counting itself as the writer a little before the
+    lease runs out in the catalog, so that a successor never overlaps with a healthy
+    process that merely lost its database.
+    """
+
+    def __init__(self, catalog: Catalog, lease: LeaseRecord, *, ttl_ms: int = DEFAULT_TTL_MS) -> None:
+        self._catalog = catalog
+        self._lease = lease
+        self._ttl_ms = ttl_ms
+        self._stop = threading.Event()
+        self._lost: LeaseLostError | None = None
+        self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.job_id}", daemon=True)
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the lease."""
+        return self._lease.token
+
+    @property
+    def lost(self) -> LeaseLostError | None:
+        """Why this process is no longer the writer, or None while it is."""
+        return self._lost
+
+    def check(self) -> None:
+        """Raise if this process is no longer the writer; asks the catalog.
+
+        Raises:
+            LeaseLostError: Another execution holds the lease.
+        """
+        if self._lost is not None:
+            raise self._lost
+        self._catalog.leases.check(self._lease.job_id, self._lease.token)
+
+    def __enter__(self) -> LeaseKeeper:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=self._ttl_ms / 1000)
+        if self._lost is None:
+            self._catalog.leases.release(self._lease.job_id, self._lease.token)
+
+    def _renew(self) -> None:
+        renewed_at = time.monotonic()
+        while not self._stop.wait(self._ttl_ms / 3000):
+            try:
+                self._catalog.leases.renew(self._lease.job_id, self._lease.token, self._ttl_ms)
+                renewed_at = time.monotonic()
+            except LeaseLostError as error:
+                self._lost = error
+                return
+            except CkptError as error:
+                if time.monotonic() - renewed_at > self._ttl_ms / 1000 * 0.8:
+                    self._lost = LeaseLostError(
+                        f"The lease of job {self._lease.job_id!r} could not be renewed for "
+                        f"{time.monotonic() - renewed_at:.0f} s and is about to run out ({error}). The query is "
+                        "stopped so that a successor can take over; bring the catalog back and start the job again."
+                    )
+                    return

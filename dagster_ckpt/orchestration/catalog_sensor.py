@@ -1,0 +1,170 @@
+"""The catalog sensor: it observes. Each completed image becomes one event on its streaming asset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+import pendulum
+
+from dagster_ckpt.catalog import Catalog, EventRecord, EventType, ImageRecord
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+
+SEQUENCE_KEY = "dagster_ckpt/sequence"
+COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
+# A tick must end well inside Dagster's 60 s; what is left comes with the next one.
+EVENTS_PER_TICK = 200
+# How far back an event of ours is looked for among the latest of an asset.
+LOOK_BACK = 50
+
+
+@dataclass(frozen=True)
+class SensorCursor:
+    """What the sensor remembers.
+
+    Attributes:
+        sequence: The last catalog event it has dealt with.
+        downstream_due: Whether downstream assets are still to be started for what was reported.
+    """
+
+    sequence: int = 0
+    downstream_due: bool = False
+
+    @staticmethod
+    def parse(text: str | None) -> SensorCursor:
+        """Read a cursor; None and an empty text begin at the start of the catalog."""
+        return SensorCursor(**json.loads(text)) if text else SensorCursor()
+
+    def __str__(self) -> str:
+        return json.dumps({"sequence": self.sequence, "downstream_due": self.downstream_due})
+
+
+def build_catalog_sensor(
+    streams: Sequence[StreamingAsset],
+    *,
+    downstream: dg.UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
+    name: str = "checkpoint_catalog_sensor",
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """A sensor that reports each completed checkpoint and savepoint on its streaming asset, once.
+
+    Its cursor is the sequence of the catalog's events. Dagster stores a tick's events before the
+    cursor, so a daemon that dies in between would report some twice; therefore events up to the
+    newest one already on the asset are left out.
+
+    Args:
+        streams: The streaming assets to report on.
+        downstream: A job to start after new images, one run at a time.
+        name: Name of the sensor.
+        minimum_interval_seconds: Shortest time between two looks.
+        default_status: Whether it runs from the start.
+    """
+    keys = {stream.job_id: stream.key for stream in streams}
+
+    @dg.sensor(
+        name=name,
+        jobs=[downstream] if downstream is not None else None,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Reports each completed checkpoint and savepoint on its streaming asset, exactly once"
+        + (f", and starts {downstream.name}." if downstream is not None else "."),
+    )
+    def checkpoint_catalog_sensor(
+        context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+    ) -> dg.SensorResult:
+        cursor = SensorCursor.parse(context.cursor)
+        catalog = checkpoint_catalog.catalog()
+        events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK)
+        news = [event for event in events if event.type in COMPLETED and event.job_id in keys]
+        reported = {job_id: last_reported(context.instance, keys[job_id]) for job_id in {e.job_id for e in news}}
+        materializations = [
+            _materialization(keys[event.job_id], event, _image(catalog, event))
+            for event in news
+            if event.sequence > reported[event.job_id]
+        ]
+        due = downstream is not None and (cursor.downstream_due or bool(news))
+        requests = []
+        if due and downstream is not None and not _is_in_progress(context.instance, downstream.name):
+            last = events[-1].sequence if events else cursor.sequence
+            requests.append(dg.RunRequest(run_key=f"catalog-{last}", job_name=downstream.name))
+            due = False
+        sequence = events[-1].sequence if events else cursor.sequence
+        return dg.SensorResult(
+            run_requests=requests,
+            asset_events=materializations,
+            cursor=str(SensorCursor(sequence, due)),
+            skip_reason=None if requests or materializations else dg.SkipReason("no new checkpoints"),
+        )
+
+    return checkpoint_catalog_sensor
+
+
+def last_reported(instance: dg.DagsterInstance, key: dg.AssetKey) -> int:
+    """Sequence of the newest catalog event that is already on an asset; 0 where there is none."""
+    for record in instance.fetch_materializations(key, limit=LOOK_BACK).records:
+        materialization = record.asset_materialization
+        entry = materialization.metadata.get(SEQUENCE_KEY) if materialization else None
+        if isinstance(entry, dg.IntMetadataValue) and entry.value is not None:
+            return entry.value
+    return 0
+
+
+def image_metadata(image: ImageRecord) -> dict[str, Any]:
+    """The figures of an image, as Dagster metadata; numbers are plotted on the asset's page."""
+    figures: dict[str, Any] = {
+        "dagster_ckpt/batch_id": image.batch_id,
+        "dagster_ckpt/rows": image.rows,
+        "dagster_ckpt/state_rows": image.state_rows,
+        "dagster_ckpt/duration_ms": image.duration_ms,
+        "dagster_ckpt/full_bytes": image.full_bytes,
+        "dagster_ckpt/incremental_bytes": image.incremental_bytes,
+        "dagster_ckpt/number": image.number,
+        "dagster_ckpt/kind": image.kind,
+        "dagster_ckpt/trigger": image.trigger.value,
+        "dagster_ckpt/location": dg.MetadataValue.path(image.location or ""),
+        "dagster_ckpt/image_id": image.image_id,
+    }
+    if image.watermark is not None:
+        figures["dagster_ckpt/watermark"] = image.watermark
+        figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(_epoch_seconds(image.watermark))
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _epoch_seconds(watermark: str) -> float:
+    return pendulum.parse(watermark, tz="UTC").timestamp()  # type: ignore[union-attr]
+
+
+def _materialization(key: dg.AssetKey, event: EventRecord, image: ImageRecord | None) -> dg.AssetMaterialization:
+    metadata = image_metadata(image) if image is not None else dict(event.payload)
+    batch_id = metadata.get("dagster_ckpt/batch_id", "unknown")
+    return dg.AssetMaterialization(
+        key,
+        description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
+        metadata={SEQUENCE_KEY: event.sequence, **metadata},
+        tags={"dagster/data_version": str(batch_id)},
+    )
+
+
+def _image(catalog: Catalog, event: EventRecord) -> ImageRecord | None:
+    try:
+        return catalog.images.get(event.image_id) if event.image_id is not None else None
+    except CkptError:
+        # A row that cannot be read is reported with what the event itself says.
+        return None
+
+
+def _is_in_progress(instance: dg.DagsterInstance, job_name: str) -> bool:
+    statuses = [
+        dg.DagsterRunStatus.QUEUED,
+        dg.DagsterRunStatus.NOT_STARTED,
+        dg.DagsterRunStatus.STARTING,
+        dg.DagsterRunStatus.STARTED,
+        dg.DagsterRunStatus.CANCELING,
+    ]
+    return bool(instance.get_runs(dg.RunsFilter(job_name=job_name, statuses=statuses), limit=1))

@@ -1,0 +1,216 @@
+"""Ops and jobs with which people and schedules operate the streams, from the launchpad or a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.catalog import ImageRecord
+from dagster_ckpt.errors import CkptError, NothingCommittedError
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.retention import RetentionReport, apply_terminal_retention, housekeeping
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.options import TerminalState
+from dagster_ckpt.orchestration.catalog_sensor import image_metadata
+from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
+from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+
+RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}
+JOB_ID = "Job id (or asset key) of the streaming asset, such as departure_delays."
+TIMEOUT = "Seconds to wait for the running stream's answer; after that the request is withdrawn."
+START_FROM = (
+    "latest (live directory, else the newest image), latest-checkpoint, latest-savepoint, preferred-savepoint, empty "
+    "(give up all state), or the id, number (chk-7), label or location of an image."
+)
+
+
+class CheckpointConfigSchema(dg.Config):
+    """Take a checkpoint now."""
+
+    job_id: str = Field(description=JOB_ID)
+    timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
+
+
+class SavepointConfigSchema(dg.Config):
+    """Take a savepoint, with or without stopping."""
+
+    job_id: str = Field(description=JOB_ID)
+    label: str | None = Field(default=None, description="A name to start from later, such as before-release-42.")
+    target_directory: str | None = Field(
+        default=None, description="Folder for this savepoint, as a URL. Default: the configured savepoint folder."
+    )
+    timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
+
+
+class RestartConfigSchema(dg.Config):
+    """Start a stream, or restart it from somewhere else."""
+
+    job_id: str = Field(description=JOB_ID)
+    start_from: str = Field(default="latest", description=START_FROM)
+    timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
+
+
+class PreferConfigSchema(dg.Config):
+    """Choose the savepoint that preferred-savepoint means."""
+
+    job_id: str = Field(description=JOB_ID)
+    savepoint: str = Field(description="Image id, label or location of a completed savepoint.")
+
+
+class RetentionConfigSchema(dg.Config):
+    """Apply externalized retention."""
+
+    job_id: str = Field(description=JOB_ID)
+    state: TerminalState | None = Field(
+        default=None,
+        description="The state the job ended in: applies RETAIN/DELETE_ON_CANCELLATION for it. Leave out to only finish "
+        "deletions that were cut off and to remove orphaned bytes.",
+    )
+    execution_id: str | None = Field(default=None, description="The execution that ended. Default: the newest one.")
+
+
+@contextmanager
+def told_as_failure() -> Iterator[None]:
+    """Let our own errors end the step with their message as its description, and without a retry."""
+    try:
+        yield
+    except CkptError as error:
+        raise dg.Failure(
+            str(error), metadata={"dagster_ckpt/error": type(error).__name__}, allow_retries=False
+        ) from error
+
+
+def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinition]:
+    """The jobs that operate these streams.
+
+    Returns:
+        `trigger_checkpoint_job`, `trigger_savepoint_job`, `stop_with_savepoint_job`, `cancel_stream_job`,
+        `restart_stream_job`, `prefer_savepoint_job` and `apply_retention_job`.
+    """
+
+    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
+        return streaming_job(find_stream(streams, job_id), context.resources)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def trigger_checkpoint(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> str:
+        """Take a checkpoint of a running stream now; the minimum pause does not hold it back."""
+        with told_as_failure():
+            image = operations.trigger_checkpoint(
+                job_of(context, config.job_id), _operator(context), timeout_s=config.timeout_seconds
+            )
+        return _tell(context, image)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def trigger_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
+        """Take a savepoint of a running, stopped or failed stream. The stream goes on."""
+        with told_as_failure():
+            image = operations.trigger_savepoint(
+                job_of(context, config.job_id),
+                _operator(context),
+                label=config.label,
+                target_directory=config.target_directory,
+                timeout_s=config.timeout_seconds,
+            )
+        return _tell(context, image)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def stop_with_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
+        """Stop a stream at a batch boundary with a savepoint of exactly where it stopped."""
+        with told_as_failure():
+            image = operations.stop_with_savepoint(
+                job_of(context, config.job_id),
+                _operator(context),
+                label=config.label,
+                target_directory=config.target_directory,
+                timeout_s=config.timeout_seconds,
+            )
+        return _tell(context, image)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
+        """Cancel a stream; its checkpoints are kept or deleted as its clean-up option says."""
+        with told_as_failure():
+            operations.cancel(job_of(context, config.job_id), _operator(context), timeout_s=config.timeout_seconds)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:
+        """Start a stream, or stop it and start it from another image. The supervisor sensor launches the run."""
+        with told_as_failure():
+            plan = operations.restart(
+                job_of(context, config.job_id),
+                StartFrom.parse(config.start_from),
+                _operator(context),
+                timeout_s=config.timeout_seconds,
+                report=context.log.info,
+            )
+        context.add_output_metadata({"dagster_ckpt/recovery": plan.reason, "dagster_ckpt/rewound_batches": plan.rewound_batches})
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def prefer_savepoint(context: dg.OpExecutionContext, config: PreferConfigSchema) -> str:
+        """Choose the savepoint that start_from=preferred-savepoint means."""
+        with told_as_failure():
+            image = operations.prefer_savepoint(job_of(context, config.job_id), config.savepoint)
+        return _tell(context, image)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def apply_retention(context: dg.OpExecutionContext, config: RetentionConfigSchema) -> None:
+        """Keep or delete checkpoints as the clean-up option says; finish what was cut off."""
+        with told_as_failure():
+            job = job_of(context, config.job_id)
+            report = _retention(job, config)
+        for sentence in report.sentences():
+            context.log.info(sentence)
+        context.add_output_metadata(
+            {"dagster_ckpt/deleted": list(report.deleted), "dagster_ckpt/kept": list(report.kept)}
+        )
+        if report.failed:
+            raise dg.Failure(
+                "Some deletions failed; they stay in the catalog as DELETING and are tried again by the next run: "
+                + "; ".join(report.failed)
+            )
+
+    return [
+        _job("trigger_checkpoint_job", trigger_checkpoint),
+        _job("trigger_savepoint_job", trigger_savepoint),
+        _job("stop_with_savepoint_job", stop_with_savepoint),
+        _job("cancel_stream_job", cancel_stream),
+        _job("restart_stream_job", restart_stream),
+        _job("prefer_savepoint_job", prefer_savepoint),
+        _job("apply_retention_job", apply_retention),
+    ]
+
+
+def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)
+    def operator_job() -> None:
+        op()
+
+    return operator_job
+
+
+def _operator(context: dg.OpExecutionContext) -> operations.Operator:
+    return operations.Operator(origin=f"{context.job_name} run {context.run_id}")
+
+
+def _tell(context: dg.OpExecutionContext, image: ImageRecord) -> str:
+    location = image.location or ""
+    context.log.info(f"{image.kind.lower()} at batch {image.batch_id}: {location}")
+    context.add_output_metadata(image_metadata(image))
+    return location
+
+
+def _retention(job: StreamingJob, config: RetentionConfigSchema) -> RetentionReport:
+    finished = housekeeping(job, now_ms=wall_clock_ms())
+    if config.state is None:
+        return finished
+    execution_id = config.execution_id
+    if execution_id is None:
+        latest = job.catalog.executions.latest(job.job_id)
+        if latest is None:
+            raise NothingCommittedError(f"Job {job.job_id!r} was never started: there is nothing to keep or delete.")
+        execution_id = latest.execution_id
+    return finished.and_then(apply_terminal_retention(job, execution_id, config.state))

@@ -1,0 +1,67 @@
+"""One call that gives a code location everything its streams need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import dagster as dg
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.schedules import build_housekeeping_schedule, build_savepoint_schedule
+from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
+
+
+def stream_definitions(
+    *streams: StreamingAsset,
+    downstream: dg.UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
+    savepoint_schedules: Mapping[str, str] | None = None,
+) -> dg.Definitions:
+    """Assets, jobs, sensors and schedules for streaming assets, to be merged into a code location.
+
+    The code location gives the resources `pyspark`, `checkpoint_storage`, `state_backend` and
+    `checkpoint_catalog`.
+
+    Args:
+        streams: The streaming assets.
+        downstream: A job to start after new checkpoints.
+        savepoint_schedules: Cron expression by job id.
+
+    Raises:
+        OptionError: Two streams have one job id, or a schedule names a job id that is not there.
+
+    Example:
+        >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
+    """
+    by_job_id = {stream.job_id: stream for stream in streams}
+    if len(by_job_id) != len(streams):
+        raise OptionError(
+            f"Two streaming assets share a job id: {sorted(s.job_id for s in streams)}. A job id names the state of "
+            "one stream; give each its own."
+        )
+    operator_jobs = {job.name: job for job in build_operator_jobs(streams)}
+    retention_job = operator_jobs["apply_retention_job"]
+    schedules = [build_housekeeping_schedule(streams, retention_job)]
+    for job_id, cron in (savepoint_schedules or {}).items():
+        if job_id not in by_job_id:
+            raise OptionError(f"savepoint_schedules names {job_id!r}; the streams are {sorted(by_job_id)}.")
+        schedules.append(
+            build_savepoint_schedule(
+                by_job_id[job_id], operator_jobs["trigger_savepoint_job"], cron_schedule=cron
+            )
+        )
+    return dg.Definitions(
+        assets=[stream.asset for stream in streams],
+        jobs=[
+            *(stream.start_job for stream in streams),
+            *operator_jobs.values(),
+            *([downstream] if downstream is not None else []),
+        ],
+        sensors=[
+            build_catalog_sensor(streams, downstream=downstream),
+            build_supervisor_sensor(streams, retention_job),
+        ],
+        schedules=schedules,
+    )

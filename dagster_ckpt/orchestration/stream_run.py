@@ -1,0 +1,139 @@
+"""The body of a streaming asset's op: the lifecycle inside a Dagster run.
+
+Whether the stream was cancelled or failed is decided by the status that Dagster recorded for the run,
+never by the signal: a user's cancel, a time-out and a stopping server all look the same from inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import DataStreamWriter
+
+from dagster_ckpt.catalog import LeaseRecord, StartCause
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.options import TerminalState
+from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt
+from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
+from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, jvm_process, start_query
+
+if TYPE_CHECKING:
+    from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+
+_STATES = {
+    EndKind.FINISHED: TerminalState.FINISHED,
+    EndKind.ENDED_BY_ITSELF: TerminalState.SUSPENDED,
+    EndKind.FAILED: TerminalState.FAILED,
+}
+
+
+def run_stream(
+    context: dg.AssetExecutionContext, stream: StreamingAsset, describe: Callable[[], DataStreamWriter]
+) -> Iterator[Any]:
+    """Run a streaming asset until it ends, is stopped, cancelled or interrupted.
+
+    Yields nothing: checkpoints are reported by the catalog sensor, and a stream that
+    stops has not materialized once more.
+
+    Raises:
+        dagster.Failure: The stream was cancelled or failed; never retried by Dagster, because
+            restarts come from the restart strategy alone.
+    """
+    # No interrupt may be raised inside the JVM bridge: it would hang the next call.
+    with capture_interrupts():
+        try:
+            outcome = _run(context, stream, describe)
+        except CkptError as error:
+            raise _failure(str(error), type(error).__name__) from error
+        _settle(context, stream, outcome)
+    yield from ()
+
+
+def _run(context: dg.AssetExecutionContext, stream: StreamingAsset, describe: Callable[[], DataStreamWriter]) -> Outcome:
+    spark: SparkSession = context.resources.pyspark.spark_session
+    apply_state_backend(spark, context.resources.state_backend.backend())
+    job = streaming_job(stream, context.resources)
+    jvm = jvm_process(spark)
+
+    def start(live: LiveDirectory) -> SupervisedQuery:
+        return start_query(describe(), stream.name, live)
+
+    # Entered again because making a Spark session replaces the SIGINT handler.
+    with capture_interrupts():
+        return run_job(
+            job,
+            RunRequest(
+                run_id=context.run_id,
+                start_query=start,
+                start_from=StartFrom.parse(context.op_execution_context.op_config["start_from"]),
+                cause=StartCause.RESTART_NEW_RUN if RESTART_OF_TAG in context.run.tags else StartCause.MANUAL,
+                start_request_id=context.run.tags.get(START_REQUEST_TAG),
+                jvm_pid=jvm.pid if jvm else None,
+                interrupted=check_captured_interrupt,
+                holder_is_over=lambda lease: run_is_over(context.instance, lease),
+                report=context.log.info,
+            ),
+        )
+
+
+def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
+    """Whether Dagster has recorded the end of the run that holds a lease; its process may still live."""
+    run = instance.get_run_by_id(lease.run_id)
+    return run is None or run.is_finished
+
+
+def _settle(context: dg.AssetExecutionContext, stream: StreamingAsset, outcome: Outcome) -> None:
+    """Apply retention where the end is certain, and end the step accordingly."""
+    end = outcome.end
+    if end.kind is EndKind.INTERRUPTED:
+        _end_interrupted(context, stream, outcome)
+    elif end.kind is EndKind.CANCEL_REQUESTED:
+        context.instance.report_run_canceling(context.run, message=end.reason)
+        _retain(context, stream, outcome.execution_id, TerminalState.CANCELED)
+        raise _failure(f"The stream was cancelled: {end.reason}", "CANCELED")
+    elif end.kind is EndKind.SUSPENDED:
+        context.log.info(f"suspended: {end.reason}; everything is kept")
+    elif end.kind is EndKind.LEASE_LOST:
+        raise _failure(end.reason, "LEASE_LOST")
+    else:
+        _retain(context, stream, outcome.execution_id, _STATES[end.kind])
+        if end.kind is EndKind.FAILED:
+            raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
+        if outcome.savepoint is not None:
+            context.log.info(f"stopped with savepoint {outcome.savepoint.location}")
+
+
+def _end_interrupted(context: dg.AssetExecutionContext, stream: StreamingAsset, outcome: Outcome) -> None:
+    run = context.instance.get_run_by_id(context.run_id)
+    cancelling = run is not None and run.status is dg.DagsterRunStatus.CANCELING
+    if cancelling and not _has_time_limit(context):
+        _retain(context, stream, outcome.execution_id, TerminalState.CANCELED)
+        raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
+    # A time limit shows CANCELING too and then FAILURE: the supervisor sensor settles the execution by the
+    # status that is recorded in the end.
+    raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
+
+
+def _has_time_limit(context: dg.AssetExecutionContext) -> bool:
+    limit = context.run.tags.get("dagster/max_runtime", "0")
+    return limit not in ("", "0")
+
+
+def _retain(
+    context: dg.AssetExecutionContext, stream: StreamingAsset, execution_id: str, state: TerminalState
+) -> None:
+    report = apply_terminal_retention(streaming_job(stream, context.resources), execution_id, state)
+    for sentence in report.sentences():
+        context.log.info(sentence)
+
+
+def _failure(description: str, kind: str) -> dg.Failure:
+    return dg.Failure(description, metadata={"dagster_ckpt/end": kind}, allow_retries=False)

@@ -1,0 +1,159 @@
+"""The supervisor sensor: it reconciles. Starts what was asked for, restarts what failed, cleans up after the killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import dagster as dg
+
+from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
+from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG
+
+
+def build_supervisor_sensor(
+    streams: Sequence[StreamingAsset],
+    retention_job: dg.JobDefinition,
+    *,
+    name: str = "checkpoint_supervisor_sensor",
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """A sensor that brings the streams to where they should be.
+
+    - A failed or killed run is started again from the latest state, as the restart strategy says.
+    - A start that an operator asked for (`restart_stream_job`) is launched.
+    - An execution that ended without cleaning up gets its externalized retention, in a job:
+      the sensor itself deletes nothing.
+
+    Args:
+        streams: The streaming assets it looks after.
+        retention_job: The job that applies retention, as `build_operator_jobs` makes it.
+        name: Name of the sensor.
+        minimum_interval_seconds: Shortest time between two looks.
+        default_status: Whether it runs from the start.
+    """
+    by_job_id = {stream.job_id: stream for stream in streams}
+
+    @dg.sensor(
+        name=name,
+        jobs=[*(stream.start_job for stream in streams), retention_job],
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Restarts failed streams from their latest state, launches starts that were asked for, "
+        "and has retention applied after runs that could not do it themselves.",
+    )
+    def checkpoint_supervisor_sensor(
+        context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+    ) -> dg.SensorResult:
+        catalog = checkpoint_catalog.catalog()
+        sentences: list[str] = []
+        requests = [
+            *_starts(catalog, by_job_id, sentences),
+            *_reconciled(context, catalog, by_job_id, retention_job.name, sentences),
+        ]
+        for sentence in sentences:
+            context.log.info(sentence)
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else dg.SkipReason("; ".join(sentences) or "all streams are as they should be"),
+        )
+
+    return checkpoint_supervisor_sensor
+
+
+def recorded_end(instance: dg.DagsterInstance, run_id: str) -> RecordedEnd:
+    """What Dagster recorded for a run; a run that was deleted counts as failed."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.status is dg.DagsterRunStatus.FAILURE:
+        return RecordedEnd.FAILED
+    if run.status is dg.DagsterRunStatus.CANCELED:
+        return RecordedEnd.CANCELED
+    if run.status is dg.DagsterRunStatus.SUCCESS:
+        return RecordedEnd.SUCCEEDED
+    return RecordedEnd.STILL_RUNNING
+
+
+def _starts(
+    catalog: Catalog, streams: dict[str, StreamingAsset], sentences: list[str]
+) -> Iterator[dg.RunRequest]:
+    for job_id, stream in streams.items():
+        for request in catalog.requests.pending(job_id):
+            if request.kind is RequestKind.START:
+                sentences.append(f"{job_id}: starting from {request.arguments.get('start_from')} for {request.origin}")
+                yield _start_run(stream, request)
+
+
+def _start_run(stream: StreamingAsset, request: RequestRecord) -> dg.RunRequest:
+    start_from = str(request.arguments.get("start_from", "latest"))
+    return dg.RunRequest(
+        # One run per request, however often it is looked at.
+        run_key=f"start-{request.request_id}",
+        job_name=stream.start_job.name,
+        run_config={"ops": {stream.name: {"config": {"start_from": start_from}}}},
+        tags={JOB_ID_TAG: stream.job_id, START_REQUEST_TAG: request.request_id},
+    )
+
+
+def _reconciled(
+    context: dg.SensorEvaluationContext,
+    catalog: Catalog,
+    streams: dict[str, StreamingAsset],
+    retention_job: str,
+    sentences: list[str],
+) -> Iterator[dg.RunRequest]:
+    for execution in catalog.executions.unsettled():
+        stream = streams.get(execution.job_id)
+        if stream is None:
+            continue
+        recorded = recorded_end(context.instance, execution.run_id)
+        if recorded is RecordedEnd.FAILED and execution.status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
+            catalog.executions.end(execution.execution_id, ExecutionStatus.FAILED, "its process died")
+        verdict = reconcile(
+            recorded,
+            stream.restart,
+            catalog.executions.failures_since_manual_start(execution.job_id),
+            now_ms=wall_clock_ms(),
+            random=Random(execution.execution_id),
+        )
+        sentences.append(f"{execution.job_id}: {verdict.reason}")
+        if isinstance(verdict, Restart):
+            attempts = context.instance.get_runs(dg.RunsFilter(tags={RESTART_OF_TAG: execution.execution_id}))
+            if all(run.is_finished for run in attempts):
+                yield _restart(stream, execution, len(attempts))
+        elif isinstance(verdict, Retain):
+            yield _retention(retention_job, execution, verdict)
+        else:
+            assert isinstance(verdict, Wait)
+
+
+def _restart(stream: StreamingAsset, execution: ExecutionRecord, attempts_before: int) -> dg.RunRequest:
+    return dg.RunRequest(
+        # A run that ended before it could begin an execution leaves the failure as it was: try once more.
+        run_key=f"restart-{execution.execution_id}-{attempts_before}",
+        job_name=stream.start_job.name,
+        tags={JOB_ID_TAG: stream.job_id, RESTART_OF_TAG: execution.execution_id},
+    )
+
+
+def _retention(retention_job: str, execution: ExecutionRecord, verdict: Retain) -> dg.RunRequest:
+    return dg.RunRequest(
+        run_key=f"retention-{execution.execution_id}",
+        job_name=retention_job,
+        run_config={
+            "ops": {
+                "apply_retention": {
+                    "config": {
+                        "job_id": execution.job_id,
+                        "execution_id": execution.execution_id,
+                        "state": verdict.state.value,
+                    }
+                }
+            }
+        },
+        tags={JOB_ID_TAG: execution.job_id},
+    )

@@ -27,7 +27,7 @@ from dagster_ckpt.coordinator.periodic_timer import PeriodicTimer
 from dagster_ckpt.coordinator.reasons import CheckpointFailureReason as Reason
 from dagster_ckpt.coordinator.request import TIMER_REQUEST, TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.coordinator.request_decider import Load, RequestDecider, Start, TooSoon, Wait
-from dagster_ckpt.options import CheckpointingMode, CheckpointOptions
+from dagster_ckpt.options import CheckpointOptions
 
 
 class _Phase(Enum):
@@ -52,17 +52,19 @@ class CheckpointCoordinator:
         options: The job's checkpointing options.
         first_number: Number of the first attempt.
         random: Where the first delay of the periodic timer is drawn from.
+
+    Raises:
+        OptionError: The options contradict each other (`CheckpointOptions.in_effect`).
     """
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
+        options = options.in_effect()
         self._options = options
         self._next_number = first_number
-        # Flink turns unaligned checkpoints off where the mode is at-least-once.
-        is_unaligned = options.unaligned and options.mode is CheckpointingMode.EXACTLY_ONCE
         self._decider = RequestDecider(
             max_concurrent=options.max_concurrent,
             min_pause_ms=options.min_pause_ms,
-            force_savepoints=not is_unaligned,
+            force_savepoints=not options.unaligned,
         )
         self._timer = PeriodicTimer(
             interval_ms=options.interval_ms, min_pause_ms=options.min_pause_ms, random=random

@@ -17,7 +17,6 @@ from dagster_ckpt.coordinator.events import (
     Event,
     QueryStarted,
     QueryStopped,
-    StopFailed,
     Tick,
     Triggered,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "QueryStarted",
     "QueryStopped",
     "Refuse",
-    "StopFailed",
     "StopQuery",
     "Tick",
     "TriggerKind",

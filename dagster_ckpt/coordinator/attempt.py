@@ -74,9 +74,7 @@ def begin_attempt(
         now_ms: Monotonic time.
     """
     alignment = alignment_of(options, kind)
-    may_turn_unaligned = (
-        alignment is Alignment.WAIT_FOR_COMMIT and options.unaligned and not kind.is_savepoint
-    )
+    may_turn_unaligned = alignment is Alignment.WAIT_FOR_COMMIT and options.unaligned and not kind.is_savepoint
     return Attempt(
         number=number,
         kind=kind,

@@ -17,7 +17,6 @@ from dagster_ckpt.coordinator.events import (
     Event,
     QueryStarted,
     QueryStopped,
-    StopFailed,
     Tick,
     Triggered,
 )
@@ -66,14 +65,11 @@ class CheckpointCoordinator:
             min_pause_ms=options.min_pause_ms,
             force_savepoints=not options.unaligned,
         )
-        self._timer = PeriodicTimer(
-            interval_ms=options.interval_ms, min_pause_ms=options.min_pause_ms, random=random
-        )
+        self._timer = PeriodicTimer(interval_ms=options.interval_ms, min_pause_ms=options.min_pause_ms, random=random)
         self._failures = FailureCounter(options.tolerable_failures)
         self._pending = PendingAttempts()
         self._phase = _Phase.STOPPED
         self._stop_request: TriggerRequest | None = None
-        self._final_savepoint: int | None = None
         self._cleaning = 0
         self._last_completion_ms: int | None = None
         self._now_ms = 0
@@ -135,8 +131,6 @@ class CheckpointCoordinator:
                 yield from self._failed(number, reason, detail)
             case CleaningChanged(pending=pending):
                 self._cleaning = pending
-            case StopFailed(number=number, detail=detail):
-                yield from self._stop_failed(number, detail)
 
     # The life of the query
 
@@ -144,12 +138,10 @@ class CheckpointCoordinator:
         if self._phase is _Phase.RUNNING:
             return
         self._phase = _Phase.RUNNING
-        self._final_savepoint = None
         self._timer.start(self._now_ms)
 
     def _query_stopped(self) -> Iterator[Action]:
         self._phase = _Phase.STOPPED
-        self._final_savepoint = None
         yield from self._suspend()
 
     def _suspend(self) -> Iterator[Action]:
@@ -170,24 +162,11 @@ class CheckpointCoordinator:
         yield action
         yield from self._suspend()
 
-    def _stop_failed(self, number: int, detail: str) -> Iterator[Action]:
-        if self._final_savepoint != number:
-            return
-        # Said once: the query is failing from here on.
-        self._final_savepoint = None
-        yield FailQuery(
-            Reason.JOB_FAILURE,
-            f"Savepoint {number} is complete and kept, but the query did not stop after it: {detail} "
-            "The query is failed, so that it restarts; to go on from the savepoint instead, start from it.",
-        )
-
     # Requests
 
     def _triggered(self, request: TriggerRequest) -> Iterator[Action]:
         if self._phase is not _Phase.RUNNING:
-            yield _refuse(
-                request, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, "Ask again when the query is running."
-            )
+            yield _refuse(request, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, "Ask again when the query is running.")
         elif request.origin is TriggerOrigin.PERIODIC and self._stop_request is not None:
             yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is under way.")
         elif self._is_known(request):
@@ -208,8 +187,7 @@ class CheckpointCoordinator:
             yield _refuse(
                 request,
                 Reason.TOO_MANY_CHECKPOINT_REQUESTS,
-                f"Stop-with-savepoint {self._stop_request.request_id} is under way, and there is only "
-                "one at a time.",
+                f"Stop-with-savepoint {self._stop_request.request_id} is under way, and there is only one at a time.",
             )
             return
         yield from self._suspend()
@@ -254,7 +232,6 @@ class CheckpointCoordinator:
         self._last_completion_ms = self._now_ms
         yield from self._abort(subsumed_by(attempt), Reason.CHECKPOINT_SUBSUMED)
         if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            self._final_savepoint = number
             yield from self._end_query(StopQuery(number))
 
     def _failed(self, number: int, reason: Reason, detail: str) -> Iterator[Action]:

@@ -88,23 +88,4 @@ class CleaningChanged:
     pending: int
 
 
-@dataclass(frozen=True)
-class StopFailed:
-    """The query did not come to its end after the `StopQuery` of a stop-with-savepoint."""
-
-    at_ms: int
-    number: int
-    detail: str
-
-
-Event = (
-    QueryStarted
-    | QueryStopped
-    | Tick
-    | Triggered
-    | CutTaken
-    | AttemptCompleted
-    | AttemptFailed
-    | CleaningChanged
-    | StopFailed
-)
+Event = QueryStarted | QueryStopped | Tick | Triggered | CutTaken | AttemptCompleted | AttemptFailed | CleaningChanged

@@ -67,5 +67,5 @@ def _counts(kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
             # In Flink tasks block in a synchronous savepoint until they hear of its completion,
             # so a failed one must fail the job or they would wait for ever. Here nothing in the
             # query waits for it: the process that hears of the failure is the one that lets the
-            # next batch go on, and the attempt's timeout bounds the wait.
+            # query go on, and the attempt's timeout bounds the wait.
             return False

@@ -99,13 +99,3 @@ class CheckpointFailureReason(Enum):
         FailureSide.COORDINATOR,
         "The query is stopping or has stopped.",
     )
-    CHECKPOINT_COORDINATOR_SHUTDOWN = (
-        False,
-        FailureSide.COORDINATOR,
-        "The process that takes the images is shutting down.",
-    )
-    JOB_FAILURE = (
-        False,
-        FailureSide.QUERY,
-        "The query has failed.",
-    )

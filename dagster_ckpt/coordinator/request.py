@@ -10,8 +10,8 @@ class TriggerKind(Enum):
     """What is asked for.
 
     `STOP_WITH_SAVEPOINT` is a savepoint that the query's life ends with: whoever runs the
-    attempt holds back the next batch from the cut until the attempt's end, so that the
-    savepoint is the last thing the query did.
+    attempt lets no batch begin between the cut and the attempt's end, so that the savepoint is
+    the last thing the query did.
     """
 
     CHECKPOINT = auto()

@@ -1,0 +1,78 @@
+"""The language of the contract cases: one line for an event, one line for an action."""
+
+from random import Random
+
+from dagster_ckpt.coordinator import (
+    Abort,
+    Action,
+    AttemptCompleted,
+    AttemptFailed,
+    Begin,
+    CheckpointFailureReason,
+    CleaningChanged,
+    CutTaken,
+    Discard,
+    Event,
+    FailQuery,
+    QueryStarted,
+    QueryStopped,
+    Refuse,
+    StopQuery,
+    Tick,
+    Triggered,
+    TriggerKind,
+    TriggerOrigin,
+    TriggerRequest,
+)
+
+_REQUESTS = {
+    "checkpoint": (TriggerKind.CHECKPOINT, TriggerOrigin.USER),
+    "savepoint": (TriggerKind.SAVEPOINT, TriggerOrigin.USER),
+    "stop": (TriggerKind.STOP_WITH_SAVEPOINT, TriggerOrigin.USER),
+    "periodic": (TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC),
+}
+_PLAIN = {"started": QueryStarted, "stopped": QueryStopped, "tick": Tick}
+_NUMBERED = {"cut": CutTaken, "completed": AttemptCompleted, "cleaning": CleaningChanged}
+
+
+class FixedDelay(Random):
+    """Draws the same first delay of the timer every time."""
+
+    def __init__(self, delay_ms: int) -> None:
+        super().__init__(0)
+        self._delay_ms = delay_ms
+
+    def randint(self, a: int, b: int) -> int:
+        assert a <= self._delay_ms <= b, f"a first delay of {self._delay_ms} is not within {a}..{b}"
+        return self._delay_ms
+
+
+def event(at_ms: int, line: str) -> Event:
+    """What `line` says has happened, e.g. "savepoint s-1", "cut 3", "failed 3 IO_EXCEPTION"."""
+    word, *rest = line.split()
+    if word in _REQUESTS:
+        return Triggered(at_ms, TriggerRequest(rest[0], *_REQUESTS[word]))
+    if word in _PLAIN:
+        return _PLAIN[word](at_ms)
+    number = int(rest[0])
+    if word == "failed":
+        return AttemptFailed(at_ms, number, CheckpointFailureReason[rest[1]], " ".join(rest[2:]))
+    return _NUMBERED[word](at_ms, number)
+
+
+def told(action: Action) -> str:
+    """An action as the cases write it."""
+    match action:
+        case Begin(attempt):
+            whom = f" for {attempt.request_id}" if attempt.request_id else ""
+            return f"begin {attempt.number} {attempt.kind.name.lower()}{whom}"
+        case Abort(number, reason):
+            return f"abort {number} {reason.name}"
+        case Discard(number, reason):
+            return f"discard {number} {reason.name}"
+        case Refuse(request_id, reason, _):
+            return f"refuse {request_id or 'timer'} {reason.name}"
+        case FailQuery(reason, _):
+            return f"fail query {reason.name}"
+        case StopQuery(number):
+            return f"stop query {number}"

@@ -1,0 +1,99 @@
+"""The single rules: which reasons count, the failure counter, the first delay, a decider's queue."""
+
+from random import Random
+
+import pytest
+
+from dagster_ckpt.coordinator import (
+    CheckpointCoordinator,
+    CheckpointFailureReason,
+    QueryStarted,
+    TriggerKind,
+    TriggerOrigin,
+    TriggerRequest,
+)
+from dagster_ckpt.coordinator.failures import FailureCounter
+from dagster_ckpt.coordinator.request_decider import Load, RequestDecider, Start
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.options import CheckpointOptions
+
+COUNTED = {
+    CheckpointFailureReason.IO_EXCEPTION,
+    CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION,
+    CheckpointFailureReason.CHECKPOINT_DECLINED,
+    CheckpointFailureReason.CHECKPOINT_EXPIRED,
+    CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
+}
+IDLE = Load(now_ms=0, triggering=False, pending=0, cleaning=0, last_completion_ms=None)
+
+
+@pytest.mark.parametrize("reason", CheckpointFailureReason)
+def test_exactly_the_listed_reasons_count_against_a_checkpoint(reason: CheckpointFailureReason) -> None:
+    assert FailureCounter(0).exceeded_by(1, TriggerKind.CHECKPOINT, reason) is (reason in COUNTED)
+
+
+@pytest.mark.parametrize("reason", CheckpointFailureReason)
+def test_no_reason_counts_against_a_stop_with_savepoint(reason: CheckpointFailureReason) -> None:
+    assert not FailureCounter(0).exceeded_by(1, TriggerKind.STOP_WITH_SAVEPOINT, reason)
+
+
+def test_every_reason_is_a_member_of_its_own_with_a_sentence() -> None:
+    # Members of an Enum that have equal values would silently be one.
+    assert len(CheckpointFailureReason) == len(CheckpointFailureReason.__members__)
+    assert all(reason.sentence.endswith(".") for reason in CheckpointFailureReason)
+
+
+def test_the_same_number_counts_once_and_an_old_one_not_at_all() -> None:
+    counter = FailureCounter(1)
+    declined = CheckpointFailureReason.CHECKPOINT_DECLINED
+    counter.succeeded(4)
+    assert not counter.exceeded_by(4, TriggerKind.CHECKPOINT, declined)
+    assert not counter.exceeded_by(5, TriggerKind.CHECKPOINT, declined)
+    assert not counter.exceeded_by(5, TriggerKind.CHECKPOINT, declined)
+    assert counter.consecutive == 1
+    assert counter.exceeded_by(6, TriggerKind.CHECKPOINT, declined)
+
+
+def test_an_old_success_does_not_end_a_streak_of_failures() -> None:
+    counter = FailureCounter(2)
+    counter.succeeded(4)
+    counter.exceeded_by(5, TriggerKind.CHECKPOINT, CheckpointFailureReason.CHECKPOINT_DECLINED)
+    counter.succeeded(3)
+    assert counter.consecutive == 1
+
+
+def test_the_first_delay_is_spread_over_the_time_from_the_pause_to_the_interval() -> None:
+    options = CheckpointOptions(interval_ms=100, min_pause_ms=90)
+    seen = set()
+    for seed in range(200):
+        coordinator = CheckpointCoordinator(options, first_number=1, random=Random(seed))
+        coordinator.handle(QueryStarted(1000))
+        seen.add(coordinator.next_deadline_ms)
+    assert seen == set(range(1090, 1101))
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    options = CheckpointOptions(unaligned=True, max_concurrent=2)
+    with pytest.raises(OptionError, match="max concurrent checkpoints is 2"):
+        CheckpointCoordinator(options, first_number=1, random=Random(0))
+
+
+def test_a_forced_savepoint_starts_with_all_slots_taken_and_a_checkpoint_does_not() -> None:
+    busy = Load(now_ms=0, triggering=False, pending=1, cleaning=0, last_completion_ms=None)
+    decider = RequestDecider(max_concurrent=1, min_pause_ms=0, force_savepoints=True)
+    checkpoint = TriggerRequest("c", TriggerKind.CHECKPOINT, TriggerOrigin.USER)
+    savepoint = TriggerRequest("s", TriggerKind.SAVEPOINT, TriggerOrigin.USER)
+    decider.submit(checkpoint)
+    decider.submit(savepoint)
+    assert decider.decide(busy) == Start(savepoint)
+    assert decider.waiting == (checkpoint,)
+    decider.decide(busy)
+    assert decider.waiting == (checkpoint,)
+    assert decider.decide(IDLE) == Start(checkpoint)
+
+
+def test_a_full_queue_of_periodic_requests_keeps_the_older_ones() -> None:
+    decider = RequestDecider(max_concurrent=1, min_pause_ms=0, force_savepoints=True, max_queued=2)
+    requests = [TriggerRequest(f"p-{i}", TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC) for i in range(3)]
+    assert [decider.submit(request) for request in requests] == [None, None, requests[2]]
+    assert decider.waiting == tuple(requests[:2])

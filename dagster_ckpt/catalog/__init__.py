@@ -1,0 +1,41 @@
+"""The SQL record of jobs, executions, leases, images, requests and events; it outlives every process.
+
+No bytes of images and no decisions live here: it keeps what others decided, in transactions, and tells of each change
+through an outbox of events. Start with `catalog.py`, then `records.py` for what is kept and `tables.py` for how.
+"""
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import (
+    EventRecord,
+    EventType,
+    ExecutionRecord,
+    ExecutionStatus,
+    Holder,
+    ImageRecord,
+    ImageStatus,
+    ImageTrigger,
+    JobRecord,
+    LeaseRecord,
+    RequestKind,
+    RequestRecord,
+    RequestStatus,
+    StartCause,
+)
+
+__all__ = [
+    "Catalog",
+    "EventRecord",
+    "EventType",
+    "ExecutionRecord",
+    "ExecutionStatus",
+    "Holder",
+    "ImageRecord",
+    "ImageStatus",
+    "ImageTrigger",
+    "JobRecord",
+    "LeaseRecord",
+    "RequestKind",
+    "RequestRecord",
+    "RequestStatus",
+    "StartCause",
+]

@@ -1,0 +1,42 @@
+"""The outbox: what happened, in the order of commits, for readers with a cursor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from dagster_ckpt.catalog.database import Database, as_dict
+from dagster_ckpt.catalog.records import EventRecord, EventType
+from dagster_ckpt.catalog.tables import event_counter, events
+
+
+class EventStore:
+    """What happened. Sequences rise without a gap, so a reader's cursor never passes over an event."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def after(self, sequence: int, *, limit: int = 1000) -> list[EventRecord]:
+        """Events after a sequence, in order.
+
+        Args:
+            sequence: The last event a reader has dealt with; 0 for all.
+            limit: At most so many.
+        """
+        query = select(events).where(events.c.sequence > sequence).order_by(events.c.sequence).limit(limit)
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+    def latest_sequence(self) -> int:
+        """Sequence of the newest event; 0 where nothing has happened yet."""
+        with self._database.reading() as connection:
+            return int(connection.execute(select(event_counter.c.last_sequence)).scalar_one())
+
+
+def _record(row: Row[Any]) -> EventRecord:
+    values = dict(row._mapping)
+    known = {event.value for event in EventType}
+    values["type"] = EventType(values["type"]) if values["type"] in known else EventType.UNKNOWN
+    values["payload"] = as_dict(values["payload"])
+    return EventRecord(**values)

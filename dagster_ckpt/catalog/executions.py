@@ -1,0 +1,194 @@
+"""Executions of jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, Select, func, select
+
+from dagster_ckpt.catalog.database import Database, as_dict, as_text, optional_dict
+from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, StartCause
+from dagster_ckpt.catalog.tables import executions
+from dagster_ckpt.errors import CatalogError
+
+_ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING")]
+
+
+class ExecutionStore:
+    """What the catalog knows of executions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(
+        self, execution_id: str, *, job_id: str, run_id: str, cause: StartCause, holder: Holder
+    ) -> ExecutionRecord:
+        """Record the begin of an execution. Whoever begins holds the job's lease.
+
+        Earlier executions that nobody settled are settled by this one: it goes on from what they left.
+        """
+        with self._database.writing() as connection:
+            now_ms = self._database.now_ms(connection)
+            of_job = executions.c.job_id == job_id
+            ordinal = connection.execute(select(func.max(executions.c.ordinal)).where(of_job)).scalar() or 0
+            lost = of_job & executions.c.status.not_in(_ENDED)
+            connection.execute(
+                executions.update()
+                .where(lost)
+                .values(
+                    status=ExecutionStatus.FAILED.value,
+                    ended_at_ms=now_ms,
+                    reason=f"its process was gone when execution {execution_id} began",
+                )
+            )
+            connection.execute(executions.update().where(of_job).values(settled=True))
+            connection.execute(
+                executions.insert().values(
+                    execution_id=execution_id,
+                    job_id=job_id,
+                    ordinal=ordinal + 1,
+                    run_id=run_id,
+                    cause=cause.value,
+                    status=ExecutionStatus.STARTING.value,
+                    settled=False,
+                    host=holder.host,
+                    pid=holder.pid,
+                    started_at_ms=now_ms,
+                    heartbeat_at_ms=now_ms,
+                )
+            )
+            self._database.tell(
+                connection,
+                job_id,
+                EventType.EXECUTION_STARTED,
+                execution_id=execution_id,
+                payload={"run_id": run_id, "cause": cause.value},
+            )
+        return self.get(execution_id)
+
+    def running(self, execution_id: str, *, live_directory: str, recovery: dict[str, Any]) -> None:
+        """Record that the query is started, and what it started from."""
+        self._change(
+            execution_id,
+            status=ExecutionStatus.RUNNING.value,
+            live_directory=live_directory,
+            recovery=as_text(recovery),
+        )
+
+    def heartbeat(self, execution_id: str, progress: dict[str, Any]) -> None:
+        """Record the newest figures of the query."""
+        with self._database.writing() as connection:
+            connection.execute(
+                executions.update()
+                .where(executions.c.execution_id == execution_id)
+                .values(progress=as_text(progress), heartbeat_at_ms=self._database.now_ms(connection))
+            )
+
+    def end(self, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False) -> None:
+        """Record the end of an execution; one that has ended already stays as it is."""
+        with self._database.writing() as connection:
+            alive = executions.c.status.not_in(_ENDED)
+            job_id = connection.execute(
+                executions.update()
+                .where((executions.c.execution_id == execution_id) & alive)
+                .values(
+                    status=status.value,
+                    ended_at_ms=self._database.now_ms(connection),
+                    reason=reason,
+                    settled=settled,
+                )
+                .returning(executions.c.job_id)
+            ).scalar_one_or_none()
+            if job_id is not None:
+                self._database.tell(
+                    connection,
+                    job_id,
+                    EventType.EXECUTION_ENDED,
+                    execution_id=execution_id,
+                    payload={"status": status.value, "reason": reason},
+                )
+
+    def settle(self, execution_id: str, status: ExecutionStatus) -> None:
+        """Record that nothing is left to do for an execution; it ends with `status` if it has not ended yet."""
+        self.end(execution_id, status, f"settled as {status.value}")
+        self._change(execution_id, settled=True)
+
+    def get(self, execution_id: str) -> ExecutionRecord:
+        """One execution.
+
+        Raises:
+            CatalogError: There is none of this id.
+        """
+        found = self._all(select(executions).where(executions.c.execution_id == execution_id))
+        if not found:
+            raise CatalogError(
+                f"The catalog {self._database.shown_url} knows no execution {execution_id!r}. "
+                "Look at the job's executions for its id."
+            )
+        return found[0]
+
+    def of_job(self, job_id: str, *, limit: int | None = None) -> list[ExecutionRecord]:
+        """Executions of a job, newest first."""
+        return self._all(_newest_first(job_id).limit(limit))
+
+    def latest(self, job_id: str) -> ExecutionRecord | None:
+        """The newest execution of a job."""
+        return next(iter(self.of_job(job_id, limit=1)), None)
+
+    def unsettled(self) -> list[ExecutionRecord]:
+        """Executions for which something is left to do, or that run, oldest first."""
+        return self._all(
+            select(executions)
+            .where(executions.c.settled.is_(False))
+            .order_by(executions.c.job_id, executions.c.ordinal)
+        )
+
+    def failures_since_manual_start(self, job_id: str) -> list[int]:
+        """When executions failed since a person last started the job, in ms since the epoch, oldest first."""
+        failed: list[int] = []
+        for execution in self.of_job(job_id):
+            if execution.status is ExecutionStatus.FAILED and execution.ended_at_ms is not None:
+                failed.append(execution.ended_at_ms)
+            if execution.cause is StartCause.MANUAL:
+                break
+        return failed[::-1]
+
+    def last_batch(self, job_id: str, live_directory: str | None) -> int | None:
+        """The newest batch that an execution reported as committed in a live directory, or None."""
+        for execution in self.of_job(job_id):
+            if execution.live_directory != live_directory:
+                continue
+            batch_id = (execution.progress or {}).get("batch_id")
+            if isinstance(batch_id, int):
+                return batch_id
+        return None
+
+    def last_sinks(self, job_id: str) -> list[str]:
+        """The sinks that the newest execution which reported any wrote to, as Spark names them."""
+        for execution in self.of_job(job_id):
+            sinks = (execution.progress or {}).get("sinks")
+            if isinstance(sinks, list) and sinks:
+                return [str(sink) for sink in sinks]
+        return []
+
+    def _change(self, execution_id: str, **values: Any) -> None:
+        with self._database.writing() as connection:
+            connection.execute(executions.update().where(executions.c.execution_id == execution_id).values(**values))
+
+    def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+
+def _newest_first(job_id: str) -> Select[Any]:
+    return select(executions).where(executions.c.job_id == job_id).order_by(executions.c.ordinal.desc())
+
+
+def _record(row: Row[Any]) -> ExecutionRecord:
+    values = dict(row._mapping)
+    del values["ordinal"]
+    values["cause"] = StartCause(values["cause"])
+    values["status"] = ExecutionStatus(values["status"])
+    values["recovery"] = optional_dict(values["recovery"])
+    values["progress"] = as_dict(values["progress"]) if values["progress"] is not None else None
+    return ExecutionRecord(**values)

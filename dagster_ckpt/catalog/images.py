@@ -1,0 +1,195 @@
+"""Checkpoints and savepoints."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, select
+
+from dagster_ckpt.catalog.database import Database, as_text, optional_dict
+from dagster_ckpt.catalog.records import EventType, ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.tables import images, jobs
+from dagster_ckpt.errors import ImageNotFoundError
+
+CHECKPOINT = "CHECKPOINT"
+
+
+class ImageStore:
+    """What the catalog knows of images. A row that cannot be read is listed as BROKEN, never left out."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(
+        self,
+        *,
+        image_id: str,
+        job_id: str,
+        execution_id: str | None,
+        kind: str,
+        number: int,
+        trigger: ImageTrigger,
+        timeline: int,
+        label: str | None = None,
+        request_id: str | None = None,
+    ) -> ImageRecord:
+        """Record that an image is being taken."""
+        with self._database.writing() as connection:
+            connection.execute(
+                images.insert().values(
+                    image_id=image_id,
+                    job_id=job_id,
+                    execution_id=execution_id,
+                    kind=kind,
+                    number=number,
+                    status=ImageStatus.IN_PROGRESS.value,
+                    trigger=trigger.value,
+                    timeline=timeline,
+                    label=label,
+                    request_id=request_id,
+                    properties="{}",
+                    created_at_ms=self._database.now_ms(connection),
+                )
+            )
+            return _get(connection, image_id)
+
+    def complete(self, image_id: str, **facts: Any) -> ImageRecord:
+        """Record that an image is whole in storage.
+
+        Args:
+            image_id: The image.
+            **facts: Fields of `ImageRecord`: location, batch_id, query_id, full_bytes, incremental_bytes, file_count,
+                rows, state_rows, watermark, duration_ms, properties.
+        """
+        with self._database.writing() as connection:
+            values = {**facts, "properties": as_text(facts.get("properties") or {})}
+            connection.execute(
+                images.update()
+                .where(images.c.image_id == image_id)
+                .values(
+                    status=ImageStatus.COMPLETED.value,
+                    completed_at_ms=self._database.now_ms(connection),
+                    **values,
+                )
+            )
+            image = _get(connection, image_id)
+            self._tell(connection, image, "COMPLETED", {"batch_id": image.batch_id, "location": image.location})
+            return image
+
+    def fail(self, image_id: str, reason: str) -> None:
+        """Record that an image was not taken; one that is completed stays as it is."""
+        with self._database.writing() as connection:
+            pending = (images.c.image_id == image_id) & (images.c.status == ImageStatus.IN_PROGRESS.value)
+            failed = images.update().where(pending).values(status=ImageStatus.FAILED.value, failure_reason=reason)
+            if connection.execute(failed).rowcount:
+                self._tell(connection, _get(connection, image_id), "FAILED", {"reason": reason})
+
+    def mark_deleting(self, image_id: str) -> None:
+        """Record that the bytes of an image are being deleted: nobody recovers from it any more."""
+        with self._database.writing() as connection:
+            _get(connection, image_id)
+            connection.execute(
+                images.update().where(images.c.image_id == image_id).values(status=ImageStatus.DELETING.value)
+            )
+
+    def deleted(self, image_id: str, reason: str) -> None:
+        """Record that the bytes of an image are gone, and why."""
+        with self._database.writing() as connection:
+            connection.execute(
+                images.update().where(images.c.image_id == image_id).values(status=ImageStatus.DELETED.value)
+            )
+            image = _get(connection, image_id)
+            payload = {"reason": reason, "location": image.location}
+            self._database.tell(connection, image.job_id, EventType.IMAGE_DELETED, image_id=image_id, payload=payload)
+
+    def get(self, image_id: str) -> ImageRecord:
+        """One image.
+
+        Raises:
+            ImageNotFoundError: There is none of this id.
+        """
+        with self._database.reading() as connection:
+            return _get(connection, image_id)
+
+    def of_job(self, job_id: str, *, kind: str | None = None, status: ImageStatus | None = None) -> list[ImageRecord]:
+        """Images of a job, newest first."""
+        query = select(images).where(images.c.job_id == job_id)
+        if kind is not None:
+            query = query.where(images.c.kind == kind)
+        if status is not None:
+            query = query.where(images.c.status == status.value)
+        return self._all(query)
+
+    def completed(self, job_id: str) -> list[ImageRecord]:
+        """Images of a job that a person may name as a starting point, newest first."""
+        return self.of_job(job_id, status=ImageStatus.COMPLETED)
+
+    def newest_checkpoint(self, job_id: str) -> ImageRecord | None:
+        """The newest completed checkpoint: what the next one may share bytes with."""
+        return next(iter(self.of_job(job_id, kind=CHECKPOINT, status=ImageStatus.COMPLETED)), None)
+
+    def restorable(self, job_id: str) -> list[ImageRecord]:
+        """Images that an automatic recovery may take, newest first.
+
+        They are those of the job's current timeline, and the one that this timeline began with.
+        """
+        with self._database.reading() as connection:
+            job = connection.execute(
+                select(jobs.c.timeline, jobs.c.restored_image_id).where(jobs.c.job_id == job_id)
+            ).one_or_none()
+        if job is None:
+            return []
+        return [
+            image
+            for image in self.completed(job_id)
+            if image.timeline == job.timeline or image.image_id == job.restored_image_id
+        ]
+
+    def _all(self, query: Select[Any]) -> list[ImageRecord]:
+        with self._database.reading() as connection:
+            ordered = query.order_by(images.c.number.desc(), images.c.created_at_ms.desc())
+            return [_record(row) for row in connection.execute(ordered)]
+
+    def _tell(self, connection: Connection, image: ImageRecord, what: str, payload: dict[str, Any]) -> None:
+        kind = "CHECKPOINT" if image.kind == CHECKPOINT else "SAVEPOINT"
+        self._database.tell(
+            connection,
+            image.job_id,
+            EventType[f"{kind}_{what}"],
+            image_id=image.image_id,
+            execution_id=image.execution_id,
+            payload=payload,
+        )
+
+
+def _get(connection: Connection, image_id: str) -> ImageRecord:
+    row = connection.execute(select(images).where(images.c.image_id == image_id)).one_or_none()
+    if row is None:
+        raise ImageNotFoundError(
+            f"The catalog knows no image {image_id!r}. List the job's images for one it knows, or give a location."
+        )
+    return _record(row)
+
+
+def _record(row: Row[Any]) -> ImageRecord:
+    names = {field.name for field in fields(ImageRecord)}
+    values = {name: value for name, value in row._mapping.items() if name in names}
+    troubles = []
+    properties = optional_dict(values["properties"])
+    if properties is None:
+        troubles.append(f"properties are not JSON: {values['properties']!r:.80}")
+    values["properties"] = properties or {}
+    try:
+        values["trigger"] = ImageTrigger(values["trigger"])
+    except ValueError:
+        troubles.append(f"unknown trigger {values['trigger']!r}")
+        values["trigger"] = ImageTrigger.UNKNOWN
+    try:
+        values["status"] = ImageStatus(values["status"])
+    except ValueError:
+        troubles.append(f"unknown status {values['status']!r}")
+    if troubles:
+        values["status"] = ImageStatus.BROKEN
+        values["broken"] = "; ".join(troubles)
+    return ImageRecord(**values)

@@ -1,0 +1,133 @@
+"""Streaming jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from dagster_ckpt.catalog.database import Database, as_dict, as_text, optional_dict
+from dagster_ckpt.catalog.records import EventType, JobRecord
+from dagster_ckpt.catalog.tables import jobs
+from dagster_ckpt.errors import JobNotFoundError
+
+_JSON = {"options", "pending_restore"}
+
+
+class JobStore:
+    """What the catalog knows of jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def ensure(self, job_id: str, *, name: str, asset_key: str, options: dict[str, Any]) -> JobRecord:
+        """Make a job known, or refresh its name, asset key and options."""
+        with self._database.writing() as connection:
+            now_ms = self._database.now_ms(connection)
+            described = {"name": name, "asset_key": asset_key, "options": as_text(options), "updated_at_ms": now_ms}
+            known = connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(**described)).rowcount
+            if not known:
+                connection.execute(
+                    jobs.insert().values(
+                        job_id=job_id, live_generation=0, timeline=0, next_number=1, created_at_ms=now_ms, **described
+                    )
+                )
+            return _get(connection, job_id)
+
+    def get(self, job_id: str) -> JobRecord:
+        """One job.
+
+        Raises:
+            JobNotFoundError: It was never started.
+        """
+        with self._database.reading() as connection:
+            return _get(connection, job_id)
+
+    def all(self) -> list[JobRecord]:
+        """Every job, by id."""
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(select(jobs).order_by(jobs.c.job_id))]
+
+    def update(self, job_id: str, **fields: Any) -> JobRecord:
+        """Change fields of a job.
+
+        Raises:
+            JobNotFoundError: It was never started.
+        """
+        values = {
+            name: as_text(value) if name in _JSON and value is not None else value for name, value in fields.items()
+        }
+        with self._database.writing() as connection:
+            values["updated_at_ms"] = self._database.now_ms(connection)
+            connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(**values))
+            return _get(connection, job_id)
+
+    def allocate_number(self, job_id: str) -> int:
+        """Take the next number of the job's counter.
+
+        Raises:
+            JobNotFoundError: It was never started.
+        """
+        with self._database.writing() as connection:
+            _get(connection, job_id)
+            counted = jobs.update().where(jobs.c.job_id == job_id).values(next_number=jobs.c.next_number + 1)
+            return int(connection.execute(counted.returning(jobs.c.next_number)).scalar_one()) - 1
+
+    def switch_live_directory(
+        self,
+        job_id: str,
+        live_directory: str,
+        *,
+        restored_image_id: str | None = None,
+        pending_restore: dict[str, Any] | None = None,
+    ) -> JobRecord:
+        """Make another directory the job's live one; its generation rises.
+
+        Args:
+            job_id: The job.
+            live_directory: The new directory, which stands ready.
+            restored_image_id: The image it was made from: a new timeline begins with it.
+            pending_restore: What is still to be done before the query may start. With it, and without an
+                image, a new timeline begins with nothing.
+        """
+        with self._database.writing() as connection:
+            before = _get(connection, job_id)
+            new_timeline = restored_image_id is not None or pending_restore is not None
+            connection.execute(
+                jobs.update()
+                .where(jobs.c.job_id == job_id)
+                .values(
+                    live_directory=live_directory,
+                    live_generation=before.live_generation + 1,
+                    timeline=before.timeline + int(new_timeline),
+                    restored_image_id=restored_image_id if new_timeline else before.restored_image_id,
+                    pending_restore=as_text(pending_restore) if pending_restore is not None else None,
+                    updated_at_ms=self._database.now_ms(connection),
+                )
+            )
+            self._database.tell(
+                connection,
+                job_id,
+                EventType.RESTORED,
+                image_id=restored_image_id,
+                payload={"live_directory": live_directory},
+            )
+            return _get(connection, job_id)
+
+
+def _get(connection: Connection, job_id: str) -> JobRecord:
+    row = connection.execute(select(jobs).where(jobs.c.job_id == job_id)).one_or_none()
+    if row is None:
+        known = ", ".join(connection.execute(select(jobs.c.job_id).order_by(jobs.c.job_id)).scalars()) or "none yet"
+        raise JobNotFoundError(
+            f"The catalog knows no job {job_id!r}: it was never started, or this is another catalog. "
+            f"Jobs it knows: {known}."
+        )
+    return _record(row)
+
+
+def _record(row: Row[Any]) -> JobRecord:
+    values = dict(row._mapping)
+    values["options"] = as_dict(values["options"])
+    values["pending_restore"] = optional_dict(values["pending_restore"])
+    return JobRecord(**values)

@@ -1,0 +1,127 @@
+"""Leases: one writer for each job."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
+from dagster_ckpt.catalog.tables import leases
+from dagster_ckpt.errors import LeaseHeldError, LeaseLostError
+
+_EMPTY = {column.name: None for column in leases.columns if column.name not in ("job_id", "token")}
+
+
+class LeaseStore:
+    """Who may write which job, by the database's clock."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def acquire(self, job_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None) -> LeaseRecord:
+        """Become the holder of a job's lease, if nobody is or the one who was has run out.
+
+        Args:
+            job_id: The job.
+            holder: Who asks.
+            ttl_ms: How long the lease lasts without a renewal.
+            take_over: Token of a lease that is to be taken although it has not run out, because its
+                holder is proven to have ended. A lease with another token is not taken.
+
+        Raises:
+            LeaseHeldError: Somebody holds it.
+        """
+        with self._database.writing() as connection:
+            now_ms = self._database.now_ms(connection)
+            row = _row(connection, job_id, for_update=True)
+            before = _record(row, now_ms) if row is not None and row.execution_id is not None else None
+            if before is not None and not before.expired and before.token != take_over:
+                raise LeaseHeldError(_held(before, now_ms))
+            values = {
+                **asdict(holder),
+                "token": (row.token if row is not None else 0) + 1,
+                "acquired_at_ms": now_ms,
+                "renewed_at_ms": now_ms,
+                "expires_at_ms": now_ms + ttl_ms,
+            }
+            if row is None:
+                connection.execute(leases.insert().values(job_id=job_id, **values))
+            else:
+                connection.execute(leases.update().where(leases.c.job_id == job_id).values(**values))
+            if before is not None:
+                self._database.tell(
+                    connection,
+                    job_id,
+                    EventType.LEASE_TAKEN_OVER,
+                    execution_id=holder.execution_id,
+                    payload={"from_execution": before.execution_id, "from_run": before.run_id},
+                )
+            return _record(connection.execute(select(leases).where(leases.c.job_id == job_id)).one(), now_ms)
+
+    def renew(self, job_id: str, token: int, ttl_ms: int) -> LeaseRecord:
+        """Make a lease last again.
+
+        Raises:
+            LeaseLostError: Another execution took it, or it was released.
+        """
+        with self._database.writing() as connection:
+            now_ms = self._database.now_ms(connection)
+            mine = (leases.c.job_id == job_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
+            renewed = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
+            if not connection.execute(renewed).rowcount:
+                raise LeaseLostError(_lost(job_id, _row(connection, job_id)))
+            return _record(connection.execute(select(leases).where(leases.c.job_id == job_id)).one(), now_ms)
+
+    def release(self, job_id: str, token: int) -> None:
+        """Give a lease up; one that is not held any more is no error."""
+        with self._database.writing() as connection:
+            mine = (leases.c.job_id == job_id) & (leases.c.token == token)
+            connection.execute(leases.update().where(mine).values(**_EMPTY))
+
+    def current(self, job_id: str) -> LeaseRecord | None:
+        """The lease of a job, run out or not; None where nobody holds it."""
+        with self._database.reading() as connection:
+            row = _row(connection, job_id)
+            if row is None or row.execution_id is None:
+                return None
+            return _record(row, self._database.now_ms(connection))
+
+    def check(self, job_id: str, token: int) -> None:
+        """Make sure that a token is still that of the job's writer.
+
+        Raises:
+            LeaseLostError: It is not.
+        """
+        with self._database.reading() as connection:
+            row = _row(connection, job_id)
+            if row is None or row.token != token or row.execution_id is None:
+                raise LeaseLostError(_lost(job_id, row))
+
+
+def _row(connection: Connection, job_id: str, *, for_update: bool = False) -> Row[Any] | None:
+    query = select(leases).where(leases.c.job_id == job_id)
+    return connection.execute(query.with_for_update() if for_update else query).one_or_none()
+
+
+def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
+    return LeaseRecord(**row._mapping, expired=row.expires_at_ms <= now_ms)
+
+
+def _held(lease: LeaseRecord, now_ms: int) -> str:
+    return (
+        f"Job {lease.job_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
+        f"whose lease lasts {(lease.expires_at_ms - now_ms) / 1000:.0f} s more unless it is renewed. A streaming "
+        "job has one writer: terminate that run, or wait until it has ended."
+    )
+
+
+def _lost(job_id: str, row: Row[Any] | None) -> str:
+    if row is None or row.execution_id is None:
+        return f"The lease of job {job_id!r} is no longer held by this execution: it was released. Start the job again."
+    return (
+        f"The lease of job {job_id!r} is held by run {row.run_id} (process {row.pid} on {row.host}) now. This "
+        "execution had not renewed it in time, and stops its query so that there is one writer."
+    )

@@ -1,0 +1,8 @@
+"""Alembic's entry: migrates over the connection that `schema.upgrade` hands in."""
+
+from alembic import context
+
+from dagster_ckpt.catalog.tables import metadata
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+context.run_migrations()

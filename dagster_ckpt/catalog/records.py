@@ -1,0 +1,258 @@
+"""What the catalog records: frozen values, and the states they can be in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class StartCause(StrEnum):
+    """Who began an execution."""
+
+    MANUAL = "MANUAL"
+    RESTART_IN_PLACE = "RESTART_IN_PLACE"
+    RESTART_NEW_RUN = "RESTART_NEW_RUN"
+
+
+class ExecutionStatus(StrEnum):
+    """Where an execution is: STARTING → RUNNING → one of the others."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+    SUSPENDED = "SUSPENDED"
+
+
+class ImageStatus(StrEnum):
+    """Where an image is: IN_PROGRESS → COMPLETED or FAILED; COMPLETED → DELETING → DELETED.
+
+    BROKEN is never stored: it is what a row that cannot be read is listed as.
+    """
+
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    DELETING = "DELETING"
+    DELETED = "DELETED"
+    BROKEN = "BROKEN"
+
+
+class ImageTrigger(StrEnum):
+    """Why an image was taken."""
+
+    PERIODIC = "PERIODIC"
+    MANUAL = "MANUAL"
+    STOP = "STOP"
+    UNKNOWN = "UNKNOWN"
+
+
+class RequestKind(StrEnum):
+    """What is asked of a job."""
+
+    CHECKPOINT = "CHECKPOINT"
+    SAVEPOINT = "SAVEPOINT"
+    STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
+    CANCEL = "CANCEL"
+    SUSPEND = "SUSPEND"
+    START = "START"
+
+
+class RequestStatus(StrEnum):
+    """Where a request is: PENDING → ACCEPTED → COMPLETED or FAILED; PENDING or ACCEPTED → WITHDRAWN."""
+
+    PENDING = "PENDING"
+    ACCEPTED = "ACCEPTED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    WITHDRAWN = "WITHDRAWN"
+
+
+class EventType(StrEnum):
+    """What the event outbox tells of."""
+
+    EXECUTION_STARTED = "EXECUTION_STARTED"
+    EXECUTION_ENDED = "EXECUTION_ENDED"
+    CHECKPOINT_COMPLETED = "CHECKPOINT_COMPLETED"
+    CHECKPOINT_FAILED = "CHECKPOINT_FAILED"
+    SAVEPOINT_COMPLETED = "SAVEPOINT_COMPLETED"
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    IMAGE_DELETED = "IMAGE_DELETED"
+    RESTORED = "RESTORED"
+    LEASE_TAKEN_OVER = "LEASE_TAKEN_OVER"
+    REQUEST_RESOLVED = "REQUEST_RESOLVED"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A streaming job.
+
+    Attributes:
+        job_id: Stable id.
+        name: Name of its query.
+        asset_key: Dagster asset key as a user string.
+        options: What operators want to see of its options.
+        live_directory: Spark's checkpoint location now, or None before the first start and after a cancellation
+            that deleted it.
+        live_generation: Number of that directory; rises with each new one.
+        timeline: Rises with each rewind or restore; images of an earlier one are not recovered from by themselves.
+        restored_image_id: The image the timeline began with.
+        preferred_savepoint_id: What `preferred-savepoint` means.
+        pending_restore: A restore whose sinks are still to be rolled back.
+        next_number: Number of the next attempt.
+    """
+
+    job_id: str
+    name: str
+    asset_key: str
+    options: dict[str, Any]
+    live_directory: str | None
+    live_generation: int
+    timeline: int
+    restored_image_id: str | None
+    preferred_savepoint_id: str | None
+    pending_restore: dict[str, Any] | None
+    next_number: int
+    created_at_ms: int
+    updated_at_ms: int
+
+
+@dataclass(frozen=True)
+class ExecutionRecord:
+    """One attempt to run a job.
+
+    Attributes:
+        settled: Whether nothing is left to do for it: restarted, or its retention applied.
+        recovery: What it started from.
+        progress: The newest figures of its query.
+    """
+
+    execution_id: str
+    job_id: str
+    run_id: str
+    cause: StartCause
+    status: ExecutionStatus
+    settled: bool
+    host: str
+    pid: int
+    started_at_ms: int
+    ended_at_ms: int | None
+    reason: str | None
+    recovery: dict[str, Any] | None
+    live_directory: str | None
+    progress: dict[str, Any] | None
+    heartbeat_at_ms: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who asks for a lease: enough to prove later that it has ended."""
+
+    execution_id: str
+    run_id: str
+    host: str
+    pid: int
+    process_started_at_ms: int
+    boot_id: str
+    jvm_pid: int | None = None
+    jvm_started_at_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """Who is the one writer of a job.
+
+    Attributes:
+        token: Rises with each change of holder; an older one is worth nothing.
+        expired: Whether it had run out on the database's clock when it was read.
+    """
+
+    job_id: str
+    execution_id: str
+    run_id: str
+    token: int
+    host: str
+    pid: int
+    process_started_at_ms: int
+    boot_id: str
+    jvm_pid: int | None
+    jvm_started_at_ms: int | None
+    acquired_at_ms: int
+    renewed_at_ms: int
+    expires_at_ms: int
+    expired: bool
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """A checkpoint or savepoint.
+
+    Attributes:
+        kind: "CHECKPOINT" or "SAVEPOINT".
+        number: Number of the attempt; the n of `chk-<n>`.
+        location: URL of its folder, once completed.
+        full_bytes: Bytes a restore reads.
+        incremental_bytes: Bytes that were written for it.
+        rows: Input rows since the image before, as far as its execution saw them.
+        duration_ms: From the attempt's begin to its completion.
+        label: A person's name for a savepoint.
+        broken: Why the row could not be read as it is, or None.
+    """
+
+    image_id: str
+    job_id: str
+    execution_id: str | None
+    kind: str
+    number: int | None
+    status: ImageStatus
+    trigger: ImageTrigger
+    timeline: int
+    location: str | None = None
+    batch_id: int | None = None
+    query_id: str | None = None
+    full_bytes: int | None = None
+    incremental_bytes: int | None = None
+    file_count: int | None = None
+    rows: int | None = None
+    state_rows: int | None = None
+    watermark: str | None = None
+    duration_ms: int | None = None
+    label: str | None = None
+    request_id: str | None = None
+    properties: dict[str, Any] = field(default_factory=dict)
+    failure_reason: str | None = None
+    created_at_ms: int = 0
+    completed_at_ms: int | None = None
+    broken: str | None = None
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """Something that was asked of a job, and its answer."""
+
+    request_id: str
+    job_id: str
+    kind: RequestKind
+    status: RequestStatus
+    arguments: dict[str, Any]
+    origin: str
+    image_id: str | None
+    error: str | None
+    created_at_ms: int
+    resolved_at_ms: int | None
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """Something that happened, in the order in which it was committed."""
+
+    sequence: int
+    job_id: str
+    type: EventType
+    image_id: str | None
+    execution_id: str | None
+    payload: dict[str, Any]
+    at_ms: int

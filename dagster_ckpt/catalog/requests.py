@@ -1,0 +1,108 @@
+"""Requests to jobs: what operators ask, and what the job's own process answers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from dagster_ckpt.catalog.database import Database, as_dict, as_text
+from dagster_ckpt.catalog.records import EventType, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.tables import requests
+from dagster_ckpt.errors import CatalogError
+
+_OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
+
+
+class RequestStore:
+    """The queue of requests."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def submit(
+        self, job_id: str, kind: RequestKind, *, arguments: Mapping[str, Any] | None = None, origin: str
+    ) -> RequestRecord:
+        """Ask something of a job.
+
+        Args:
+            job_id: The job.
+            kind: What is asked.
+            arguments: Details, as JSON.
+            origin: Who asks, for a person to read.
+        """
+        request_id = str(uuid.uuid4())
+        with self._database.writing() as connection:
+            connection.execute(
+                requests.insert().values(
+                    request_id=request_id,
+                    job_id=job_id,
+                    kind=kind.value,
+                    status=RequestStatus.PENDING.value,
+                    arguments=as_text(dict(arguments or {})),
+                    origin=origin,
+                    created_at_ms=self._database.now_ms(connection),
+                )
+            )
+        return self.get(request_id)
+
+    def get(self, request_id: str) -> RequestRecord:
+        """One request.
+
+        Raises:
+            CatalogError: There is none of this id.
+        """
+        with self._database.reading() as connection:
+            row = connection.execute(select(requests).where(requests.c.request_id == request_id)).one_or_none()
+        if row is None:
+            raise CatalogError(f"The catalog {self._database.shown_url} knows no request {request_id!r}. Ask again.")
+        return _record(row)
+
+    def pending(self, job_id: str) -> list[RequestRecord]:
+        """Requests that nobody has taken up, oldest first."""
+        pending = (requests.c.job_id == job_id) & (requests.c.status == RequestStatus.PENDING.value)
+        with self._database.reading() as connection:
+            rows = connection.execute(select(requests).where(pending).order_by(requests.c.created_at_ms))
+            return [_record(row) for row in rows]
+
+    def accept(self, request_id: str) -> bool:
+        """Take a request up; False if it was withdrawn or taken up meanwhile."""
+        return self._move(request_id, (RequestStatus.PENDING.value,), status=RequestStatus.ACCEPTED.value)
+
+    def withdraw(self, request_id: str) -> bool:
+        """Take a request back; False if it is answered already."""
+        return self._move(request_id, _OPEN, status=RequestStatus.WITHDRAWN.value, resolved=True)
+
+    def resolve(
+        self, request_id: str, status: RequestStatus, *, image_id: str | None = None, error: str | None = None
+    ) -> bool:
+        """Answer a request; False if it is answered or withdrawn already."""
+        return self._move(request_id, _OPEN, status=status.value, image_id=image_id, error=error, resolved=True)
+
+    def _move(self, request_id: str, allowed: tuple[str, ...], *, resolved: bool = False, **values: Any) -> bool:
+        with self._database.writing() as connection:
+            if resolved:
+                values["resolved_at_ms"] = self._database.now_ms(connection)
+            movable = (requests.c.request_id == request_id) & requests.c.status.in_(allowed)
+            moved = connection.execute(
+                requests.update().where(movable).values(**values).returning(requests.c.job_id)
+            ).scalar_one_or_none()
+            if moved is not None and resolved:
+                self._database.tell(
+                    connection,
+                    moved,
+                    EventType.REQUEST_RESOLVED,
+                    image_id=values.get("image_id"),
+                    payload={"request_id": request_id, "status": values["status"]},
+                )
+            return moved is not None
+
+
+def _record(row: Row[Any]) -> RequestRecord:
+    values = dict(row._mapping)
+    values["kind"] = RequestKind(values["kind"])
+    values["status"] = RequestStatus(values["status"])
+    values["arguments"] = as_dict(values["arguments"])
+    return RequestRecord(**values)

@@ -1,0 +1,51 @@
+"""Bringing a database to the tables of this version, by Alembic, safely when many processes start at once."""
+
+from __future__ import annotations
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy import Connection, text
+
+from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.errors import CatalogError
+
+# Any number that other users of the same PostgreSQL server are unlikely to lock.
+_ADVISORY_LOCK = 7_246_019_381
+
+
+def alembic_config() -> Config:
+    """Alembic's configuration, without a file: the migrations are part of the package."""
+    config = Config()
+    config.set_main_option("script_location", "dagster_ckpt.catalog:migrations")
+    return config
+
+
+def upgrade(database: Database) -> None:
+    """Bring a database to the newest tables; one that has them is left alone.
+
+    Raises:
+        CatalogError: It was made by a newer version of this package, or cannot be used.
+    """
+    newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
+    with database.reading() as connection:
+        if MigrationContext.configure(connection).get_current_revision() == newest:
+            return
+    with database.writing() as connection:
+        if database.url.get_backend_name() == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        _upgrade(database, connection)
+
+
+def _upgrade(database: Database, connection: Connection) -> None:
+    config = alembic_config()
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise CatalogError(
+            f"The catalog {database.shown_url} has tables of a version that this package does not know ({error}). "
+            "It was used by a newer dagster-ckpt: upgrade this one. Nothing was changed."
+        ) from error

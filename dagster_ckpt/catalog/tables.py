@@ -1,0 +1,142 @@
+"""The tables. Times are ms since the epoch; JSON is text that this package reads and writes itself."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_JOB = "jobs.job_id"
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", String(128), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("asset_key", Text, nullable=False),
+    Column("options", Text, nullable=False),
+    Column("live_directory", Text),
+    Column("live_generation", Integer, nullable=False),
+    Column("timeline", Integer, nullable=False),
+    Column("restored_image_id", String(64)),
+    Column("preferred_savepoint_id", String(64)),
+    Column("pending_restore", Text),
+    Column("next_number", Integer, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
+)
+
+executions = Table(
+    "executions",
+    metadata,
+    Column("execution_id", String(64), primary_key=True),
+    Column("job_id", ForeignKey(_JOB), nullable=False),
+    # Wall clocks of two executions may be equal; this orders them.
+    Column("ordinal", Integer, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("cause", String(32), nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("settled", Boolean, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("ended_at_ms", BigInteger),
+    Column("reason", Text),
+    Column("recovery", Text),
+    Column("live_directory", Text),
+    Column("progress", Text),
+    Column("heartbeat_at_ms", BigInteger, nullable=False),
+    Index("ix_executions_job_id_ordinal", "job_id", "ordinal"),
+    Index("ix_executions_settled", "settled"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("job_id", ForeignKey(_JOB), primary_key=True),
+    # Empty once released; the row stays, so that tokens go on rising.
+    Column("execution_id", String(128)),
+    Column("run_id", Text),
+    Column("token", BigInteger, nullable=False),
+    Column("host", Text),
+    Column("pid", BigInteger),
+    Column("process_started_at_ms", BigInteger),
+    Column("boot_id", Text),
+    Column("jvm_pid", BigInteger),
+    Column("jvm_started_at_ms", BigInteger),
+    Column("acquired_at_ms", BigInteger),
+    Column("renewed_at_ms", BigInteger),
+    Column("expires_at_ms", BigInteger),
+)
+
+images = Table(
+    "images",
+    metadata,
+    Column("image_id", String(64), primary_key=True),
+    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("execution_id", String(64)),
+    Column("kind", String(32), nullable=False),
+    Column("number", Integer),
+    Column("status", String(32), nullable=False),
+    Column("trigger", String(32), nullable=False),
+    Column("timeline", Integer, nullable=False),
+    Column("location", Text),
+    Column("batch_id", BigInteger),
+    Column("query_id", String(64)),
+    Column("full_bytes", BigInteger),
+    Column("incremental_bytes", BigInteger),
+    Column("file_count", Integer),
+    Column("rows", BigInteger),
+    Column("state_rows", BigInteger),
+    Column("watermark", Text),
+    Column("duration_ms", BigInteger),
+    Column("label", Text),
+    Column("request_id", String(64)),
+    Column("properties", Text, nullable=False),
+    Column("failure_reason", Text),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("completed_at_ms", BigInteger),
+    Index("ix_images_job_id_status", "job_id", "status"),
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("request_id", String(64), primary_key=True),
+    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("arguments", Text, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("image_id", String(64)),
+    Column("error", Text),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("resolved_at_ms", BigInteger),
+    Index("ix_requests_job_id_status", "job_id", "status"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("job_id", String(128), nullable=False),
+    Column("type", String(32), nullable=False),
+    Column("image_id", String(64)),
+    Column("execution_id", String(64)),
+    Column("payload", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+)
+
+# One row. Whoever writes an event holds it until the commit, so sequences rise in the order of commits.
+event_counter = Table(
+    "event_counter",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("last_sequence", BigInteger, nullable=False),
+)

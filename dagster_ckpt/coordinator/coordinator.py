@@ -241,7 +241,7 @@ class CheckpointCoordinator:
             yield from self._attempt_lost(attempt, reason, detail)
 
     def _attempt_lost(self, attempt: Attempt, reason: Reason, detail: str) -> Iterator[Action]:
-        if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT and self._stop_request is not None:
+        if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             # Without its savepoint the query is not to stop: it goes on as before.
             self._stop_request = None
             self._timer.start(self._now_ms)

@@ -58,15 +58,16 @@ Decision = Start | TooSoon | Wait
 
 @dataclass(frozen=True, order=True)
 class _Queued:
-    rank: tuple[bool, bool, bool, int]
+    rank: tuple[bool, bool, int]
     request: TriggerRequest = field(compare=False)
 
 
 class RequestDecider:
     """The queue of requests and the limits that hold them back.
 
-    Order: savepoint before checkpoint, forced before not forced, a person's before a periodic
-    one, older before newer. A forced request ignores how many attempts are pending.
+    Order: savepoint before checkpoint, a person's before a periodic one, older before newer. A
+    forced request ignores how many attempts are pending; as only savepoints are forced, Flink's
+    rule that a forced one goes first needs no rank of its own.
 
     Args:
         max_concurrent: Attempts that may be pending at once.
@@ -131,11 +132,10 @@ class RequestDecider:
     def _is_forced(self, request: TriggerRequest) -> bool:
         return self._force_savepoints and request.kind.is_savepoint
 
-    def _rank(self, request: TriggerRequest) -> tuple[bool, bool, bool, int]:
+    def _rank(self, request: TriggerRequest) -> tuple[bool, bool, int]:
         self._arrivals += 1
         return (
             request.kind is TriggerKind.CHECKPOINT,
-            not self._is_forced(request),
             request.origin is TriggerOrigin.PERIODIC,
             self._arrivals,
         )

@@ -1,5 +1,6 @@
 """The language of the contract cases: one line for an event, one line for an action."""
 
+from collections.abc import Callable
 from random import Random
 
 from dagster_ckpt.coordinator import (
@@ -31,8 +32,12 @@ _REQUESTS = {
     "stop": (TriggerKind.STOP_WITH_SAVEPOINT, TriggerOrigin.USER),
     "periodic": (TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC),
 }
-_PLAIN = {"started": QueryStarted, "stopped": QueryStopped, "tick": Tick}
-_NUMBERED = {"cut": CutTaken, "completed": AttemptCompleted, "cleaning": CleaningChanged}
+_PLAIN: dict[str, Callable[[int], Event]] = {"started": QueryStarted, "stopped": QueryStopped, "tick": Tick}
+_NUMBERED: dict[str, Callable[[int, int], Event]] = {
+    "cut": CutTaken,
+    "completed": AttemptCompleted,
+    "cleaning": CleaningChanged,
+}
 
 
 class FixedDelay(Random):

@@ -54,6 +54,10 @@ class RestoreError(CkptError):
     """An image could not be turned into a live directory."""
 
 
+class QueryStopError(CkptError):
+    """A streaming query was told to stop and still runs."""
+
+
 class SinkRollbackError(RestoreError):
     """A sink could not be brought back to the batch that is being restored."""
 

@@ -1,0 +1,45 @@
+"""Everything that knows Spark: the files of a live directory, and the sessions and queries that write them.
+
+No Dagster, no catalog and no image storage may come in here. Start with `layout.py` and `cut.py` for the way
+up (live directory to image), `restore.py` and `file_sink.py` for the way down, `query.py` for a running
+query.
+"""
+
+from dagster_ckpt.spark.cut import Cut, cut
+from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
+from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.progress import QueryProgress
+from dagster_ckpt.spark.query import JvmProcess, SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark.restore import Materialized, WriteFile, clone, materialize
+from dagster_ckpt.spark.settings import apply_state_backend
+from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
+from dagster_ckpt.spark.staging import StagedCut, staged_cut
+
+__all__ = [
+    "SINKS_FOLDER",
+    "CapturedSink",
+    "Cut",
+    "JvmProcess",
+    "LiveDirectory",
+    "LiveState",
+    "LiveStatus",
+    "Materialized",
+    "Positions",
+    "QueryProgress",
+    "SinkEntry",
+    "StagedCut",
+    "SupervisedQuery",
+    "WriteFile",
+    "apply_state_backend",
+    "can_replay_a_batch",
+    "clone",
+    "cut",
+    "file_sink_path",
+    "inspect_live_directory",
+    "jvm_process",
+    "materialize",
+    "roll_back",
+    "staged_cut",
+    "start_query",
+]

@@ -1,0 +1,188 @@
+"""A consistent cut: exactly the files that a resume right after the newest committed batch needs.
+
+Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. So a visible commit means
+that all it needs is on storage, and all of that is still needed by the query itself. Readers go the other way
+round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
+from dagster_ckpt.image import SourceFile
+from dagster_ckpt.spark.file_sink import capture
+from dagster_ckpt.spark.file_source import source_files
+from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions, batch_ids
+from dagster_ckpt.spark.logs import OffsetEntry, parse_commit_entry, parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.needed import NeededFile, read_needed
+from dagster_ckpt.spark.operators import read_operators
+from dagster_ckpt.spark.state import state_files
+
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What an image is made of.
+
+    Attributes:
+        batch_id: The committed batch a restored query resumes after.
+        query_id: Id of the query.
+        in_flight: The batch whose planned offsets are carried, so that exactly it is replayed; or None.
+        needed: The files.
+        properties: What an image should say of itself: watermark, state format, sinks.
+    """
+
+    batch_id: int
+    query_id: str
+    in_flight: int | None
+    needed: tuple[NeededFile, ...]
+    properties: Mapping[str, Any]
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """The files as an image takes them, read from where Spark wrote them."""
+        return [file.source_file() for file in self.needed]
+
+
+def cut(live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = (), attempts: int = ATTEMPTS) -> Cut:
+    """Cut a live directory at its newest commit; a running query is not disturbed.
+
+    Args:
+        live: The live directory.
+        carry_in_flight: Also take the planned offsets of a batch that runs, if one does.
+        sinks: The query's sinks, as its progress names them.
+        attempts: How often to begin again where Spark commits and purges meanwhile.
+
+    Raises:
+        NothingCommittedError: The query has not committed a batch yet.
+        IncompleteCutError: A file that a restore needs is missing; the message names it.
+        LiveDirectoryError: A file cannot be read.
+        StorageAccessError: The directory cannot be reached.
+    """
+    for attempt in range(1, attempts + 1):
+        positions = live.positions()
+        try:
+            return _cut_at(live, positions, carry_in_flight=carry_in_flight, sinks=sinks)
+        except (FileNotFoundError, LiveDirectoryError) as error:
+            # Only a directory that moved on meanwhile may look different at the next try.
+            if attempt == attempts or live.positions() == positions:
+                raise _refusal(live, error) from error
+    raise AssertionError("attempts must be positive")
+
+
+def _cut_at(live: LiveDirectory, positions: Positions, *, carry_in_flight: bool, sinks: Sequence[str]) -> Cut:
+    folder = live.folder
+    batch_id = positions.commit
+    if batch_id is None:
+        raise NothingCommittedError(
+            f"{live.url} has no committed batch yet. Wait for the query's first batch, then try again."
+        )
+    commit_file = _log_file(live, f"{COMMITS}/{batch_id}", "the batch to resume after")
+    offset_file = _log_file(live, f"{OFFSETS}/{batch_id}", f"the offsets of batch {batch_id}")
+    commit = parse_commit_entry(commit_file.data or b"", f"{live.url}/{commit_file.source}")
+    committed = _offsets(live, offset_file)
+    operators = read_operators(folder, batch_id)
+    before_file = _offsets_before(live, batch_id, stateful=bool(operators))
+    before = _offsets(live, before_file) if before_file else None
+    in_flight_file = _in_flight_file(live, positions, committed) if carry_in_flight else None
+    in_flight = _offsets(live, in_flight_file) if in_flight_file else None
+    metadata = _log_file(live, METADATA, "the id of the query")
+    needed = [metadata, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
+    for source in sorted({*folder.list(SOURCES), *_file_sources(committed, in_flight)}):
+        needed += source_files(folder, source, committed, before, in_flight)
+    for operator in operators:
+        needed += operator.files
+    needed += state_files(folder, operators, committed, commit)
+    captured = capture(sinks, batch_id)
+    for sink in captured:
+        needed += sink.files
+    _check_still_there(live, batch_id, metadata)
+    properties: dict[str, Any] = {
+        "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),
+        "in_flight_batch": in_flight.batch_id if in_flight else None,
+        "state_store_provider": committed.provider_class if operators else None,
+        "state_partitions": committed.partitions if operators else None,
+        "state_operators": [operator.name for operator in operators],
+        "sinks": [sink.properties() for sink in captured],
+    }
+    query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
+    return Cut(batch_id, query_id, in_flight.batch_id if in_flight else None, tuple(needed), properties)
+
+
+def _log_file(live: LiveDirectory, path: str, what: str) -> NeededFile:
+    try:
+        return read_needed(live.folder, path)
+    except FileNotFoundError as error:
+        raise IncompleteCutError(
+            f"{live.url}/{path} is missing: it is {what}. The live directory is damaged: restore an image."
+        ) from error
+
+
+def _offsets(live: LiveDirectory, file: NeededFile) -> OffsetEntry:
+    return parse_offset_entry(file.data or b"", f"{live.url}/{file.source}")
+
+
+def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> NeededFile | None:
+    """The entry before the committed one: Spark refuses to start without it."""
+    if batch_id == 0:
+        return None
+    try:
+        return read_needed(live.folder, f"{OFFSETS}/{batch_id - 1}")
+    except FileNotFoundError as error:
+        # Asynchronous progress tracking (stateless queries only) leaves out entries in both logs, and then
+        # Spark takes the newest earlier one.
+        earlier = [number for number in batch_ids(live.folder, OFFSETS) if number < batch_id]
+        if earlier and not stateful and batch_id - 1 not in batch_ids(live.folder, COMMITS):
+            return read_needed(live.folder, f"{OFFSETS}/{earlier[-1]}")
+        raise IncompleteCutError(
+            f"{live.url}/{OFFSETS}/{batch_id - 1} is missing: Spark needs the offsets of the batch before "
+            "batch "
+            f"{batch_id} to resume. The live directory is damaged: restore an image."
+        ) from error
+
+
+def _in_flight_file(live: LiveDirectory, positions: Positions, committed: OffsetEntry) -> NeededFile | None:
+    """Offsets of the running batch, unless carrying them would change what the next batch is."""
+    if positions.offset is None or positions.offset != committed.batch_id + 1:
+        return None
+    file = read_needed(live.folder, f"{OFFSETS}/{positions.offset}")
+    # A batch with another number of partitions belongs to an offline repartition, which Spark will not
+    # replay.
+    return file if _offsets(live, file).partitions == committed.partitions else None
+
+
+def _file_sources(*entries: OffsetEntry | None) -> set[str]:
+    """Sources whose offset points into a log of their own, so that it must exist."""
+    return {
+        name
+        for entry in entries
+        if entry is not None
+        for name, offset in entry.sources.items()
+        if offset is not None and '"logOffset"' in offset
+    }
+
+
+def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
+    """Look again at the end: where the commit was purged or rolled back, the rest may be gone too."""
+    newest = live.positions().commit
+    if newest is None or newest < batch_id or batch_id not in batch_ids(live.folder, COMMITS):
+        raise IncompleteCutError(
+            f"{live.url}/{COMMITS}/{batch_id} vanished while it was read (newest commit now: {newest}): the "
+            "query was rolled back, or commits faster than this storage can be read. Try again."
+        )
+    if live.folder.read(METADATA) != metadata.data:
+        raise IncompleteCutError(f"{live.url} was taken over by another query while it was read. Try again.")
+
+
+def _refusal(live: LiveDirectory, error: Exception) -> LiveDirectoryError:
+    if isinstance(error, LiveDirectoryError):
+        return error
+    return IncompleteCutError(
+        f"{error} vanished from {live.url} while it was read. If the query runs, try again; if it does not, "
+        "the live "
+        "directory is damaged: restore an image."
+    )

@@ -1,0 +1,289 @@
+"""One directory tree on any file system, as small as the rest of this room needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import fsspec
+
+from dagster_ckpt.errors import StorageAccessError
+
+_LOCAL_SCHEMES = ("file://", "file:", "local://")
+
+
+@dataclass(frozen=True)
+class FileVersion:
+    """What changes when a file is replaced by another one of the same name.
+
+    Attributes:
+        size: Bytes.
+        token: Inode and modification time, or an object store's entity tag.
+    """
+
+    size: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name in a listing. Its version is looked up only where it is asked for."""
+
+    name: str
+    is_directory: bool
+    version: Callable[[], FileVersion]
+
+
+class Folder(ABC):
+    """A directory tree. Paths are POSIX paths relative to its root.
+
+    Hidden names are left out of listings: Spark's are unfinished files (`.<name>.<uuid>.tmp`) and Hadoop's
+    `.crc` siblings, and neither belongs into a copy (a stale `.crc` makes Hadoop refuse a good file).
+    A file that is not there raises FileNotFoundError; every other trouble is a StorageAccessError.
+    """
+
+    url: str
+
+    @abstractmethod
+    def list(self, path: str = "") -> dict[str, Entry]:
+        """Names in a directory, hidden ones left out; empty if there is no such directory."""
+
+    @abstractmethod
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading."""
+
+    @abstractmethod
+    def version(self, path: str) -> FileVersion:
+        """Version of a file as it is now."""
+
+    @abstractmethod
+    def write(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file whole or not at all, in place of any other of that name."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is not there is no error."""
+
+    @abstractmethod
+    def delete_all(self) -> None:
+        """Delete the whole tree; one that is not there is no error."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether the root exists."""
+
+    @abstractmethod
+    def rename(self, url: str) -> None:
+        """Move the whole tree to a place where nothing is yet."""
+
+    def read(self, path: str) -> bytes:
+        """Content of a file."""
+        with self.open(path) as stream:
+            return stream.read()
+
+    def files(self, path: str = "") -> Iterator[tuple[str, Entry]]:
+        """Every file below a directory, with its path from the root."""
+        for name, entry in sorted(self.list(path).items()):
+            below = f"{path}/{name}" if path else name
+            if entry.is_directory:
+                yield from self.files(below)
+            else:
+                yield below, entry
+
+
+def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> Folder:
+    """Open a directory tree by URL; nothing is created.
+
+    Args:
+        url: A URL of any file system fsspec knows; a path without a scheme is local.
+        storage_options: Arguments of the fsspec file system.
+
+    Raises:
+        StorageAccessError: The file system is unknown or its driver is not installed.
+    """
+    path = local_path(url)
+    return LocalFolder(path) if path is not None else RemoteFolder(url, storage_options or {})
+
+
+def local_path(url: str) -> Path | None:
+    """Path of a local URL (`file:///a`, Hadoop's `file:/a`, or a plain path), None for any other."""
+    for scheme in _LOCAL_SCHEMES:
+        if url.startswith(scheme):
+            return Path("/" + url.removeprefix(scheme).lstrip("/"))
+    return None if "://" in url else Path(url).absolute()
+
+
+class LocalFolder(Folder):
+    """A local directory, read with the calls of the operating system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = f"file://{root}"
+
+    def list(self, path: str = "") -> dict[str, Entry]:
+        """Names in a directory, hidden ones left out; empty if there is no such directory."""
+        entries: dict[str, Entry] = {}
+        try:
+            with _access("list", self.url, path), os.scandir(self.root / path) as found:
+                for entry in found:
+                    if not entry.name.startswith("."):
+                        entries[entry.name] = Entry(entry.name, entry.is_dir(), _lazy_version(entry))
+        except FileNotFoundError:
+            return {}
+        return entries
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading."""
+        with _access("read", self.url, path):
+            return (self.root / path).open("rb")
+
+    def version(self, path: str) -> FileVersion:
+        """Version of a file as it is now."""
+        with _access("read", self.url, path):
+            return version_of((self.root / path).stat())
+
+    def write(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file whole or not at all, in place of any other of that name."""
+        target = self.root / path
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
+        with _access("write", self.url, path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with unfinished.open("wb") as stream:
+                    stream.writelines(chunks)
+                unfinished.replace(target)
+            except BaseException:
+                unfinished.unlink(missing_ok=True)
+                raise
+
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is not there is no error."""
+        with _access("delete", self.url, path):
+            (self.root / path).unlink(missing_ok=True)
+
+    def delete_all(self) -> None:
+        """Delete the whole tree; one that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError), _access("delete", self.url):
+            shutil.rmtree(self.root)
+
+    def exists(self) -> bool:
+        """Whether the root exists."""
+        return self.root.is_dir()
+
+    def rename(self, url: str) -> None:
+        """Move the whole tree to a place where nothing is yet."""
+        target = local_path(url)
+        if target is None:
+            raise StorageAccessError(f"{self.url} is local and cannot be moved to {url}. Give a local path.")
+        with _access("move", self.url):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.root.rename(target)
+
+
+class RemoteFolder(Folder):
+    """A directory tree behind fsspec."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self.url, **storage_options)
+        except (ImportError, ValueError) as error:
+            raise StorageAccessError(
+                f"{url} cannot be opened: {error}. Install the fsspec driver of that file system, or correct the URL."
+            ) from error
+
+    def list(self, path: str = "") -> dict[str, Entry]:
+        """Names in a directory, hidden ones left out; empty if there is no such directory."""
+        where = self._at(path)
+        try:
+            with _access("list", self.url, path):
+                # Listings must show what Spark wrote a moment ago.
+                self._fs.invalidate_cache(where)
+                infos = self._fs.ls(where, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        entries: dict[str, Entry] = {}
+        for info in infos:
+            name = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
+            if name and not name.startswith(".") and str(info["name"]).strip("/") != where.strip("/"):
+                entries[name] = Entry(name, info["type"] == "directory", partial(_remote_version, info))
+        return entries
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading."""
+        with _access("read", self.url, path):
+            return cast("BinaryIO", self._fs.open(self._at(path), "rb"))
+
+    def version(self, path: str) -> FileVersion:
+        """Version of a file as it is now."""
+        with _access("read", self.url, path):
+            self._fs.invalidate_cache(self._at(path).rsplit("/", 1)[0])
+            return _remote_version(self._fs.info(self._at(path)))
+
+    def write(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file: object stores show it when it is closed."""
+        where = self._at(path)
+        with _access("write", self.url, path):
+            self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
+            with self._fs.open(where, "wb") as stream:
+                for chunk in chunks:
+                    stream.write(chunk)
+
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError), _access("delete", self.url, path):
+            self._fs.rm_file(self._at(path))
+
+    def delete_all(self) -> None:
+        """Delete the whole tree; one that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError), _access("delete", self.url):
+            self._fs.rm(self._root, recursive=True)
+
+    def exists(self) -> bool:
+        """Whether the root exists."""
+        with _access("list", self.url):
+            self._fs.invalidate_cache(self._root)
+            return bool(self._fs.exists(self._root))
+
+    def rename(self, url: str) -> None:
+        """Move the whole tree to a place where nothing is yet."""
+        with _access("move", self.url):
+            self._fs.mv(self._root, self._fs._strip_protocol(url), recursive=True)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}".rstrip("/")
+
+
+def version_of(stat: os.stat_result) -> FileVersion:
+    """Version of a local file. Spark replaces files by renaming, so a replaced one has another inode."""
+    return FileVersion(stat.st_size, f"{stat.st_ino}:{stat.st_mtime_ns}")
+
+
+def _lazy_version(entry: os.DirEntry[str]) -> Callable[[], FileVersion]:
+    return lambda: version_of(entry.stat())
+
+
+def _remote_version(info: Mapping[str, Any]) -> FileVersion:
+    marks = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+    return FileVersion(int(info["size"] or 0), ":".join(str(info[mark]) for mark in marks if info.get(mark)))
+
+
+@contextlib.contextmanager
+def _access(verb: str, url: str, path: str = "") -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(f"{url}/{path}".rstrip("/")) from error
+    except OSError as error:
+        raise StorageAccessError(
+            f"Cannot {verb} {url}/{path}: {error}. Check that the path is reachable and that this process "
+            "has rights to it."
+        ) from error

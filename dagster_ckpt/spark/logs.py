@@ -1,0 +1,186 @@
+"""Entries of Spark's query metadata, offset log and commit log.
+
+Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 4.3. Each
+entry is one file: a line with the version, then JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dagster_ckpt.errors import LiveDirectoryError
+
+# Written by an offline repartition; it then differs from the session's shuffle partitions.
+INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"
+NO_OFFSET = "-"
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class OffsetEntry:
+    """One entry of the offset log: what a batch reads.
+
+    Attributes:
+        batch_id: The batch.
+        watermark_ms: Event-time watermark the batch runs with.
+        conf: Settings that Spark pins for the life of the query.
+        sources: Source name (its index, in v1) to the JSON text of its offset; None before its first data.
+    """
+
+    batch_id: int
+    watermark_ms: int
+    conf: Mapping[str, str]
+    sources: Mapping[str, str | None]
+
+    @property
+    def partitions(self) -> int | None:
+        """Number of state partitions, or None where the query pins none (it keeps no state)."""
+        number = self.conf.get(INTERNAL_PARTITIONS) or self.conf.get(SHUFFLE_PARTITIONS)
+        return int(number) if number else None
+
+    @property
+    def provider_class(self) -> str | None:
+        """Full name of the state store provider, or None where the query pins none."""
+        return self.conf.get(PROVIDER_CLASS)
+
+
+@dataclass(frozen=True)
+class CommitEntry:
+    """One entry of the commit log: a batch is done.
+
+    Attributes:
+        batch_id: The batch.
+        next_watermark_ms: Watermark of the batch after it.
+        state_ids: Checkpoint format v2 only: operator to the unique ids of its version, by
+            partition, then by store; None in format v1.
+    """
+
+    batch_id: int
+    next_watermark_ms: int
+    state_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None
+
+
+class _QueryMetadata(BaseModel):
+    id: str = Field(min_length=1)
+
+
+class _OffsetMetadata(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    watermark_ms: int = Field(default=0, alias="batchWatermarkMs")
+    conf: dict[str, str] = {}
+
+
+class _CommitMetadata(BaseModel):
+    next_watermark_ms: int = Field(default=0, alias="nextBatchWatermarkMs")
+    state_ids: dict[int, tuple[tuple[str, ...], ...]] | None = Field(default=None, alias="stateUniqueIds")
+
+
+def parse_query_id(data: bytes, where: str) -> str:
+    """Read the query id from the file `metadata`.
+
+    Raises:
+        LiveDirectoryError: It cannot be read as such.
+    """
+    return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).id
+
+
+def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
+    """Read an entry of the offset log.
+
+    Args:
+        data: Content of the file.
+        where: Its path; the name is the batch id.
+
+    Raises:
+        LiveDirectoryError: It is empty, cut off, or of a version that is not known.
+    """
+    version, lines = _lines(data, where, {"v1", "v2"})
+    if not lines:
+        raise _malformed(where, "it ends after its version line")
+    # Continuous processing leaves the metadata line empty.
+    metadata = _model(_OffsetMetadata, lines[0], where) if lines[0].strip() else _OffsetMetadata()
+    sources: dict[str, str | None] = {}
+    for index, line in enumerate(lines[1:]):
+        name, offset = (str(index), line) if version == "v1" else _named_offset(line, where)
+        sources[name] = None if offset == NO_OFFSET else offset
+    return OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources)
+
+
+def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
+    """Read an entry of the commit log.
+
+    Args:
+        data: Content of the file.
+        where: Its path; the name is the batch id.
+
+    Raises:
+        LiveDirectoryError: It is empty, cut off, or of a version that is not known.
+    """
+    version, lines = _lines(data, where, {"v1", "v2", "v3"})
+    text = lines[0] if lines else ""
+    if not text.strip() and version != "v1":
+        raise _malformed(where, "it ends after its version line")
+    metadata = _model(_CommitMetadata, text or "{}", where)
+    return CommitEntry(_batch_id(where), metadata.next_watermark_ms, metadata.state_ids)
+
+
+def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
+    """Read the JSON lines of a file source's or file sink's log entry (`v1`, then one object a line).
+
+    Raises:
+        LiveDirectoryError: It is empty, cut off, or not of this kind.
+    """
+    _version, lines = _lines(data, where, {"v1"})
+    try:
+        objects = [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise _malformed(where, f"a line is not JSON ({error})") from error
+    if not all(isinstance(item, dict) for item in objects):
+        raise _malformed(where, "a line is not a JSON object")
+    return objects
+
+
+def _named_offset(line: str, where: str) -> tuple[str, str]:
+    name, colon, offset = line.partition(":")
+    if not colon:
+        raise _malformed(where, f"the line {line[:80]!r} has no source name before its offset")
+    return name, offset
+
+
+def _lines(data: bytes, where: str, versions: set[str]) -> tuple[str, list[str]]:
+    if not data:
+        raise _malformed(where, "it is empty")
+    version, *rest = data.decode("utf-8", "replace").split("\n")
+    if version.strip() not in versions:
+        known = ", ".join(sorted(versions))
+        raise _malformed(where, f"its first line is {version[:40]!r}, but the versions known are {known}")
+    while rest and not rest[-1] and len(rest) > 1:
+        rest.pop()
+    return version.strip(), rest
+
+
+def _model(model: type[_Model], text: str, where: str) -> _Model:
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise _malformed(where, str(error.errors()[0]["msg"])) from error
+
+
+def _batch_id(where: str) -> int:
+    return int(where.rsplit("/", 1)[-1])
+
+
+def _malformed(where: str, why: str) -> LiveDirectoryError:
+    return LiveDirectoryError(
+        f"{where} cannot be read: {why}. Spark could not resume from it either. "
+        "Restore the newest checkpoint or savepoint, or repair the file."
+    )

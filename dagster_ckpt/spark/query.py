@@ -1,0 +1,158 @@
+"""A running streaming query, as its supervisor sees it.
+
+All calls go to the JVM and belong into one thread. None of them waits for long: a signal that interrupts a
+call into the JVM leaves the bridge in disorder, so waiting is done in short pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.errors import QueryStopError
+from dagster_ckpt.spark.layout import LiveDirectory
+from dagster_ckpt.spark.progress import QueryProgress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_STARTING = "Initializing"
+
+
+@dataclass(frozen=True)
+class JvmProcess:
+    """The JVM that works for this process, known well enough to tell it from a later one.
+
+    Attributes:
+        pid: Its process id.
+        started_at_ms: When it began.
+    """
+
+    pid: int
+    started_at_ms: int
+
+
+def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
+    """Start a query in a live directory.
+
+    A name or checkpoint location that the writer has already is replaced.
+
+    Args:
+        writer: The described query, not started.
+        name: Name of the query in Spark.
+        live_directory: Its checkpoint location.
+    """
+    named = writer.queryName(name).option("checkpointLocation", live_directory.spark_location)
+    return SupervisedQuery(named.start())
+
+
+def jvm_process(spark: SparkSession) -> JvmProcess | None:
+    """The JVM of a classic session; None for Spark Connect, whose server is not ours."""
+    # Imported here: whoever only reads live directories needs no Spark.
+    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+
+    jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
+    if jvm is None:
+        return None
+    handle = jvm.java.lang.ProcessHandle.current()
+    started = handle.info().startInstant()
+    if not started.isPresent():
+        return None
+    return JvmProcess(int(handle.pid()), int(started.get().toEpochMilli()))
+
+
+class SupervisedQuery:
+    """A started query."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._seen = ("", -1)
+
+    @property
+    def query_id(self) -> str:
+        """Id of the query, the same after every restart from its checkpoint."""
+        return str(self._query.id)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the query; True if it has ended, by itself or by an error.
+
+        Args:
+            timeout_s: At most so many seconds; Spark takes whole milliseconds and at least one.
+        """
+        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - see jvm_process
+
+        try:
+            return bool(self._query.awaitTermination(max(timeout_s, 0.001)))  # type: ignore[arg-type]
+        except StreamingQueryException:
+            return True
+
+    def progress(self) -> QueryProgress | None:
+        """The newest report of a batch, or None before the first one."""
+        return next(self._reports(), None)
+
+    def recent_progress(self) -> list[QueryProgress]:
+        """Reports of batches since the last call, oldest first.
+
+        Spark keeps the newest `spark.sql.streaming.numRecentProgressUpdates` (100).
+        """
+        news: list[QueryProgress] = []
+        for report in self._reports():
+            if (report.run_id, report.batch_id) == self._seen:
+                break
+            news.append(report)
+        if news:
+            self._seen = (news[0].run_id, news[0].batch_id)
+        return news[::-1]
+
+    def is_idle(self) -> bool:
+        """Whether no batch runs and none could be made of the data there is."""
+        status = self._query.status
+        starting = str(status["message"]).startswith(_STARTING)
+        return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
+
+    def stop(self) -> None:
+        """Stop the query and wait until it has stopped; one that has ended already is no error.
+
+        Raises:
+            QueryStopError: It is still running: Spark's stop timed out or failed.
+        """
+        try:
+            self._query.stop()
+        except Exception as error:  # a stop that fails with the query's own error has stopped it
+            if self._query.isActive:
+                raise QueryStopError(
+                    f"The query {self._query.name!r} does not stop: {error}. It may still write; stop the "
+                    "Spark application "
+                    "before anything else uses its live directory, or raise spark.sql.streaming.stopTimeout."
+                ) from error
+
+    def exception(self) -> str | None:
+        """Why the query failed, with every cause, or None if it has not."""
+        error = self._query.exception()
+        if error is None:
+            return None
+        trace = getattr(error, "_stackTrace", None) or getattr(error, "getStackTrace", lambda: None)()
+        causes = [line.strip() for line in str(trace or "").splitlines() if line.startswith("Caused by:")]
+        text = str(error)
+        return "\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)])
+
+    def _reports(self) -> Iterator[QueryProgress]:
+        """Reports of batches that ran, newest first."""
+        for text in self._json_reports():
+            report = QueryProgress.of(json.loads(text))
+            if report.ran:
+                yield report
+
+    def _json_reports(self) -> Iterator[str]:
+        jvm_query: Any = getattr(self._query, "_jsq", None)
+        if jvm_query is None:
+            yield from (report.json for report in reversed(self._query.recentProgress))
+            return
+        # One call into the JVM a report; PySpark's own conversion makes dozens.
+        reports = jvm_query.recentProgress()
+        for index in range(len(reports) - 1, -1, -1):
+            yield str(reports[index].json())

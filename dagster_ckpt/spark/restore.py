@@ -1,0 +1,152 @@
+"""Turning an image into a live directory that Spark can start in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dagster_ckpt.errors import CkptError, RestoreError
+from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
+from dagster_ckpt.spark.folder import Folder, LocalFolder
+from dagster_ckpt.spark.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.logs import parse_query_id
+from dagster_ckpt.spark.operators import is_metadata_v2, rewrite_schema_paths
+from dagster_ckpt.spark.staging import staged_cut
+
+WriteFile = Callable[[str, Iterable[bytes]], None]
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """A live directory made from an image.
+
+    Attributes:
+        live: The directory.
+        batch_id: The batch it resumes after.
+        query_id: Id of the query in it.
+        sinks: Index of a sink in the image's properties to its log entries, for `roll_back`.
+    """
+
+    live: LiveDirectory
+    batch_id: int
+    query_id: str
+    sinks: Mapping[int, tuple[SinkEntry, ...]] = field(default_factory=dict)
+
+
+def materialize(
+    target: LiveDirectory, fill: Callable[[WriteFile], None], *, new_query_id: str | None = None
+) -> Materialized:
+    """Build a live directory aside, check that it is whole, then move it into place.
+
+    Args:
+        target: Where it is to be; nothing may be there.
+        fill: Called once with a function that takes the path and the content of one file of the image;
+            calls it for every file.
+        new_query_id: A fork's own query id. None keeps the image's: the query goes on, and
+            sinks that remember query ids know it again.
+
+    Raises:
+        RestoreError: Something is at the target, or the image makes no whole live directory.
+        StorageAccessError: The target cannot be written.
+    """
+    if target.exists():
+        raise RestoreError(
+            f"{target.url} exists already, and a live directory in use must not be overwritten. Restore into "
+            "another one, "
+            "or delete it if nothing of it is needed."
+        )
+    unfinished = target.sibling(".partial")
+    unfinished.delete()
+    writer = _Writer(unfinished.folder, target, new_query_id)
+    try:
+        fill(writer.write)
+        batch_id = _checked(unfinished)
+        unfinished.folder.rename(target.url)
+    except BaseException:
+        unfinished.delete()
+        raise
+    query_id = parse_query_id(target.folder.read(METADATA), f"{target.url}/{METADATA}")
+    sinks = {index: tuple(entries) for index, entries in sorted(writer.sinks.items())}
+    return Materialized(target, batch_id, query_id, sinks)
+
+
+def clone(live: LiveDirectory, target: LiveDirectory) -> Materialized:
+    """Go on from a live directory in a fresh one, beside a writer that may still be there.
+
+    The batch in flight is carried, so that exactly it is replayed. Files are linked where
+    both are on one local disk: a late writer replaces files and never modifies them.
+
+    Args:
+        live: The directory to go on from; it is left as it is.
+        target: Where the query is to go on; nothing may be there.
+
+    Raises:
+        NothingCommittedError: No batch is committed there yet.
+        IncompleteCutError: The directory is not whole.
+        RestoreError: Something is at the target.
+        StorageAccessError: A directory cannot be read or written.
+    """
+    with staged_cut(live, carry_in_flight=True) as staged:
+
+        def fill(write: WriteFile) -> None:
+            for file in staged.held:
+                if file.data is None and _linked(
+                    file.folder, file.source, target.sibling(".partial").folder, file.path
+                ):
+                    continue
+                with file.open() as stream:
+                    write(file.path, iter(lambda: stream.read(1 << 20), b""))
+
+        return materialize(target, fill)
+
+
+def _checked(live: LiveDirectory) -> int:
+    state = inspect_live_directory(live)
+    if state.status is LiveStatus.GOOD and state.batch_id is not None:
+        return state.batch_id
+    raise RestoreError(
+        f"The image makes no live directory that Spark could resume in: {state.reason} Restore another image."
+    )
+
+
+class _Writer:
+    """Takes the files of an image, each to its place."""
+
+    def __init__(self, folder: Folder, target: LiveDirectory, new_query_id: str | None) -> None:
+        self._folder = folder
+        self._target = target
+        self._new_query_id = new_query_id
+        self.sinks: dict[int, list[SinkEntry]] = {}
+
+    def write(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Take one file."""
+        parts = path.split("/")
+        if path.startswith("/") or ".." in parts:
+            raise RestoreError(f"The image holds a file {path!r}, which lies outside of a live directory.")
+        if parts[0] == SINKS_FOLDER:
+            self.sinks.setdefault(int(parts[1]), []).append(SinkEntry(parts[2], b"".join(chunks)))
+        elif path == METADATA and self._new_query_id is not None:
+            self._folder.write(path, [json.dumps({"id": self._new_query_id}, separators=(",", ":")).encode()])
+        elif is_metadata_v2(path):
+            try:
+                data = rewrite_schema_paths(b"".join(chunks), path, self._target.spark_location)
+            except CkptError as error:
+                raise RestoreError(f"The image cannot be restored: {error}") from error
+            self._folder.write(path, [data])
+        else:
+            self._folder.write(path, chunks)
+
+
+def _linked(source: Folder, name: str, target: Folder, path: str) -> bool:
+    if not isinstance(source, LocalFolder) or not isinstance(target, LocalFolder):
+        return False
+    place = target.root / path
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source.root / name, place)
+    except OSError:
+        return False
+    return True

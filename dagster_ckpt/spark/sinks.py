@@ -1,0 +1,32 @@
+"""The sinks of a query as its progress names them, and what each does with a batch it gets twice."""
+
+from __future__ import annotations
+
+import re
+
+_FILE_SINK = re.compile(r"FileSink\[(?P<path>.+)\]")
+# Sinks that remember the batches they committed and pass over a repeated one: the file sink by batch id,
+# Delta by
+# query id and batch id, Iceberg by query id and epoch.
+_REMEMBERING = (_FILE_SINK, re.compile(r"DeltaSink\[.+\]"), re.compile(r"IcebergWrite\(.+\)"))
+
+
+def file_sink_path(description: str) -> str | None:
+    """Folder a file sink writes to, or None for a sink of another kind.
+
+    Args:
+        description: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`.
+    """
+    match = _FILE_SINK.fullmatch(description)
+    return match["path"] if match else None
+
+
+def can_replay_a_batch(description: str) -> bool:
+    """Whether a sink takes the very same batch twice without a trace.
+
+    False also for sinks that nothing is known of, such as `foreachBatch`.
+
+    Args:
+        description: `sink.description` of the query's progress.
+    """
+    return any(pattern.fullmatch(description) for pattern in _REMEMBERING)

@@ -1,0 +1,9 @@
+"""Which files of a state store hold one version of it; one module per format of Spark's providers.
+
+A version is a number: the state after batch N has version N+1 (`IncrementalExecution`). Nothing here knows of
+logs, sources or sinks. Start with `formats.py`, which chooses the format of a query.
+"""
+
+from dagster_ckpt.spark.state.formats import state_files
+
+__all__ = ["state_files"]

@@ -1,0 +1,113 @@
+"""The lineage at the head of a changelog: which unique id each version before it has.
+
+Format: `StateStoreChangelogWriterV3`/`V4` of Spark 4.3 inside the LZ4 block stream of lz4-java
+(`LZ4BlockOutputStream`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from dagster_ckpt.errors import LiveDirectoryError
+
+_MAGIC = b"LZ4Block"
+_HEADER = struct.Struct("<8sBiii")
+_RAW = 0x10
+_MIN_MATCH = 4
+_EXTENDED = 15
+
+
+class _Item(BaseModel):
+    version: int
+    unique_id: str = Field(alias="checkpointUniqueId")
+
+
+_LINEAGE = TypeAdapter(list[_Item])
+
+
+def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
+    """Read version to unique id from the head of a changelog of checkpoint format v2.
+
+    Raises:
+        LiveDirectoryError: It is no such changelog, or compressed with another codec than LZ4.
+    """
+    try:
+        plain = _Plain(stream)
+        plain.check_version()
+        return {item.version: item.unique_id for item in _LINEAGE.validate_json(plain.text())}
+    except (ValueError, struct.error, IndexError, ValidationError) as error:
+        raise LiveDirectoryError(
+            f"{where} has no lineage that can be read: {error}. Set "
+            "spark.sql.streaming.stateStore.compression.codec "
+            "to lz4 (Spark's default) before the query's first batch; if it is, the file is damaged: restore "
+            "an image."
+        ) from error
+
+
+class _Plain:
+    """The decompressed head of a stream, as far as it is asked for."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._data = bytearray()
+        self._at = 0
+
+    def check_version(self) -> None:
+        version = self.text()
+        if version not in ("v3", "v4"):
+            raise ValueError(f"its version is {version!r}, but v3 and v4 carry a lineage")
+
+    def text(self) -> str:
+        # Java's DataOutput.writeUTF: two bytes of length, then the text.
+        (length,) = struct.unpack(">H", self._take(2))
+        return self._take(length).decode("utf-8")
+
+    def _take(self, count: int) -> bytes:
+        while len(self._data) < self._at + count:
+            self._data += self._block()
+        self._at += count
+        return bytes(self._data[self._at - count : self._at])
+
+    def _block(self) -> bytes:
+        magic, token, compressed, plain, _checksum = _HEADER.unpack(self._stream.read(_HEADER.size))
+        if magic != _MAGIC:
+            raise ValueError(f"it begins with {bytes(magic)!r} and not with an LZ4 block")
+        if plain == 0:
+            raise ValueError("it ends before its lineage does")
+        data = self._stream.read(compressed)
+        return data if token & 0xF0 == _RAW else decompress_block(data)
+
+
+def decompress_block(data: bytes) -> bytes:
+    """Decompress one LZ4 block (https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md)."""
+    out = bytearray()
+    at = 0
+    while at < len(data):
+        token = data[at]
+        literals, at = _length(data, at + 1, token >> 4)
+        out += data[at : at + literals]
+        at += literals
+        if at >= len(data):
+            break
+        distance = data[at] | data[at + 1] << 8
+        match, at = _length(data, at + 2, token & 0x0F)
+        if not 0 < distance <= len(out):
+            raise ValueError("its LZ4 block is damaged")
+        # Byte by byte: a match may run into what it writes itself.
+        for _ in range(match + _MIN_MATCH):
+            out.append(out[-distance])
+    return bytes(out)
+
+
+def _length(data: bytes, at: int, short: int) -> tuple[int, int]:
+    if short < _EXTENDED:
+        return short, at
+    total = short
+    while True:
+        total += data[at]
+        at += 1
+        if data[at - 1] != 255:
+            return total, at

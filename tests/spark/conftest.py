@@ -1,0 +1,28 @@
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("dagster_ckpt tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        # As hostile as it gets: nothing but the newest batches is kept, and cleaning never rests.
+        .config("spark.sql.streaming.minBatchesToRetain", "2")
+        .config("spark.sql.streaming.ratioExtraSpaceAllowedInCheckpoint", "0")
+        .config("spark.sql.streaming.stateStore.maintenanceInterval", "1s")
+        .config("spark.sql.streaming.stateStore.minDeltasForSnapshot", "3")
+        .config("spark.sql.streaming.fileSource.log.compactInterval", "4")
+        .config("spark.sql.streaming.fileSource.log.cleanupDelay", "0")
+        .config("spark.sql.streaming.fileSink.log.compactInterval", "4")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

@@ -67,9 +67,7 @@ def flights_with_weather(
     return streams.flights_with_weather(pyspark.spark_session, flights.landing, flights.table("flights_with_weather"))
 
 
-@dg.asset(
-    deps=[departure_delays.asset, flights_with_weather.asset], group_name=GROUP, kinds={"spark"}, op_tags={}
-)
+@dg.asset(deps=[departure_delays.asset, flights_with_weather.asset], group_name=GROUP, kinds={"spark"}, op_tags={})
 def airport_day_summary(
     context: dg.AssetExecutionContext, pyspark: PySparkResource, flights: FlightsResource
 ) -> dg.MaterializeResult[None]:

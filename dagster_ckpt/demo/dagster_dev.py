@@ -47,9 +47,7 @@ class DagsterDev:
         """Dagster's own client of the page's API."""
         return DagsterGraphQLClient("localhost", port_number=self.port)
 
-    def launch(
-        self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None
-    ) -> str:
+    def launch(self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> str:
         """Launch a job as the launchpad does; returns the run id."""
         return self.client.submit_job_execution(job, run_config=dict(config or {}), tags=dict(tags or {}))
 

@@ -24,7 +24,9 @@ def main(port: int, pace: float) -> None:
     prepare_home(workspace)
     click.echo(f"Everything is below {workspace.root}. Remove that folder to begin again.")
     click.echo(f"The flights arrive at {pace:g} days a second. Dagster: http://localhost:{port}")
-    click.echo("On its page: Jobs, departure_delays_stream, Launchpad, Launch run; then Sensors, and the asset's plots.")
+    click.echo(
+        "On its page: Jobs, departure_delays_stream, Launchpad, Launch run; then Sensors, and the asset's plots."
+    )
     replayer = [sys.executable, "-m", "dagster_ckpt.demo.replayer"]
     with (workspace.root / "replayer.log").open("ab") as log:
         subprocess.Popen(

@@ -10,23 +10,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import psutil
 from dagster import DagsterRunStatus
 from rich.console import Console
 
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, ImageStatus
-from dagster_ckpt.demo.assets import airport_day_summary_job, departure_delays, flights_with_weather
-from dagster_ckpt.demo.dagster_dev import DagsterDev, running_dagster_dev
-from dagster_ckpt.demo.report import checkpoint_table, comparison_table
+from dagster_ckpt.demo.assets import airport_day_summary_job
+from dagster_ckpt.demo.dagster_dev import DagsterDev
 from dagster_ckpt.demo.workspace import Workspace
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.orchestration import StreamingAsset
@@ -100,9 +95,7 @@ class Drill:
         def runs() -> bool:
             latest = self._catalog.executions.latest(stream.job_id)
             return (
-                latest is not None
-                and latest.execution_id != execution_id
-                and latest.status is ExecutionStatus.RUNNING
+                latest is not None and latest.execution_id != execution_id and latest.status is ExecutionStatus.RUNNING
             )
 
         self._await(runs, f"a new execution of {stream.job_id}")
@@ -150,8 +143,11 @@ class Drill:
         self._say(f"{job}: done")
 
     def _await_idle_downstream(self) -> None:
-        client_query = """{ runsOrError(filter: {pipelineName: "%s", statuses: [STARTED, STARTING, NOT_STARTED]})
-            { ... on Runs { results { runId } } } }""" % airport_day_summary_job.name
+        client_query = (
+            """{ runsOrError(filter: {pipelineName: "%s", statuses: [STARTED, STARTING, NOT_STARTED]})
+            { ... on Runs { results { runId } } } }"""
+            % airport_day_summary_job.name
+        )
         self._await(
             lambda: not self._dev.query(client_query)["runsOrError"]["results"],
             f"{airport_day_summary_job.name} to be idle",

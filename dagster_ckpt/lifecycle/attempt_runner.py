@@ -65,6 +65,7 @@ class AttemptRunner:
         self._log = log
         self._lease = lease
         self._may_delete_older = predecessor_ended
+        self._sinks_before = tuple(self._catalog.executions.last_sinks(job.job_id))
         self._timeline = self._catalog.jobs.get(job.job_id).timeline
         self._threads = AttemptThreads(job, wall_clock)
         self._running: dict[int, RunningAttempt] = {}
@@ -73,6 +74,14 @@ class AttemptRunner:
         self._late: dict[int, Snapshot] = {}
         self._cleaning = 0
         self._last_image_batch: int | None = None
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The sinks of the query, as its last report or, before one, that of an execution before names them.
+
+        An image must not be taken without them: a restore could then not roll them back.
+        """
+        return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
     def begin(self, attempt: Attempt) -> None:
         """Record an attempt; its cut is taken when its boundary is reached."""
@@ -83,7 +92,7 @@ class AttemptRunner:
             number=attempt.number,
             base=None if attempt.kind.is_savepoint else self._newest_checkpoint(),
             target_directory=arguments.get("target_directory"),
-            sinks=self._log.latest.sinks if self._log.latest else (),
+            sinks=self.sinks,
         )
         self._catalog.images.begin(
             image_id=order.image_id,
@@ -98,9 +107,7 @@ class AttemptRunner:
         )
         self._catalog.jobs.update(self._job.job_id, next_number=attempt.number + 1)
         commit = self._live.positions().commit
-        self._running[attempt.number] = RunningAttempt(
-            attempt, order, -1 if commit is None else commit, monotonic_ms()
-        )
+        self._running[attempt.number] = RunningAttempt(attempt, order, -1 if commit is None else commit, monotonic_ms())
 
     def abort(self, action: Abort) -> list[Event]:
         """End an attempt; where its thread has not begun, its end can be reported at once."""
@@ -221,9 +228,7 @@ class AttemptRunner:
         self._completed[result.number] = image
         self._last_image_batch = snapshot.batch_id
         if running.attempt.request_id is not None:
-            self._catalog.requests.resolve(
-                running.attempt.request_id, RequestStatus.COMPLETED, image_id=image.image_id
-            )
+            self._catalog.requests.resolve(running.attempt.request_id, RequestStatus.COMPLETED, image_id=image.image_id)
         return AttemptCompleted(monotonic_ms(), result.number)
 
     def _not_stored(self, result: NotStored) -> Event:

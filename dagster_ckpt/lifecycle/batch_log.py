@@ -38,12 +38,11 @@ class BatchLog:
     def note(self, progress: Iterable[QueryProgress]) -> bool:
         """Note what is new; True if a batch ended since the last call.
 
-        Spark reports an idle query again and again under the id of its next batch, without a batch
-        having run: those reports are known by having no batch duration of their own.
+        Spark reports an idle query under the id of its next batch, without a batch having run: those are passed over.
         """
         news = False
         for report in progress:
-            if self.latest is not None and report.batch_id <= self.latest.batch_id:
+            if not report.ran:
                 continue
             self._batches.append(report)
             self.latest = report

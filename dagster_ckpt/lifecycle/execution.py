@@ -168,7 +168,7 @@ class _Run:
             plan = plan_recovery(recovery_facts(job, start_from, predecessor_ended=self._predecessor_ended))
             self._request.report(plan.reason)
             job.store.check_access()
-            prepared = prepare(job, plan, wall_clock=self._request.wall_clock)
+            prepared = prepare(job, plan)
             self._tell(plan, prepared)
             query = self._request.start_query(prepared.live)
         except Exception as error:

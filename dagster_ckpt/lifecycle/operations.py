@@ -15,8 +15,6 @@ from dagster_ckpt.catalog import ImageRecord, ImageTrigger, RequestKind, Request
 from dagster_ckpt.errors import (
     CkptError,
     ImageNotFoundError,
-    JobNotFoundError,
-    LiveDirectoryError,
     NothingCommittedError,
     RequestFailedError,
     RequestTimeoutError,
@@ -265,7 +263,11 @@ def await_answer(
 
 
 def _ask(
-    job: StreamingJob, kind: RequestKind, arguments: dict[str, str | None], operator: Operator, timeout_s: float
+    job: StreamingJob,
+    kind: RequestKind,
+    arguments: dict[str, str | None],
+    operator: Operator,
+    timeout_s: float,
 ) -> RequestRecord:
     request = job.catalog.requests.submit(job.job_id, kind, arguments=arguments, origin=operator.origin)
 
@@ -306,8 +308,7 @@ def _savepoint_of_stopped_job(
     record = job.catalog.jobs.get(job.job_id)
     if record.live_directory is None:
         raise NothingCommittedError(
-            f"Job {job.job_id!r} has no live directory: it never ran, or was cancelled with its state. "
-            "Start it first."
+            f"Job {job.job_id!r} has no live directory: it never ran, or was cancelled with its state. Start it first."
         )
     # No lease: reading at a commit is safe beside any writer, and the number comes from the catalog.
     image_id = str(uuid.uuid4())

@@ -1,21 +1,31 @@
 """Carrying out a recovery plan: at the end a live directory stands ready for Spark.
 
 Order makes a crash harmless. The new directory is built aside and renamed; one catalog transaction
-makes it the job's directory and notes that sinks are still to be rolled back; then the sinks
-are rolled back (idempotent); then the note is cleared. Whatever is cut off is finished by the next start.
+makes it the job's directory and notes that sinks are still to be rolled back; then the sinks are rolled
+back, which may be done twice; then the note is cleared. What is cut off is finished by the next start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dagster_ckpt.catalog import JobRecord
-from dagster_ckpt.errors import CkptError, RestoreError
+from dagster_ckpt.catalog import ImageRecord, JobRecord
+from dagster_ckpt.errors import ImageCorruptError, RestoreError
+from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan
-from dagster_ckpt.spark import LiveDirectory, SinkEntry, clone, materialize, roll_back
+from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image
+from dagster_ckpt.spark import (
+    SINKS_FOLDER,
+    LiveDirectory,
+    SinkEntry,
+    WriteFile,
+    clone,
+    file_sink_path,
+    materialize,
+    roll_back,
+)
 
 BEFORE_THE_FIRST_BATCH = -1
 
@@ -27,11 +37,138 @@ class PreparedStart:
     Attributes:
         live: The live directory.
         generation: Its number among the job's live directories.
-        rolled_back: Paths of the sinks that were brought back to the restored batch.
-        may_repeat: Descriptions of sinks that cannot be rolled back: they get the rewound batches again.
+        rolled_back: Paths of the file sinks that were brought back to the restored batch.
+        may_repeat: Descriptions of sinks that cannot be rolled back from here.
     """
 
     live: LiveDirectory
     generation: int
     rolled_back: tuple[str, ...] = ()
     may_repeat: tuple[str, ...] = ()
+
+
+def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
+    """Make the live directory that the plan asks for.
+
+    Args:
+        job: The job, whose lease this process holds.
+        plan: What to do.
+
+    Raises:
+        ImageCorruptError: The image misses data or was altered; the live directory is as it was.
+        RestoreError: The image makes no directory that Spark could start in.
+        SinkRollbackError: A file sink could not be rolled back; the next start tries again.
+        StorageAccessError: Something could not be read or written; the next start tries again.
+    """
+    record = job.catalog.jobs.get(job.job_id)
+    if plan.kind is RecoveryKind.RESUME and record.live_directory is not None:
+        return PreparedStart(LiveDirectory(record.live_directory), record.live_generation)
+    if plan.kind is RecoveryKind.FINISH_RESTORE:
+        return _finish_restore(job, record)
+    generation = record.live_generation + 1
+    live = job.live_directory(generation)
+    # Left by a start that died before the catalog knew of it; nobody uses it.
+    live.delete()
+    if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
+        return _restore(job, plan.image, live)
+    if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
+        clone(LiveDirectory(record.live_directory), live)
+        job.catalog.jobs.switch_live_directory(job.job_id, live.url)
+        return PreparedStart(live, generation)
+    return _start_empty(job, live)
+
+
+def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork: bool = False) -> None:
+    """Make a live directory of an image, without making it the job's own.
+
+    Args:
+        job: The job whose storage holds the image.
+        location: Where the image is.
+        live: Where the directory is to be; nothing may be there.
+        fork: Give the query an id of its own, so that it can run beside the original.
+
+    Raises:
+        ImageNotFoundError: No image is there.
+        ImageCorruptError: It misses data or was altered.
+        RestoreError: It makes no directory that Spark could start in.
+    """
+
+    def fill(write: WriteFile) -> None:
+        job.store.extract(location, lambda entry, chunks: write(entry.path, chunks))
+
+    materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None)
+
+
+def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory) -> PreparedStart:
+    location = _location(image)
+    restore_into(job, location, live)
+    job.catalog.jobs.switch_live_directory(
+        job.job_id,
+        live.url,
+        restored_image_id=image.image_id,
+        pending_restore={"location": location, "batch_id": image.batch_id},
+    )
+    return _finish_restore(job, job.catalog.jobs.get(job.job_id))
+
+
+def _finish_restore(job: StreamingJob, record: JobRecord) -> PreparedStart:
+    pending = record.pending_restore or {}
+    if record.live_directory is None:
+        raise RestoreError(
+            f"Job {job.job_id!r} has an unfinished restore but no live directory. Start it with start_from naming "
+            f"the image ({pending.get('location')}) to restore it anew."
+        )
+    sinks = pending.get("sinks")
+    rolled_back, may_repeat = (
+        _roll_back_all(sinks, BEFORE_THE_FIRST_BATCH, {})
+        if sinks is not None
+        else _roll_back_to_image(job, str(pending["location"]))
+    )
+    job.catalog.jobs.update(job.job_id, pending_restore=None)
+    return PreparedStart(LiveDirectory(record.live_directory), record.live_generation, rolled_back, may_repeat)
+
+
+def _start_empty(job: StreamingJob, live: LiveDirectory) -> PreparedStart:
+    # What earlier executions wrote has to go out of sight too: a file sink passes over batch numbers it knows.
+    sinks = list(job.catalog.executions.last_sinks(job.job_id))
+    job.catalog.jobs.switch_live_directory(job.job_id, live.url, pending_restore={"sinks": sinks})
+    return _finish_restore(job, job.catalog.jobs.get(job.job_id))
+
+
+def _roll_back_to_image(job: StreamingJob, location: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    manifest = job.store.manifest(location)
+    entries: dict[int, list[SinkEntry]] = {}
+
+    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        _, index, name = entry.path.split("/", 2)
+        entries.setdefault(int(index), []).append(SinkEntry(name, b"".join(chunks)))
+
+    job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+    described = manifest.header.properties.get("sinks")
+    if not isinstance(described, list):
+        raise ImageCorruptError(f"{location} does not say which sinks its query wrote to. Restore another image.")
+    rolled_back = []
+    for index, sink in enumerate(described):
+        roll_back(str(sink["path"]), manifest.header.batch_id, entries.get(index, []))
+        rolled_back.append(str(sink["path"]))
+    others = manifest.header.properties.get("other_sinks")
+    return tuple(rolled_back), tuple(str(sink) for sink in others) if isinstance(others, list) else ()
+
+
+def _roll_back_all(
+    sinks: Sequence[str], batch_id: int, entries: Mapping[int, Sequence[SinkEntry]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    paths = [(index, file_sink_path(sink)) for index, sink in enumerate(sinks)]
+    for index, path in paths:
+        if path is not None:
+            roll_back(path, batch_id, entries.get(index, ()))
+    return tuple(path for _, path in paths if path), tuple(sink for sink in sinks if file_sink_path(sink) is None)
+
+
+def _location(image: ImageRecord) -> str:
+    if image.location is None:
+        raise ImageCorruptError(
+            f"The catalog does not say where {describe_image(image)} is. Start from its location instead, or from "
+            "another image."
+        )
+    return image.location

@@ -131,8 +131,11 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
     if facts.live.status is LiveStatus.GOOD:
         return _from_good_live_directory(facts, facts.live)
     if facts.live.status is LiveStatus.EMPTY and facts.last_batch is None:
-        return RecoveryPlan(RecoveryKind.RESUME, "the query has not committed a batch yet: it begins again")
-    return _without_live_directory(facts, f"the live directory is {facts.live.status.value.lower()}: {facts.live.reason}")
+        kind = RecoveryKind.RESUME if facts.predecessor_ended else RecoveryKind.START_EMPTY
+        return RecoveryPlan(kind, "the query has not committed a batch yet: it begins again")
+    return _without_live_directory(
+        facts, f"the live directory is {facts.live.status.value.lower()}: {facts.live.reason}"
+    )
 
 
 def newest_for_recovery(images: Sequence[ImageRecord], *, prefer_checkpoint: bool) -> ImageRecord | None:

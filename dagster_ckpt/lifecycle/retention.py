@@ -75,9 +75,7 @@ def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRe
     """
     images = sorted(_completed(job), key=lambda image: (image.completed_at_ms or 0, image.number or 0))
     by_id = {image.image_id: image for image in images}
-    dropped = subsumed(
-        [Retained(image.image_id, retained_kind(image)) for image in images], job.options.num_retained
-    )
+    dropped = subsumed([Retained(image.image_id, retained_kind(image)) for image in images], job.options.num_retained)
     held = set(protected)
     return [
         by_id[entry.image_id]
@@ -150,9 +148,7 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
     gone = delete_live_directories(job) if drop_live and not report.failed else None
     if not report.failed:
         job.catalog.executions.settle(execution_id, state)
-    return RetentionReport(
-        deleted=report.deleted, kept=report.kept, failed=report.failed, live_directory_deleted=gone
-    )
+    return RetentionReport(deleted=report.deleted, kept=report.kept, failed=report.failed, live_directory_deleted=gone)
 
 
 def housekeeping(job: StreamingJob, *, now_ms: int) -> RetentionReport:
@@ -190,7 +186,10 @@ def _still_needed(job: StreamingJob, checkpoints: Sequence[ImageRecord]) -> list
     record = job.catalog.jobs.get(job.job_id)
     if record.live_directory is None:
         return []
-    if inspect_live_directory(LiveDirectory(record.live_directory)).status in (LiveStatus.GOOD, LiveStatus.EMPTY):
+    if inspect_live_directory(LiveDirectory(record.live_directory)).status in (
+        LiveStatus.GOOD,
+        LiveStatus.EMPTY,
+    ):
         return []
     restorable = job.catalog.images.restorable(job.job_id)
     newest = restorable[0] if restorable else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from dagster_ckpt.image import ImageHeader, ImageKind
 from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.spark import LiveDirectory, StagedCut, cut
+from dagster_ckpt.spark import LiveDirectory, file_sink_path, staged_cut
 from dagster_ckpt.storage import StoredImage
 
 
@@ -87,10 +87,11 @@ def take_snapshot(
         IncompleteCutError: A file that a restore needs is missing.
         StorageAccessError: The image could not be written.
     """
-    taken = cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks)
-    with StagedCut(taken, live) as staged:
+    with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks) as staged:
+        taken = staged.cut
         on_cut(taken.batch_id)
-        properties = {**taken.properties, **order.properties}
+        others = [sink for sink in order.sinks if file_sink_path(sink) is None]
+        properties = {**taken.properties, "other_sinks": others, **order.properties}
         header = ImageHeader(
             image_id=order.image_id,
             job_id=job.job_id,

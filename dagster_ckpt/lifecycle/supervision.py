@@ -140,7 +140,7 @@ class Supervisor:
         )
         self._inbox: deque[Event] = deque()
         self._end: QueryEnd | None = None
-        self._has_committed = False
+        self._is_ready = False
         self._stopped_for_savepoint = False
         self._next_heartbeat_ms = 0
         self._next_request_poll_ms = 0
@@ -179,9 +179,9 @@ class Supervisor:
 
     def _coordinate(self) -> None:
         now_ms = monotonic_ms()
-        if not self._has_committed and self._live.positions().commit is not None:
+        if not self._is_ready and self._attempts.sinks and self._live.positions().commit is not None:
             # Before its first commit a query has nothing that an image could hold.
-            self._has_committed = True
+            self._is_ready = True
             self._handle(QueryStarted(now_ms))
         if now_ms >= self._next_request_poll_ms:
             self._next_request_poll_ms = now_ms + REQUEST_POLL_MS
@@ -212,7 +212,8 @@ class Supervisor:
             handled = self._inbox.popleft()
             if isinstance(handled, AttemptFailed) and self._stopped_for_savepoint and self._end is None:
                 self._end = QueryEnd(
-                    EndKind.SAVEPOINT_FAILED, f"the savepoint to stop with failed, the query goes on: {handled.detail}"
+                    EndKind.SAVEPOINT_FAILED,
+                    f"the savepoint to stop with failed, the query goes on: {handled.detail}",
                 )
 
     def _do(self, action: Action) -> list[Event]:
@@ -263,14 +264,13 @@ class Supervisor:
             if request.kind in _ENDS_BY_REQUEST:
                 self._catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED)
                 self._end = QueryEnd(
-                    _ENDS_BY_REQUEST[request.kind], f"{request.kind.value.lower()} asked for by {request.origin}"
+                    _ENDS_BY_REQUEST[request.kind],
+                    f"{request.kind.value.lower()} asked for by {request.origin}",
                 )
                 return
             kind = _TRIGGERS.get(request.kind)
-            if kind is not None and self._has_committed and self._catalog.requests.accept(request.request_id):
-                self._handle(
-                    Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER))
-                )
+            if kind is not None and self._is_ready and self._catalog.requests.accept(request.request_id):
+                self._handle(Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER)))
 
     def _close(self) -> None:
         if not self._stopped_for_savepoint:

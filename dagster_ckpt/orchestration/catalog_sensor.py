@@ -12,6 +12,7 @@ import pendulum
 
 from dagster_ckpt.catalog import Catalog, EventRecord, EventType, ImageRecord
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 
@@ -47,7 +48,7 @@ class SensorCursor:
 def build_catalog_sensor(
     streams: Sequence[StreamingAsset],
     *,
-    downstream: dg.UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
+    downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     name: str = "checkpoint_catalog_sensor",
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,

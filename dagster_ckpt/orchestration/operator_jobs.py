@@ -41,7 +41,8 @@ class SavepointConfigSchema(dg.Config):
     job_id: str = Field(description=JOB_ID)
     label: str | None = Field(default=None, description="A name to start from later, such as before-release-42.")
     target_directory: str | None = Field(
-        default=None, description="Folder for this savepoint, as a URL. Default: the configured savepoint folder."
+        default=None,
+        description="Folder for this savepoint, as a URL. Default: the configured savepoint folder.",
     )
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
 
@@ -147,7 +148,9 @@ def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinit
                 timeout_s=config.timeout_seconds,
                 report=context.log.info,
             )
-        context.add_output_metadata({"dagster_ckpt/recovery": plan.reason, "dagster_ckpt/rewound_batches": plan.rewound_batches})
+        context.add_output_metadata(
+            {"dagster_ckpt/recovery": plan.reason, "dagster_ckpt/rewound_batches": plan.rewound_batches}
+        )
 
     @dg.op(required_resource_keys=RESOURCES)
     def prefer_savepoint(context: dg.OpExecutionContext, config: PreferConfigSchema) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.schedules import build_housekeeping_schedule, build_savepoint_schedule
@@ -16,7 +17,7 @@ from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 
 def stream_definitions(
     *streams: StreamingAsset,
-    downstream: dg.UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
+    downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     savepoint_schedules: Mapping[str, str] | None = None,
 ) -> dg.Definitions:
     """Assets, jobs, sensors and schedules for streaming assets, to be merged into a code location.
@@ -48,9 +49,7 @@ def stream_definitions(
         if job_id not in by_job_id:
             raise OptionError(f"savepoint_schedules names {job_id!r}; the streams are {sorted(by_job_id)}.")
         schedules.append(
-            build_savepoint_schedule(
-                by_job_id[job_id], operator_jobs["trigger_savepoint_job"], cron_schedule=cron
-            )
+            build_savepoint_schedule(by_job_id[job_id], operator_jobs["trigger_savepoint_job"], cron_schedule=cron)
         )
     return dg.Definitions(
         assets=[stream.asset for stream in streams],

@@ -57,7 +57,9 @@ def run_stream(
     yield from ()
 
 
-def _run(context: dg.AssetExecutionContext, stream: StreamingAsset, describe: Callable[[], DataStreamWriter]) -> Outcome:
+def _run(
+    context: dg.AssetExecutionContext, stream: StreamingAsset, describe: Callable[[], DataStreamWriter]
+) -> Outcome:
     spark: SparkSession = context.resources.pyspark.spark_session
     apply_state_backend(spark, context.resources.state_backend.backend())
     job = streaming_job(stream, context.resources)
@@ -123,13 +125,12 @@ def _end_interrupted(context: dg.AssetExecutionContext, stream: StreamingAsset, 
 
 
 def _has_time_limit(context: dg.AssetExecutionContext) -> bool:
-    limit = context.run.tags.get("dagster/max_runtime", "0")
-    return limit not in ("", "0")
+    tag = context.run.tags.get("dagster/max_runtime")
+    limit = float(tag) if tag else float(context.instance.run_monitoring_max_runtime_seconds)
+    return limit > 0
 
 
-def _retain(
-    context: dg.AssetExecutionContext, stream: StreamingAsset, execution_id: str, state: TerminalState
-) -> None:
+def _retain(context: dg.AssetExecutionContext, stream: StreamingAsset, execution_id: str, state: TerminalState) -> None:
     report = apply_terminal_retention(streaming_job(stream, context.resources), execution_id, state)
     for sentence in report.sentences():
         context.log.info(sentence)

@@ -24,6 +24,7 @@ from dagster_ckpt.options import (
     RestartStrategyConfiguration,
     effective_restart_strategy,
 )
+from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 
 JOB_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 # The names under which a streaming asset looks for its resources.
@@ -66,7 +67,7 @@ class StreamingAsset:
     key: dg.AssetKey
     options: CheckpointOptions
     restart: DecidingRestartStrategy
-    start_job: dg.UnresolvedAssetJobDefinition
+    start_job: UnresolvedAssetJobDefinition
 
     @property
     def name(self) -> str:

@@ -60,7 +60,9 @@ def build_supervisor_sensor(
             context.log.info(sentence)
         return dg.SensorResult(
             run_requests=requests,
-            skip_reason=None if requests else dg.SkipReason("; ".join(sentences) or "all streams are as they should be"),
+            skip_reason=None
+            if requests
+            else dg.SkipReason("; ".join(sentences) or "all streams are as they should be"),
         )
 
     return checkpoint_supervisor_sensor
@@ -78,9 +80,7 @@ def recorded_end(instance: dg.DagsterInstance, run_id: str) -> RecordedEnd:
     return RecordedEnd.STILL_RUNNING
 
 
-def _starts(
-    catalog: Catalog, streams: dict[str, StreamingAsset], sentences: list[str]
-) -> Iterator[dg.RunRequest]:
+def _starts(catalog: Catalog, streams: dict[str, StreamingAsset], sentences: list[str]) -> Iterator[dg.RunRequest]:
     for job_id, stream in streams.items():
         for request in catalog.requests.pending(job_id):
             if request.kind is RequestKind.START:
@@ -111,7 +111,10 @@ def _reconciled(
         if stream is None:
             continue
         recorded = recorded_end(context.instance, execution.run_id)
-        if recorded is RecordedEnd.FAILED and execution.status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
+        if recorded is RecordedEnd.FAILED and execution.status in (
+            ExecutionStatus.STARTING,
+            ExecutionStatus.RUNNING,
+        ):
             catalog.executions.end(execution.execution_id, ExecutionStatus.FAILED, "its process died")
         verdict = reconcile(
             recorded,

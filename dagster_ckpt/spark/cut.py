@@ -63,15 +63,18 @@ def cut(live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = ()
         LiveDirectoryError: A file cannot be read.
         StorageAccessError: The directory cannot be reached.
     """
-    for attempt in range(1, attempts + 1):
+    while True:
+        attempts -= 1
         positions = live.positions()
         try:
             return _cut_at(live, positions, carry_in_flight=carry_in_flight, sinks=sinks)
-        except (FileNotFoundError, LiveDirectoryError) as error:
+        except FileNotFoundError as error:
+            if attempts <= 0:
+                raise _vanished(live, error) from error
+        except LiveDirectoryError:
             # Only a directory that moved on meanwhile may look different at the next try.
-            if attempt == attempts or live.positions() == positions:
-                raise _refusal(live, error) from error
-    raise AssertionError("attempts must be positive")
+            if attempts <= 0 or live.positions() == positions:
+                raise
 
 
 def _cut_at(live: LiveDirectory, positions: Positions, *, carry_in_flight: bool, sinks: Sequence[str]) -> Cut:
@@ -178,11 +181,8 @@ def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile)
         raise IncompleteCutError(f"{live.url} was taken over by another query while it was read. Try again.")
 
 
-def _refusal(live: LiveDirectory, error: Exception) -> LiveDirectoryError:
-    if isinstance(error, LiveDirectoryError):
-        return error
+def _vanished(live: LiveDirectory, error: FileNotFoundError) -> IncompleteCutError:
     return IncompleteCutError(
         f"{error} vanished from {live.url} while it was read. If the query runs, try again; if it does not, "
-        "the live "
-        "directory is damaged: restore an image."
+        "the live directory is damaged: restore an image."
     )

@@ -9,6 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -18,6 +19,8 @@ import fsspec
 from dagster_ckpt.errors import StorageAccessError
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
+# What the fsspec file systems call an entity tag, a generation or a time of change.
+_VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 
 
 @dataclass(frozen=True)
@@ -272,8 +275,10 @@ def _lazy_version(entry: os.DirEntry[str]) -> Callable[[], FileVersion]:
 
 
 def _remote_version(info: Mapping[str, Any]) -> FileVersion:
-    marks = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
-    return FileVersion(int(info["size"] or 0), ":".join(str(info[mark]) for mark in marks if info.get(mark)))
+    marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
+    # Some file systems give one and the same time as a number in a listing and as a date elsewhere.
+    texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark) for mark in marks]
+    return FileVersion(int(info["size"] or 0), ":".join(texts))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.spark.folder import Folder, open_folder
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    if request.param == "local":
+        return open_folder(f"file://{tmp_path}/tree")
+    return open_folder(f"memory://{tmp_path.name}/tree")
+
+
+def test_what_was_written_is_read_and_listed(folder: Folder) -> None:
+    folder.write("a/b", [b"one", b"two"])
+
+    assert folder.read("a/b") == b"onetwo"
+    assert {name: entry.is_directory for name, entry in folder.list().items()} == {"a": True}
+    assert folder.list("a")["b"].version().size == 6
+    assert [path for path, _ in folder.files()] == ["a/b"]
+
+
+def test_a_missing_directory_lists_as_empty(folder: Folder) -> None:
+    assert folder.list() == {}
+    assert folder.list("a/b") == {}
+    assert not folder.exists()
+
+
+def test_hidden_names_are_not_listed(folder: Folder) -> None:
+    folder.write(".a.crc", [b"x"])
+    folder.write("a", [b"x"])
+
+    assert list(folder.list()) == ["a"]
+
+
+def test_a_missing_file_is_a_missing_file(folder: Folder) -> None:
+    for look in (folder.read, folder.open, folder.version):
+        with pytest.raises(FileNotFoundError):
+            look("a")
+    folder.delete("a")
+    folder.delete_all()
+
+
+def test_a_replaced_file_has_another_version(folder: Folder) -> None:
+    folder.write("a", [b"one"])
+    before = folder.version("a")
+    folder.write("a", [b"two"])
+
+    assert folder.version("a") != before
+    assert folder.list()["a"].version() == folder.version("a")
+
+
+def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
+    folder = open_folder(str(tmp_path))
+    folder.write("a", [b"old"])
+
+    def broken() -> object:
+        yield b"new"
+        raise RuntimeError("upload cut off")
+
+    with pytest.raises(RuntimeError, match="cut off"):
+        folder.write("a", broken())  # type: ignore[arg-type]
+
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_tree_is_moved_and_deleted(folder: Folder) -> None:
+    folder.write("a/b", [b"x"])
+    moved = folder.url + "-moved"
+
+    folder.rename(moved)
+
+    assert open_folder(moved).read("a/b") == b"x"
+    assert not folder.exists()
+    open_folder(moved).delete_all()
+    assert not open_folder(moved).exists()
+
+
+def test_a_file_system_without_a_driver_is_an_error_that_says_so() -> None:
+    with pytest.raises(StorageAccessError, match="nosuchfs"):
+        open_folder("nosuchfs://bucket/a")
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("/data/live-0", "file:///data/live-0"),
+        ("file:/data/live-0", "file:///data/live-0"),
+        ("file:///data/live-0", "file:///data/live-0"),
+        ("s3a://bucket/live-0/", "s3a://bucket/live-0"),
+    ],
+)
+def test_spark_is_given_a_url_with_its_scheme(url: str, location: str) -> None:
+    assert LiveDirectory(url).spark_location == location

@@ -1,0 +1,62 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.errors import JavaNotFoundError
+from dagster_ckpt.spark import java
+from dagster_ckpt.spark.java import require_java
+
+
+def java_that_says(tmp_path: Path, text: str) -> dict[str, str]:
+    executable = tmp_path / "bin" / "java"
+    executable.parent.mkdir()
+    executable.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{text}\nEND\n")
+    executable.chmod(0o755)
+    return {"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"}
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "21" 2023-09-19 LTS', 21)]
+)
+def test_java_home_goes_before_the_path(tmp_path: Path, text: str, version: int) -> None:
+    found = require_java(java_that_says(tmp_path, text))
+
+    assert (found.version, found.executable) == (version, f"{tmp_path}/bin/java")
+
+
+@pytest.mark.parametrize(("text", "found"), [('version "1.8.0_402"', "is Java 8"), ("no idea", "does not say")])
+def test_a_java_that_spark_cannot_use_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    with pytest.raises(JavaNotFoundError, match=found):
+        require_java(java_that_says(tmp_path, text))
+
+
+def test_a_missing_java_is_an_error_that_says_how_to_install_it(tmp_path: Path) -> None:
+    with pytest.raises(JavaNotFoundError, match="Install Java 17"):
+        require_java({"PATH": str(tmp_path)})
+    with pytest.raises(JavaNotFoundError, match="does not run"):
+        require_java({"JAVA_HOME": str(tmp_path)})
+
+
+def test_the_module_says_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([java.Java("/j/bin/java", 17), JavaNotFoundError("none here")])
+
+    def answer() -> java.Java:
+        found = next(answers)
+        if isinstance(found, JavaNotFoundError):
+            raise found
+        return found
+
+    monkeypatch.setattr(java, "require_java", answer)
+
+    assert (java.main(), java.main()) == (0, 1)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("Java 17: /j/bin/java\n", "none here\n")
+
+
+def test_reading_live_directories_needs_neither_spark_nor_java() -> None:
+    script = "import sys, dagster_ckpt.spark; sys.exit('pyspark' in sys.modules or 'dagster' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -1,0 +1,141 @@
+"""Supervising a real query."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import psutil
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from spark_scenarios import FILES, FORMAT_V2, HEAP, Workload, aggregation, take_image
+
+from dagster_ckpt.errors import OptionError, QueryStopError
+from dagster_ckpt.options.state_backend import RocksDBStateBackend
+from dagster_ckpt.spark import (
+    LiveDirectory,
+    LiveStatus,
+    SupervisedQuery,
+    apply_state_backend,
+    inspect_live_directory,
+    jvm_process,
+    materialize,
+    start_query,
+)
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("query")
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path) -> LiveDirectory:
+    return LiveDirectory(f"{folder}/live-0")
+
+
+@pytest.fixture(scope="module")
+def query(spark: SparkSession, folder: Path, live: LiveDirectory) -> Iterator[SupervisedQuery]:
+    """A query over all its input, idle now."""
+    started = start_query(Workload(aggregation, HEAP, folder).writer(spark), "orders", live)
+    spark.streams.get(started.query_id).processAllAvailable()
+    yield started
+    started.stop()
+
+
+def test_name_and_live_directory_replace_what_the_writer_had(
+    spark: SparkSession, query: SupervisedQuery, live: LiveDirectory
+) -> None:
+    assert spark.streams.get(query.query_id).name == "orders"
+    assert inspect_live_directory(live).status is LiveStatus.GOOD
+
+
+def test_every_batch_is_reported_once(query: SupervisedQuery, live: LiveDirectory, folder: Path) -> None:
+    reports = query.recent_progress()
+
+    assert [report.batch_id for report in reports] == list(range(len(reports)))
+    assert reports[-1].batch_id == live.positions().commit
+    assert sum(report.input_rows for report in reports) == FILES * 12
+    assert reports[-1].sinks == (f"FileSink[file:{folder}/output]",)
+    assert reports[-1].watermark is not None
+    assert query.recent_progress() == []
+    assert query.progress() == reports[-1]
+
+
+def test_a_query_with_nothing_to_do_is_idle_and_has_not_ended(query: SupervisedQuery) -> None:
+    assert query.is_idle()
+    assert not query.wait(0)
+    assert query.exception() is None
+
+
+def test_the_jvm_is_known_well_enough_to_tell_whether_it_lives(spark: SparkSession) -> None:
+    jvm = jvm_process(spark)
+
+    assert jvm is not None
+    assert abs(psutil.Process(jvm.pid).create_time() * 1000 - jvm.started_at_ms) < 1000
+
+
+def test_a_server_of_spark_connect_is_not_our_jvm() -> None:
+    assert jvm_process(Mock(name="a Connect session")) is None
+
+
+def test_a_failed_query_tells_every_cause(spark: SparkSession, tmp_path: Path) -> None:
+    def fail(left: DataFrame, right: DataFrame) -> DataFrame:
+        return left.selectExpr("raise_error('the input is bad') AS x")
+
+    started = start_query(Workload(fail, HEAP, tmp_path).writer(spark), "failing", LiveDirectory(f"{tmp_path}/live"))
+    while not started.wait(0.5):
+        pass
+
+    assert "the input is bad" in (started.exception() or "")
+    started.stop()
+
+
+def test_a_stop_that_fails_is_an_error_only_while_the_query_runs() -> None:
+    stuck = Mock(isActive=True, stop=Mock(side_effect=RuntimeError("timed out")))
+    stuck.name = "orders"
+    with pytest.raises(QueryStopError, match="'orders' does not stop: timed out"):
+        SupervisedQuery(stuck).stop()
+
+    ended = Mock(isActive=False, stop=Mock(side_effect=RuntimeError("the query's own error")))
+    SupervisedQuery(ended).stop()
+    ended.stop.assert_called_once()
+
+
+def test_a_state_backend_is_applied_to_the_session(spark: SparkSession) -> None:
+    session = spark.newSession()
+    backend = RocksDBStateBackend(settings={**FORMAT_V2, "spark.sql.streaming.stateStore.rocksdb.blockSizeKB": 8})
+
+    changed = apply_state_backend(session, backend)
+
+    assert changed == backend.spark_settings()
+    assert {name: session.conf.get(name) for name in changed} == changed
+    assert apply_state_backend(session, backend) == {}
+
+
+def test_a_setting_of_the_application_is_refused_with_what_to_do(spark: SparkSession) -> None:
+    backend = RocksDBStateBackend(settings={"spark.local.dir": "/elsewhere"})
+
+    with pytest.raises(OptionError, match=r"spark\.local\.dir.*when the application starts"):
+        apply_state_backend(spark.newSession(), backend)
+
+
+def global_count(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.groupBy().count()
+
+
+def test_state_without_a_key_is_cut_although_the_session_has_more_partitions(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    work = Workload(global_count, HEAP, tmp_path)
+    live = LiveDirectory(f"{tmp_path}/live")
+    writer = work.writer(spark).outputMode("update").format("noop").trigger(availableNow=True)
+    started = start_query(writer, "counting", live)
+    while not started.wait(0.5):
+        pass
+
+    image = take_image(live, carry_in_flight=False)
+
+    assert not [path for path in image.files if path.startswith("state/0/1/")]
+    assert materialize(LiveDirectory(f"{tmp_path}/restored"), image.fill).batch_id == image.batch_id

@@ -1,0 +1,133 @@
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from live_files import LiveFiles
+
+from dagster_ckpt.errors import NothingCommittedError, RestoreError
+from dagster_ckpt.spark import LiveDirectory, LiveStatus, clone, cut, inspect_live_directory, materialize
+
+Write = Callable[[str, Iterable[bytes]], None]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> LiveFiles:
+    made = LiveFiles(tmp_path / "live-0")
+    made.batches(1)
+    made.operator()
+    made.put("state/0/0/1.delta", b"one")
+    made.put("state/0/0/2.delta", b"two")
+    return made
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> LiveDirectory:
+    return LiveDirectory(str(tmp_path / "live-1"))
+
+
+def image(files: LiveFiles, *, without: str = "") -> Callable[[Write], None]:
+    taken = cut(files.live, carry_in_flight=True)
+
+    def fill(write: Write) -> None:
+        for file in taken.files:
+            if file.path != without:
+                write(file.path, [file.open().read()])
+
+    return fill
+
+
+def test_a_resumed_query_keeps_its_id(files: LiveFiles, target: LiveDirectory) -> None:
+    made = materialize(target, image(files))
+
+    assert (made.batch_id, made.query_id) == (1, "11111111-2222")
+    assert inspect_live_directory(target).status is LiveStatus.GOOD
+
+
+def test_a_fork_gets_an_id_of_its_own(files: LiveFiles, target: LiveDirectory) -> None:
+    made = materialize(target, image(files), new_query_id="33333333")
+
+    assert made.query_id == "33333333"
+    assert json.loads(target.folder.read("metadata")) == {"id": "33333333"}
+
+
+def test_the_log_of_a_sink_is_handed_back_and_not_put_into_the_directory(
+    files: LiveFiles, target: LiveDirectory
+) -> None:
+    fill = image(files)
+
+    def with_sinks(write: Write) -> None:
+        fill(write)
+        write("sinks/1/9.compact", [b"v1\n", b"a"])
+        write("sinks/1/10", [b"v1\nb"])
+
+    made = materialize(target, with_sinks)
+
+    assert {i: [(e.name, e.data) for e in sink] for i, sink in made.sinks.items()} == {
+        1: [("9.compact", b"v1\na"), ("10", b"v1\nb")]
+    }
+    assert "sinks" not in target.folder.list()
+
+
+def test_an_image_that_misses_a_file_leaves_nothing_behind(
+    files: LiveFiles, target: LiveDirectory, tmp_path: Path
+) -> None:
+    with pytest.raises(RestoreError, match=r"2\.delta is missing"):
+        materialize(target, image(files, without="state/0/0/2.delta"))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["live-0"]
+
+
+def test_what_a_killed_restore_left_is_replaced(files: LiveFiles, target: LiveDirectory) -> None:
+    target.sibling(".partial").folder.write("state/9/0/1.delta", [b"old"])
+
+    materialize(target, image(files))
+
+    assert sorted(target.folder.list("state")) == ["0"]
+
+
+def test_a_directory_that_is_there_is_never_overwritten(files: LiveFiles) -> None:
+    with pytest.raises(RestoreError, match="exists already"):
+        materialize(files.live, image(files))
+
+    assert inspect_live_directory(files.live).status is LiveStatus.GOOD
+
+
+@pytest.mark.parametrize("path", ["../escaped", "/etc/escaped", "state/../../escaped"])
+def test_a_path_that_leaves_the_directory_is_refused(target: LiveDirectory, path: str) -> None:
+    with pytest.raises(RestoreError, match="outside of a live directory"):
+        materialize(target, lambda write: write(path, [b"x"]))
+
+
+def test_an_image_is_restored_into_an_object_store(files: LiveFiles) -> None:
+    target = LiveDirectory("memory://restored/live-1")
+
+    materialize(target, image(files))
+
+    assert inspect_live_directory(target).batch_id == 1
+    assert not target.sibling(".partial").exists()
+    target.delete()
+
+
+def test_a_clone_goes_on_at_the_same_point_without_copying_state(files: LiveFiles, target: LiveDirectory) -> None:
+    files.offsets(2, '{"logOffset":2}')
+    files.source_entry("2")
+
+    made = clone(files.live, target)
+
+    state = inspect_live_directory(target)
+    assert (made.batch_id, state.batch_id, state.in_flight) == (1, 1, 2)
+    assert (files.root / "state/0/0/2.delta").samefile(Path(target.url) / "state/0/0/2.delta")
+
+
+def test_a_late_writer_of_the_original_does_not_reach_its_clone(files: LiveFiles, target: LiveDirectory) -> None:
+    clone(files.live, target)
+
+    files.live.folder.write("state/0/0/2.delta", [b"late"])
+
+    assert target.folder.read("state/0/0/2.delta") == b"two"
+
+
+def test_nothing_can_be_cloned_before_the_first_commit(tmp_path: Path, target: LiveDirectory) -> None:
+    with pytest.raises(NothingCommittedError):
+        clone(LiveDirectory(str(tmp_path / "none")), target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.spark.folder import Folder, local_path, open_folder
@@ -55,9 +56,14 @@ class LiveDirectory:
         return open_folder(self.url, self.storage_options)
 
     @property
+    def local_path(self) -> Path | None:
+        """Its path on this machine, None where it is elsewhere."""
+        return local_path(self.url)
+
+    @property
     def spark_location(self) -> str:
         """The URL as Spark is given it. Local paths get their scheme: Spark's default may be HDFS."""
-        path = local_path(self.url)
+        path = self.local_path
         return self.url.rstrip("/") if path is None else f"file://{path}"
 
     def exists(self) -> bool:

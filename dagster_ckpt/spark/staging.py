@@ -20,7 +20,7 @@ from types import TracebackType
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.image import SourceFile
 from dagster_ckpt.spark.cut import ATTEMPTS, Cut, cut
-from dagster_ckpt.spark.folder import FileVersion, LocalFolder, local_path, version_of
+from dagster_ckpt.spark.folder import FileVersion, LocalFolder, version_of
 from dagster_ckpt.spark.layout import LiveDirectory
 from dagster_ckpt.spark.needed import NeededFile
 
@@ -118,7 +118,7 @@ class _Place:
     @staticmethod
     def beside(live: LiveDirectory) -> _Place:
         """Make a place on the live directory's own disk, where links work; else on this machine's."""
-        root = local_path(live.url)
+        root = live.local_path
         try:
             if root is None:
                 return _Place._made(prefix="dagster-ckpt", directory=None)

@@ -1,11 +1,9 @@
 """The flights example as Dagster assets: two streams and one ordinary asset that reads what they write."""
 
-from __future__ import annotations
-
 import dagster as dg
 from dagster_pyspark import PySparkResource
 from pydantic import Field
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.demo import streams
 from dagster_ckpt.demo.workspace import Workspace
@@ -34,6 +32,7 @@ SPARK = {
     "spark.master": "local[2]",
     "spark.driver.memory": "1g",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "WARN",

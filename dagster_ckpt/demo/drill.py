@@ -85,7 +85,7 @@ class Drill:
         """Remove Spark's checkpoint directory under the running query."""
         execution = self._running(stream)
         directory = _known(execution.live_directory)
-        shutil.rmtree(LiveDirectory(directory).local_path, ignore_errors=True)
+        LiveDirectory(directory).delete()
         self._say(f"deleted {directory} under the running query")
         return execution.execution_id
 

@@ -127,7 +127,7 @@ class AttemptRunner:
         if snapshot is not None:
             self._clean(lambda: self._job.store.discard(snapshot.stored.location, protected=()))
 
-    def order_cuts(self, stop_query: Callable[[], None]) -> None:
+    def order_cuts(self, stop_query: Callable[[int], None]) -> None:
         """Begin the cut of every attempt whose boundary is reached.
 
         Args:
@@ -137,7 +137,7 @@ class AttemptRunner:
             if running.cut_ordered or not self._at_boundary(running):
                 continue
             if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-                stop_query()
+                stop_query(running.attempt.number)
             self._threads.start(running, self._live)
 
     def news(self) -> list[Event]:
@@ -280,7 +280,9 @@ class AttemptRunner:
 
 def failure_reason(error: Exception) -> CheckpointFailureReason:
     """Flink's name for what went wrong in an attempt."""
-    if isinstance(error, NothingCommittedError | IncompleteCutError | ImageTooLargeError):
+    if isinstance(error, NothingCommittedError):
+        return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
+    if isinstance(error, IncompleteCutError | ImageTooLargeError):
         return CheckpointFailureReason.CHECKPOINT_DECLINED
     if isinstance(error, OSError):
         return CheckpointFailureReason.IO_EXCEPTION

@@ -123,7 +123,7 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
         live=inspect_live_directory(live) if live else None,
         images=job.catalog.images.restorable(job.job_id),
         all_images=job.catalog.images.completed(job.job_id),
-        last_batch=job.catalog.executions.last_batch(job.job_id),
+        last_batch=job.catalog.executions.last_batch(job.job_id, record.live_directory),
         predecessor_ended=predecessor_ended,
         prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
         start_from=start_from,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog import ImageRecord, ImageStatus
+from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import CHECKPOINT, describe_image, retained_kind
@@ -127,7 +127,7 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
     """
     newest = job.catalog.executions.latest(job.job_id)
     if newest is not None and newest.execution_id != execution_id:
-        job.catalog.executions.settle(execution_id, state)
+        job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
         return RetentionReport(kept=(f"everything: execution {newest.execution_id} of the job began meanwhile",))
     cleanup = job.options.cleanup
     checkpoints = [image for image in _completed(job) if image.kind == CHECKPOINT]
@@ -147,7 +147,7 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
         report = RetentionReport(deleted=report.deleted, failed=report.failed, kept=kept)
     gone = delete_live_directories(job) if drop_live and not report.failed else None
     if not report.failed:
-        job.catalog.executions.settle(execution_id, state)
+        job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
     return RetentionReport(deleted=report.deleted, kept=report.kept, failed=report.failed, live_directory_deleted=gone)
 
 

@@ -141,7 +141,7 @@ class Supervisor:
         self._inbox: deque[Event] = deque()
         self._end: QueryEnd | None = None
         self._is_ready = False
-        self._stopped_for_savepoint = False
+        self._savepoint_to_stop_with: int | None = None
         self._next_heartbeat_ms = 0
         self._next_request_poll_ms = 0
 
@@ -172,7 +172,7 @@ class Supervisor:
             self._coordinate()
 
     def _wait(self) -> bool:
-        if self._stopped_for_savepoint:
+        if self._is_stopped:
             time.sleep(POLL_S)
             return False
         return self._query.wait(POLL_S)
@@ -210,7 +210,11 @@ class Supervisor:
                 for caused in self._do(action):
                     self._inbox.append(caused)
             handled = self._inbox.popleft()
-            if isinstance(handled, AttemptFailed) and self._stopped_for_savepoint and self._end is None:
+            if (
+                isinstance(handled, AttemptFailed)
+                and handled.number == self._savepoint_to_stop_with
+                and self._end is None
+            ):
                 self._end = QueryEnd(
                     EndKind.SAVEPOINT_FAILED,
                     f"the savepoint to stop with failed, the query goes on: {handled.detail}",
@@ -235,12 +239,16 @@ class Supervisor:
             self._end = QueryEnd(EndKind.FINISHED, "stopped with a savepoint", savepoint)
         return []
 
-    def _stop_for_savepoint(self) -> None:
+    @property
+    def _is_stopped(self) -> bool:
+        return self._savepoint_to_stop_with is not None
+
+    def _stop_for_savepoint(self, number: int) -> None:
         self._query.stop()
-        self._stopped_for_savepoint = True
+        self._savepoint_to_stop_with = number
 
     def _note_progress(self) -> None:
-        if not self._stopped_for_savepoint:
+        if not self._is_stopped:
             self._log.note(self._query.recent_progress())
         now_ms = monotonic_ms()
         if now_ms < self._next_heartbeat_ms:
@@ -255,7 +263,7 @@ class Supervisor:
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
                 "sinks": list(latest.sinks) if latest else [],
-                "idle": self._stopped_for_savepoint or self._query.is_idle(),
+                "idle": self._is_stopped or self._query.is_idle(),
             },
         )
 
@@ -273,7 +281,7 @@ class Supervisor:
                 self._handle(Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER)))
 
     def _close(self) -> None:
-        if not self._stopped_for_savepoint:
+        if not self._is_stopped:
             self._query.stop()
         self._handle(QueryStopped(monotonic_ms()))
         self._attempts.close(self._end.reason if self._end else "the supervising process failed")

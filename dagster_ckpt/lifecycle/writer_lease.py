@@ -59,7 +59,7 @@ def acquire(
         if present is None:
             return AcquiredLease(catalog.leases.acquire(job_id, holder, ttl_ms), predecessor_ended=True)
         if has_provably_ended(present):
-            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=True, expected_token=present.token)
+            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=present.token)
             return AcquiredLease(taken, predecessor_ended=True)
         try:
             return AcquiredLease(catalog.leases.acquire(job_id, holder, ttl_ms), predecessor_ended=False)

@@ -19,9 +19,7 @@ DEFAULT_WRITE_BUFFER_SIZE = 4096
 _MAX_FILE_STATE_THRESHOLD = 1024 * 1024
 
 _MAX_STATE_SIZE = WholeNumber("max_state_size", minimum=1, unit="of bytes")
-_THRESHOLD = WholeNumber(
-    "file_state_size_threshold", minimum=-1, maximum=_MAX_FILE_STATE_THRESHOLD, unit="of bytes"
-)
+_THRESHOLD = WholeNumber("file_state_size_threshold", minimum=-1, maximum=_MAX_FILE_STATE_THRESHOLD, unit="of bytes")
 _WRITE_BUFFER = WholeNumber("write_buffer_size", minimum=-1, unit="of bytes")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 
@@ -235,9 +233,7 @@ class CustomCheckpointStorage(CheckpointStorage):
     def __init__(self, factory: str, settings: Settings = ()) -> None:
         allowed = "an import path such as 'package.module:Name'"
         if not isinstance(factory, str):
-            raise OptionTypeError(
-                f"factory is {factory!r} ({type(factory).__name__}), but must be {allowed}."
-            )
+            raise OptionTypeError(f"factory is {factory!r} ({type(factory).__name__}), but must be {allowed}.")
         if not _IMPORT_PATH.fullmatch(factory):
             raise OptionError(f"factory is {factory!r}, but must be {allowed}.")
         _set(self, "factory", factory)

@@ -141,9 +141,7 @@ def _num_retained(asked: CheckpointOptions) -> _Told:
 
 def _prefer_checkpoint(asked: CheckpointOptions) -> _Told:
     if asked.prefer_checkpoint_for_recovery:
-        sentence = (
-            "Recovery takes the newest checkpoint even where a savepoint is newer, and tells how far back."
-        )
+        sentence = "Recovery takes the newest checkpoint even where a savepoint is newer, and tells how far back."
     else:
         sentence = "Recovery takes the newest image, checkpoint or savepoint."
     return asked.prefer_checkpoint_for_recovery, Effect.REAL, sentence

@@ -60,9 +60,7 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
                 f"but must be at most max_backoff, which is {self.max_backoff_ms} ms."
             )
         if not 1 < self.backoff_multiplier < float("inf"):
-            raise OptionError(
-                f"backoff_multiplier is {self.backoff_multiplier}, but must be a number above 1."
-            )
+            raise OptionError(f"backoff_multiplier is {self.backoff_multiplier}, but must be a number above 1.")
         if not 0 <= self.jitter_factor <= 1:
             raise OptionError(f"jitter_factor is {self.jitter_factor}, but must be a number from 0 to 1.")
 

@@ -121,8 +121,7 @@ def effective_restart_strategy(
             return strategy
         if strategy is not None and not isinstance(strategy, FallbackRestartStrategyConfiguration):
             raise OptionTypeError(
-                f"{option} is {strategy!r} ({type(strategy).__name__}), "
-                "but must be a value made by RestartStrategies."
+                f"{option} is {strategy!r} ({type(strategy).__name__}), but must be a value made by RestartStrategies."
             )
     if checkpointing_enabled:
         return ExponentialDelayRestartStrategyConfiguration()

@@ -96,9 +96,7 @@ class CustomStateBackend(StateBackend):
 
     def spark_settings(self) -> dict[str, str]:
         """Return the provider and the further settings."""
-        return {PROVIDER_CLASS: self.provider_class} | {
-            name: _text(value) for name, value in self.settings.items()
-        }
+        return {PROVIDER_CLASS: self.provider_class} | {name: _text(value) for name, value in self.settings.items()}
 
 
 def _spark_settings(settings: Mapping[str, SettingValue], own: set[str]) -> dict[str, SettingValue]:
@@ -110,9 +108,7 @@ def _spark_settings(settings: Mapping[str, SettingValue], own: set[str]) -> dict
                 f"settings has {name!r}: {value!r}, but must map names to strings, numbers or booleans."
             )
         if not name.startswith("spark."):
-            raise OptionError(
-                f"settings has {name!r}, but must hold full Spark names: they begin with 'spark.'."
-            )
+            raise OptionError(f"settings has {name!r}, but must hold full Spark names: they begin with 'spark.'.")
         if name.lower() in reserved:
             raise OptionError(
                 f"settings has {name!r}: {value!r}, but the state backend sets that itself; "

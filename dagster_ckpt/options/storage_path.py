@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
-_ALLOWED = (
-    "the URL of a directory below the root, for example file:///data/checkpoints or s3://bucket/checkpoints"
-)
+_ALLOWED = "the URL of a directory below the root, for example file:///data/checkpoints or s3://bucket/checkpoints"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The catalog sensor: it observes. Each completed image becomes one event on its streaming asset."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ class SensorCursor:
     downstream_due: bool = False
 
     @staticmethod
-    def parse(text: str | None) -> SensorCursor:
+    def parse(text: str | None) -> "SensorCursor":
         """Read a cursor; None and an empty text begin at the start of the catalog."""
         return SensorCursor(**json.loads(text)) if text else SensorCursor()
 
@@ -138,7 +136,7 @@ def image_metadata(image: ImageRecord) -> dict[str, Any]:
 
 
 def _epoch_seconds(watermark: str) -> float:
-    return pendulum.parse(watermark, tz="UTC").timestamp()  # type: ignore[union-attr]
+    return float(pendulum.from_format(watermark, "YYYY-MM-DDTHH:mm:ss.SSS[Z]", tz="UTC").timestamp())
 
 
 def _materialization(key: dg.AssetKey, event: EventRecord, image: ImageRecord | None) -> dg.AssetMaterialization:

@@ -1,7 +1,5 @@
 """Ops and jobs with which people and schedules operate the streams, from the launchpad or a schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -76,7 +76,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     settings: dict[str, str] = Field(
         default_factory=dict,
-        description="Further Spark SQL settings of the state store, applied to the session before the query starts.",
+        description="rocksdb only: further Spark SQL settings of the state store, applied to the session before the query starts.",
     )
 
     def backend(self) -> StateBackend:
@@ -87,12 +87,12 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
         """
         if self.kind is StateBackendKind.ROCKSDB:
             return RocksDBStateBackend(enable_incremental_checkpointing=self.incremental, settings=self.settings)
-        if any(".rocksdb." in key for key in self.settings):
+        if self.settings:
             raise OptionError(
-                f"state_backend: kind is hashmap but settings name RocksDB options: {sorted(self.settings)}. "
-                "Remove them or choose kind: rocksdb."
+                f"state_backend: kind is hashmap, which takes no settings, but settings has {sorted(self.settings)}. "
+                "Remove them, choose kind: rocksdb, or put session settings into the pyspark resource."
             )
-        return HashMapStateBackend(settings=self.settings)
+        return HashMapStateBackend()
 
 
 class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]

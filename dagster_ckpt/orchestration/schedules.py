@@ -1,7 +1,5 @@
 """Schedules for the operator jobs: savepoints by cron, housekeeping by cron."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import dagster as dg

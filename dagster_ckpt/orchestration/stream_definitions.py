@@ -1,7 +1,5 @@
 """One call that gives a code location everything its streams need."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import dagster as dg

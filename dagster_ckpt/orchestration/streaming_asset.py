@@ -4,8 +4,6 @@ The function only describes the query. The framework names it, gives it its chec
 location, starts, supervises, restarts and stops it.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 from pydantic import Field
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.options import (
@@ -157,7 +155,7 @@ def streaming_asset(
             owners=owners,
             kinds={"spark", "streaming"},
             required_resource_keys=set(RESOURCES | set(resources)),
-            config_schema=StreamRunConfig.to_config_schema(),
+            config_schema=StreamRunConfig.to_config_schema().as_field(),
             op_tags=STREAM_TAGS,
             # The catalog sensor reports each checkpoint; the end of a run is not one more.
             output_required=False,

@@ -1,7 +1,5 @@
 """The supervisor sensor: it reconciles. Starts what was asked for, restarts what failed, cleans up after the killed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from random import Random
 

@@ -1,0 +1,50 @@
+"""Are two tables the same, row for row, whatever the order?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class TableComparison:
+    """Two tables as multisets of rows.
+
+    Attributes:
+        rows_left: Rows of the first.
+        rows_right: Rows of the second.
+        only_left: Rows of the first that the second has not, or not as often.
+        only_right: Rows of the second that the first has not, or not as often.
+    """
+
+    rows_left: int
+    rows_right: int
+    only_left: int
+    only_right: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether they are the same; two empty tables prove nothing and are not."""
+        return self.rows_left > 0 and not self.only_left and not self.only_right
+
+
+def compare_tables(spark: SparkSession, left: str, right: str) -> TableComparison:
+    """Compare two Parquet tables; a streaming one is read through its log, as any reader sees it.
+
+    Args:
+        spark: A session.
+        left: Folder of the first.
+        right: Folder of the second.
+    """
+    first, second = spark.read.parquet(left).cache(), spark.read.parquet(right).cache()
+    try:
+        return TableComparison(
+            rows_left=first.count(),
+            rows_right=second.count(),
+            only_left=first.exceptAll(second).count(),
+            only_right=second.exceptAll(first).count(),
+        )
+    finally:
+        first.unpersist()
+        second.unpersist()

@@ -88,3 +88,7 @@ class RequestTimeoutError(CkptError, TimeoutError):
 
 class RestartsExhaustedError(CkptError):
     """The restart strategy allows no further restart."""
+
+
+class ImageAbortedError(CkptError):
+    """An image was given up while it was written; what was written of it is removed."""

@@ -1,0 +1,34 @@
+"""The image format: a manifest, small files inside it, and large data objects that images share.
+
+Nothing here knows Spark, a job's life or a file system: named byte streams in, named byte streams out, over an
+`ObjectSpace`. Start with docs/image-format.md, then `manifest.py`, `writer.py` and `reader.py`.
+"""
+
+from dagster_ckpt.image.container import Metadata, pack_metadata, unpack_metadata
+from dagster_ckpt.image.manifest import FileEntry, ImageHeader, ImageKind, Manifest
+from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, verify_image
+from dagster_ckpt.image.reuse import object_name
+from dagster_ckpt.image.source import SourceFile
+from dagster_ckpt.image.space import ObjectSpace
+from dagster_ckpt.image.writer import METADATA_NAME, WriteOptions, WrittenImage, write_image
+
+__all__ = [
+    "METADATA_NAME",
+    "FileEntry",
+    "ImageHeader",
+    "ImageKind",
+    "Manifest",
+    "Metadata",
+    "ObjectSpace",
+    "SourceFile",
+    "WriteEntry",
+    "WriteOptions",
+    "WrittenImage",
+    "extract",
+    "object_name",
+    "pack_metadata",
+    "read_metadata",
+    "unpack_metadata",
+    "verify_image",
+    "write_image",
+]

@@ -1,0 +1,165 @@
+"""Reading an image: its manifest, its files, and whether it can be trusted."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from itertools import groupby
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.image.container import Metadata, unpack_metadata
+from dagster_ckpt.image.manifest import FileEntry
+from dagster_ckpt.image.reuse import object_name
+from dagster_ckpt.image.space import ObjectSpace
+from dagster_ckpt.image.writer import CHUNK_BYTES, METADATA_NAME
+
+WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
+
+
+def read_metadata(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> Metadata:
+    """Read the metadata of an image.
+
+    Args:
+        space: Where the image is.
+        directory: Its directory in the space.
+        name: The object to read; another one only while the image is being deleted.
+
+    Raises:
+        ImageNotFoundError: There is none.
+        ImageCorruptError: It is truncated or altered.
+    """
+    path = posixpath.join(directory, name)
+    try:
+        return unpack_metadata(space.read(path), f"{space.url}/{path}")
+    except FileNotFoundError as error:
+        raise ImageNotFoundError(
+            f"There is no image at {space.url}/{directory}: {name} is missing. An image that was not finished "
+            "has none. Name another image."
+        ) from error
+
+
+def extract(
+    space: ObjectSpace,
+    directory: str,
+    metadata: Metadata,
+    write: WriteEntry,
+    *,
+    only: Callable[[str], bool] = lambda _path: True,
+) -> None:
+    """Hand out the files of an image, object by object, each checked against its digest.
+
+    Args:
+        space: Where the image is.
+        directory: Its directory in the space.
+        metadata: Its metadata.
+        write: Takes an entry and its bytes, and must use them up. The last piece raises if the content is wrong.
+        only: Which paths to hand out.
+
+    Raises:
+        ImageCorruptError: Data is missing or was altered.
+    """
+    entries = sorted(
+        (entry for entry in metadata.manifest.files if only(entry.path)),
+        key=lambda entry: (entry.object or "", entry.offset),
+    )
+    for reference, group in groupby(entries, key=lambda entry: entry.object):
+        with _opened(space, directory, reference, metadata) as stream:
+            for entry in group:
+                stream.seek(entry.offset)
+                write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
+
+
+def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> list[str]:
+    """What is wrong with an image, every file of it; an empty list is a good one.
+
+    Args:
+        space: Where the image is.
+        directory: Its directory in the space.
+        deep: Read every byte and compare digests; otherwise only existence and length of the data objects.
+
+    Raises:
+        StorageAccessError: The space could not be read, which says nothing about the image.
+    """
+    try:
+        metadata = read_metadata(space, directory)
+    except (ImageNotFoundError, ImageCorruptError) as error:
+        return [str(error)]
+    problems = _missing(space, directory, metadata)
+    if not deep or problems:
+        return problems
+
+    def check(_entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        try:
+            for _ in chunks:
+                pass
+        except ImageCorruptError as error:
+            problems.append(str(error))
+
+    extract(space, directory, metadata, check)
+    return problems
+
+
+def _missing(space: ObjectSpace, directory: str, metadata: Metadata) -> list[str]:
+    needed: dict[str, int] = {}
+    for entry in metadata.manifest.files:
+        if entry.object is not None:
+            needed[entry.object] = max(needed.get(entry.object, 0), entry.offset + entry.size)
+    problems = []
+    for reference, length in sorted(needed.items()):
+        name = object_name(directory, reference)
+        found = space.size(name)
+        if found is None:
+            problems.append(f"{space.url}/{name} is missing")
+        elif found < length:
+            problems.append(f"{space.url}/{name} has {found} bytes, {length} are needed")
+    return problems
+
+
+def _opened(space: ObjectSpace, directory: str, reference: str | None, metadata: Metadata) -> _Opened:
+    if reference is None:
+        return _Opened(nullcontext(io.BytesIO(metadata.inline)), f"{space.url}/{directory}/{METADATA_NAME}")
+    name = object_name(directory, reference)
+    return _Opened(space.open(name), f"{space.url}/{name}")
+
+
+class _Opened:
+    """An object opened for reading, whose absence is told as a corrupt image."""
+
+    def __init__(self, context: object, location: str) -> None:
+        self._context = context
+        self._location = location
+
+    def __enter__(self) -> BinaryIO:
+        try:
+            return self._context.__enter__()  # type: ignore[attr-defined, no-any-return]
+        except FileNotFoundError as error:
+            raise ImageCorruptError(
+                f"{self._location} is missing, and an image refers to it. Put it back, or start from another image."
+            ) from error
+
+    def __exit__(self, *details: object) -> None:
+        self._context.__exit__(*details)  # type: ignore[attr-defined]
+
+
+def _checked(stream: BinaryIO, entry: FileEntry, location: str) -> Iterator[bytes]:
+    digest = blake3()
+    left = entry.size
+    while left:
+        chunk = stream.read(min(left, CHUNK_BYTES))
+        if not chunk:
+            raise ImageCorruptError(
+                f"{location}: the data of {entry.path} ends {left} bytes early: truncated. Start from another image."
+            )
+        digest.update(chunk)
+        left -= len(chunk)
+        yield chunk
+    if digest.hexdigest() != entry.digest:
+        raise ImageCorruptError(
+            f"{location}: the content of {entry.path} does not have the digest it was written with: it was altered. "
+            "Start from another image."
+        )

@@ -1,0 +1,46 @@
+"""What the writer and the reader of images need of a storage: a few verbs on names."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import BinaryIO, Protocol
+
+
+class ObjectSpace(Protocol):
+    """A flat space of named objects. Names are POSIX paths without a leading slash or `..`.
+
+    Whatever goes wrong is raised as StorageAccessError, except that a missing object raises FileNotFoundError.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where the space is, for messages and locations."""
+        ...
+
+    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new data object for writing; it is durable once the context is left without an error."""
+        ...
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Write an object that is seen whole or not at all, and is durable on return."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """All bytes of an object."""
+        ...
+
+    def open(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open an object for reading; it can be sought in."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Length of an object in bytes, or None where there is none."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete an object; one that is not there is no error."""
+        ...
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Names directly below a prefix, without it, with the time of their last change in ms (0: a folder)."""
+        ...

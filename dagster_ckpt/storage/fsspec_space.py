@@ -1,0 +1,146 @@
+"""Objects behind fsspec: object stores, HDFS, or fsspec's own memory."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, BinaryIO, cast
+
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.storage.access import Guarded, accessing, reading
+
+# Object stores take parts of at least 5 MiB; fsspec's files are cut into blocks of this size.
+BLOCK_BYTES = 8 * 1024 * 1024
+# Here a put is not atomic but a rename is, and folders have to be made. Everything else is taken for an object store.
+WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", "ssh", "webhdfs"})
+
+
+class FsspecSpace:
+    """A prefix of any file system that fsspec knows. Objects of a store appear whole when they are closed."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url = url.rstrip("/")
+        try:
+            self._fs, root = fsspec.core.url_to_fs(self._url, **options)
+        except ImportError as error:
+            raise StorageAccessError(
+                f"{url} needs a driver that is not installed: {error}. For S3: pip install 'dagster-ckpt[s3]'; for "
+                "others the package that fsspec names."
+            ) from error
+        except ValueError as error:
+            raise StorageAccessError(
+                f"{url} is of a kind that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or hdfs://."
+            ) from error
+        self._root = root.rstrip("/")
+        self._has_folders = url.partition("://")[0] in WITH_FOLDERS
+
+    @property
+    def url(self) -> str:
+        """Where the space is."""
+        return self._url
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new data object for writing."""
+        path = self._path(name)
+        with accessing("write", f"{self._url}/{name}"):
+            self._make_folder(path)
+            with self._fs.open(path, "wb", block_size=BLOCK_BYTES) as stream:
+                yield cast("BinaryIO", Guarded(stream, f"{self._url}/{name}"))
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Write an object at once: a single put, or beside it and renamed where there are real folders."""
+        path = self._path(name)
+        with accessing("write", f"{self._url}/{name}"):
+            if not self._has_folders:
+                self._fs.pipe_file(path, data)
+                return
+            self._make_folder(path)
+            unfinished = f"{path}.{uuid.uuid4().hex}.tmp"
+            self._fs.pipe_file(unfinished, data)
+            self._fs.mv(unfinished, path)
+
+    def read(self, name: str) -> bytes:
+        """All bytes of an object."""
+        with reading(f"{self._url}/{name}"):
+            return self._whole(self._path(name))
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """Open an object for reading."""
+        where = f"{self._url}/{name}"
+        with reading(where):
+            if isinstance(self._fs, MemoryFileSystem):
+                stream = io.BytesIO(self._whole(self._path(name)))
+            else:
+                stream = self._fs.open(self._path(name), "rb", block_size=BLOCK_BYTES)
+        with stream:
+            yield cast("BinaryIO", Guarded(stream, where))
+
+    def size(self, name: str) -> int | None:
+        """Length of an object, or None."""
+        path = self._path(name)
+        with accessing("look at", f"{self._url}/{name}"):
+            self._fs.invalidate_cache(path.rsplit("/", 1)[0])
+            try:
+                return int(self._fs.info(path)["size"])
+            except FileNotFoundError:
+                return None
+
+    def delete(self, name: str) -> None:
+        """Delete an object."""
+        path = self._path(name)
+        with accessing("delete", f"{self._url}/{name}"):
+            try:
+                self._fs.rm_file(path)
+            except FileNotFoundError:
+                return
+            finally:
+                self._fs.invalidate_cache(path.rsplit("/", 1)[0])
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Names directly below a prefix, with the time of their last change in ms (0: a folder)."""
+        path = self._path(prefix)
+        with accessing("list", f"{self._url}/{prefix}"):
+            self._fs.invalidate_cache(path)
+            try:
+                entries = self._fs.ls(path, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+            found = {str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]: _changed_ms(entry) for entry in entries}
+            return {name: changed for name, changed in found.items() if name}
+
+    def _whole(self, path: str) -> bytes:
+        if isinstance(self._fs, MemoryFileSystem):
+            # All its readers share one position in the object, so threads would disturb each other.
+            if path not in self._fs.store:
+                raise FileNotFoundError(path)
+            return cast("bytes", self._fs.store[path].getvalue())
+        return cast("bytes", self._fs.cat_file(path))
+
+    def _make_folder(self, path: str) -> None:
+        # In an object store this could only make a bucket, out of a misspelt one.
+        if self._has_folders:
+            self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}".rstrip("/")
+
+
+def _changed_ms(entry: Mapping[str, Any]) -> int:
+    if entry["type"] == "directory":
+        return 0
+    for name in ("LastModified", "last_modified", "updated", "mtime", "created"):
+        value = entry.get(name)
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1000)
+        if isinstance(value, int | float):
+            return int(value * 1000)
+    # Unknown ages count as new: what may be under way is never swept.
+    return 2**62

@@ -1,0 +1,114 @@
+"""Objects as files of this machine, with the calls of the operating system."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from dagster_ckpt.storage.access import Guarded, accessing, reading
+
+# Many small files lie side by side in one object.
+READ_BYTES = 256 * 1024
+
+
+class LocalSpace:
+    """A folder on a local or mounted disk. What is written is flushed to the disk before it is relied on."""
+
+    def __init__(self, root: Path, *, buffer_bytes: int) -> None:
+        self._root = root
+        # Python reads a buffer of 1 as "by lines".
+        self._buffer_bytes = 2 if buffer_bytes == 1 else buffer_bytes
+
+    @property
+    def url(self) -> str:
+        """Where the space is."""
+        return f"file://{self._root}"
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new data object for writing."""
+        path = self._root / name
+        with accessing("write", f"file://{path}"):
+            self._make_folder(path.parent)
+            with path.open("xb", buffering=self._buffer_bytes) as stream:
+                yield cast("BinaryIO", Guarded(stream, f"file://{path}"))
+                stream.flush()
+                os.fsync(stream.fileno())
+            _flush_folder(path.parent)
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Write an object at once: beside it, flushed, then renamed, and the folder flushed too."""
+        path = self._root / name
+        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+        with accessing("write", f"file://{path}"):
+            self._make_folder(path.parent)
+            try:
+                with unfinished.open("wb") as stream:
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                unfinished.replace(path)
+            except BaseException:
+                unfinished.unlink(missing_ok=True)
+                raise
+            _flush_folder(path.parent)
+
+    def read(self, name: str) -> bytes:
+        """All bytes of an object."""
+        with reading(f"{self.url}/{name}"):
+            return (self._root / name).read_bytes()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """Open an object for reading."""
+        where = f"{self.url}/{name}"
+        with reading(where):
+            stream = (self._root / name).open("rb", buffering=READ_BYTES)
+        with stream:
+            yield cast("BinaryIO", Guarded(stream, where))
+
+    def size(self, name: str) -> int | None:
+        """Length of an object, or None."""
+        with accessing("look at", f"{self.url}/{name}"):
+            try:
+                return (self._root / name).stat().st_size
+            except FileNotFoundError:
+                return None
+
+    def delete(self, name: str) -> None:
+        """Delete an object, and its folder if that is empty then."""
+        path = self._root / name
+        with accessing("delete", f"file://{path}"):
+            path.unlink(missing_ok=True)
+            if path.parent != self._root and path.parent.is_dir() and not any(path.parent.iterdir()):
+                path.parent.rmdir()
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Names directly below a prefix, with the time of their last change in ms (0: a folder)."""
+        with accessing("list", f"{self.url}/{prefix}"):
+            try:
+                with os.scandir(self._root / prefix) as entries:
+                    return {
+                        entry.name: 0 if entry.is_dir() else entry.stat().st_mtime_ns // 1_000_000 for entry in entries
+                    }
+            except FileNotFoundError:
+                return {}
+
+    def _make_folder(self, folder: Path) -> None:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            # The entry of a new folder is lost with the power unless its parent is flushed as well.
+            _flush_folder(folder.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,239 @@
+"""The store of images over an object space: folders, sharing, and what may be deleted when."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dagster_ckpt.errors import (
+    CkptError,
+    ImageCorruptError,
+    ImageNotFoundError,
+    ImageTooLargeError,
+    OptionError,
+    StorageAccessError,
+)
+from dagster_ckpt.image import (
+    METADATA_NAME,
+    ImageHeader,
+    Manifest,
+    ObjectSpace,
+    SourceFile,
+    WriteEntry,
+    WriteOptions,
+    WrittenImage,
+    extract,
+    read_metadata,
+    verify_image,
+    write_image,
+)
+from dagster_ckpt.storage.deletion import (
+    INCOMPLETE_NAME,
+    SHARED,
+    checkpoint_directories,
+    delete_image,
+    sweep_job,
+    sweep_savepoints,
+)
+from dagster_ckpt.storage.location import normalised
+from dagster_ckpt.storage.store import StoredImage
+
+SHARED_PREFIX = f"../{SHARED}/"
+# Manifests kept in memory: each image is written against the one before it.
+_REMEMBERED_MANIFESTS = 4
+
+OpenSpace = Callable[[str], ObjectSpace]
+
+
+@dataclass(frozen=True)
+class StoreLayout:
+    """Where the images of a job are, and how they are written.
+
+    Attributes:
+        job_id: The job.
+        job_root: URL of the job's folder: `chk-<n>/_metadata` and `shared/` are below it.
+        savepoint_root: URL of the folder of savepoints, or None where none is configured.
+        inline_threshold: See `WriteOptions`.
+        max_bytes: Larger checkpoints are refused; None takes any.
+    """
+
+    job_id: str
+    job_root: str
+    savepoint_root: str | None
+    inline_threshold: int | None
+    max_bytes: int | None = None
+
+
+class ObjectImageStore:
+    """Images over object spaces.
+
+    Args:
+        layout: Where and how.
+        open_space: Opens the space of a URL.
+    """
+
+    def __init__(self, layout: StoreLayout, open_space: OpenSpace) -> None:
+        self._layout = layout
+        self._open_space = open_space
+        self._job_space = open_space(layout.job_root)
+        self._remembered = lru_cache(maxsize=_REMEMBERED_MANIFESTS)(self._read_manifest)
+
+    def check_access(self) -> None:
+        """Make sure now that images can be written, by writing and deleting a probe."""
+        spaces = [self._job_space]
+        if self._layout.savepoint_root is not None:
+            spaces.append(self._open_space(self._layout.savepoint_root))
+        for space in spaces:
+            name = f"probe-{uuid.uuid4().hex}.tmp"
+            space.publish(name, b"dagster_ckpt")
+            space.delete(name)
+
+    def write_checkpoint(
+        self,
+        header: ImageHeader,
+        files: Sequence[SourceFile],
+        *,
+        base: str | None = None,
+        should_abort: Callable[[], bool] = lambda: False,
+    ) -> StoredImage:
+        """Write a checkpoint as `chk-<n>`; bytes that the one at `base` has are shared with it."""
+        if header.number is None:
+            raise OptionError(f"The checkpoint of job {header.job_id!r} has no number. Give it one.")
+        size = sum(file.size for file in files)
+        if self._layout.max_bytes is not None and size > self._layout.max_bytes:
+            raise ImageTooLargeError(
+                f"The checkpoint of job {header.job_id!r} has {size} bytes; this storage takes at most "
+                f"{self._layout.max_bytes}, because it keeps them in memory. Raise max_state_size, or use a "
+                "FileSystemCheckpointStorage."
+            )
+        directory = f"chk-{header.number}"
+        written = write_image(
+            self._job_space,
+            directory,
+            header,
+            files,
+            options=self._options(SHARED_PREFIX),
+            base=self._base(base),
+            should_abort=should_abort,
+        )
+        return self._stored(f"{self._job_space.url}/{directory}", written)
+
+    def write_savepoint(
+        self,
+        header: ImageHeader,
+        files: Sequence[SourceFile],
+        *,
+        target_directory: str | None = None,
+        should_abort: Callable[[], bool] = lambda: False,
+    ) -> StoredImage:
+        """Write a self-contained savepoint into a folder of its own."""
+        root = normalised(target_directory) if target_directory else self._layout.savepoint_root
+        if root is None:
+            raise StorageAccessError(
+                f"No folder for savepoints of job {header.job_id!r} is configured. Set savepoint_path of the "
+                "checkpoint storage, or give a target directory."
+            )
+        space = self._open_space(root)
+        # Flink: savepoint-<first six of the job id>-<random>.
+        name = re.sub("[^A-Za-z0-9]", "", header.job_id)[:6] or "job"
+        directory = f"savepoint-{name}-{uuid.uuid4().hex[:12]}"
+        mark = f"{directory}/{INCOMPLETE_NAME}"
+        space.publish(mark, header.job_id.encode())
+        try:
+            written = write_image(space, directory, header, files, options=self._options(""), should_abort=should_abort)
+        except CkptError:
+            # Where the mark cannot be deleted either, the sweep finds it.
+            with contextlib.suppress(StorageAccessError):
+                space.delete(mark)
+            raise
+        with contextlib.suppress(StorageAccessError):
+            space.delete(mark)
+        return self._stored(f"{space.url}/{directory}", written)
+
+    def manifest(self, location: str) -> Manifest:
+        """The manifest of an image."""
+        return self._read_manifest(_folder(location))
+
+    def extract(self, location: str, write: WriteEntry, *, only: Callable[[str], bool] = lambda _path: True) -> None:
+        """Hand out the files of an image, each checked against its digest."""
+        space, directory = self._at(location)
+        extract(space, directory, read_metadata(space, directory), write, only=only)
+
+    def verify(self, location: str, *, deep: bool = True) -> list[str]:
+        """What is wrong with an image; an empty list is a good one."""
+        space, directory = self._at(location)
+        return verify_image(space, directory, deep=deep)
+
+    def checkpoints(self) -> list[str]:
+        """Locations of all checkpoints of the job, broken ones too, oldest first."""
+        return [f"{self._job_space.url}/{directory}" for directory in checkpoint_directories(self._job_space)]
+
+    def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
+        """Delete an image: its metadata first, so that nobody can find it, then bytes only it refers to.
+
+        Where another checkpoint of the job cannot be read, shared bytes stay, and a warning is logged.
+        """
+        held = {_folder(other) for other in protected}
+        if _folder(location) in held:
+            raise StorageAccessError(
+                f"{location} is not deleted: an attempt under way builds on it. Try again when that has ended."
+            )
+        space, directory = self._at(location)
+        self._remembered.cache_clear()
+        delete_image(space, directory, _beside(space, held))
+
+    def sweep(self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = ()) -> int:
+        """Delete what crashed attempts left and that is older; no shared object if a checkpoint is broken."""
+        before_ms = now_ms - older_than_ms
+        held = {_folder(other) for other in protected}
+        swept = sweep_job(self._job_space, before_ms=before_ms, protected=_beside(self._job_space, held))
+        if self._layout.savepoint_root is not None:
+            space = self._open_space(self._layout.savepoint_root)
+            swept += sweep_savepoints(space, self._layout.job_id, before_ms=before_ms)
+        return swept
+
+    def _base(self, location: str | None) -> Manifest | None:
+        # Objects can only be shared below one root: a savepoint, or another job's image, is no base.
+        if location is None or _folder(location).rpartition("/")[0] != self._job_space.url:
+            return None
+        try:
+            return self._remembered(_folder(location))
+        except (ImageNotFoundError, ImageCorruptError):
+            # Gone or broken meanwhile: the image is written in full, which is never wrong.
+            return None
+
+    def _options(self, object_prefix: str) -> WriteOptions:
+        return WriteOptions(
+            inline_threshold=self._layout.inline_threshold,
+            object_prefix=object_prefix,
+        )
+
+    def _stored(self, location: str, written: WrittenImage) -> StoredImage:
+        return StoredImage(
+            location,
+            full_bytes=written.manifest.full_bytes,
+            incremental_bytes=written.incremental_bytes,
+            file_count=len(written.manifest.files),
+        )
+
+    def _at(self, location: str) -> tuple[ObjectSpace, str]:
+        root, _, directory = _folder(location).rpartition("/")
+        return (self._job_space if root == self._job_space.url else self._open_space(root)), directory
+
+    def _read_manifest(self, location: str) -> Manifest:
+        space, directory = self._at(location)
+        return read_metadata(space, directory).manifest
+
+
+def _folder(location: str) -> str:
+    """URL of an image's folder, from that or from the path of its metadata."""
+    return normalised(location).removesuffix(f"/{METADATA_NAME}")
+
+
+def _beside(space: ObjectSpace, locations: Iterable[str]) -> list[str]:
+    """Directories, in a space, of those images that are in it."""
+    return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == space.url]

@@ -1,0 +1,117 @@
+"""What a place for images offers: the interface of every store, and of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dagster_ckpt.image import ImageHeader, Manifest, SourceFile, WriteEntry
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image that is whole in storage.
+
+    Attributes:
+        location: URL of its folder.
+        full_bytes: Bytes that a restore writes.
+        incremental_bytes: Bytes that were written for it.
+        file_count: Files in it.
+    """
+
+    location: str
+    full_bytes: int
+    incremental_bytes: int
+    file_count: int
+
+
+class ImageStore(Protocol):
+    """Where the images of one streaming job live. Safe for several threads at once.
+
+    A location is the URL of an image's folder; the path of its `_metadata` is accepted too. Every method raises
+    StorageAccessError where the storage cannot be used.
+    """
+
+    def check_access(self) -> None:
+        """Make sure now that images can be written, rather than at the first checkpoint."""
+        ...
+
+    def write_checkpoint(
+        self,
+        header: ImageHeader,
+        files: Sequence[SourceFile],
+        *,
+        base: str | None = None,
+        should_abort: Callable[[], bool] = lambda: False,
+    ) -> StoredImage:
+        """Write a checkpoint; bytes that the one at `base` has are shared with it.
+
+        Raises:
+            ImageTooLargeError: The store does not take images of this size.
+            ImageAbortedError: `should_abort` said so.
+        """
+        ...
+
+    def write_savepoint(
+        self,
+        header: ImageHeader,
+        files: Sequence[SourceFile],
+        *,
+        target_directory: str | None = None,
+        should_abort: Callable[[], bool] = lambda: False,
+    ) -> StoredImage:
+        """Write a self-contained savepoint.
+
+        Raises:
+            ImageAbortedError: `should_abort` said so.
+        """
+        ...
+
+    def manifest(self, location: str) -> Manifest:
+        """The manifest of an image.
+
+        Raises:
+            ImageNotFoundError: There is no image.
+            ImageCorruptError: Its metadata is truncated or altered.
+        """
+        ...
+
+    def extract(self, location: str, write: WriteEntry, *, only: Callable[[str], bool] = lambda _path: True) -> None:
+        """Hand out the files of an image, each checked against its digest.
+
+        Raises:
+            ImageNotFoundError: There is no image.
+            ImageCorruptError: Data is missing or was altered.
+        """
+        ...
+
+    def verify(self, location: str, *, deep: bool = True) -> list[str]:
+        """What is wrong with an image; an empty list is a good one."""
+        ...
+
+    def checkpoints(self) -> list[str]:
+        """Locations of all checkpoints of the job, broken ones too, oldest first."""
+        ...
+
+    def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
+        """Delete an image, and of the bytes it shares those that no other image refers to.
+
+        Args:
+            location: The image; one that is gone already is no error.
+            protected: Images whose bytes must stay, beyond all that `checkpoints` lists.
+
+        Raises:
+            StorageAccessError: It is protected itself, or something could not be deleted; another call goes on.
+        """
+        ...
+
+    def sweep(self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = ()) -> int:
+        """Delete objects that no image refers to and that are older; returns how many.
+
+        Args:
+            older_than_ms: Younger ones may belong to an attempt under way.
+            now_ms: The time now, ms since the epoch.
+            protected: Images whose bytes must stay, beyond all that `checkpoints` lists.
+        """
+        ...

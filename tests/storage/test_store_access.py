@@ -1,0 +1,231 @@
+"""A storage that cannot be used says so early, in words, and says what to do."""
+
+import errno
+import io
+import pickle
+import stat
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from dagster_ckpt.errors import ImageTooLargeError, OptionError, StorageAccessError
+from dagster_ckpt.options import (
+    CustomCheckpointStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.storage import open_store
+from dagster_ckpt.storage.local_space import LocalSpace
+from dagster_ckpt.storage.location import normalised
+
+FILES = {"1.zip": b"z" * 300}
+
+
+class ForbiddenFileSystem(MemoryFileSystem):
+    """A file system on which this process has no rights."""
+
+    protocol = "forbidden"
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        raise PermissionError(f"Access Denied: {path}")
+
+    def rm_file(self, path):
+        raise PermissionError(f"Access Denied: {path}")
+
+
+@pytest.fixture
+def forbidden():
+    fsspec.register_implementation("forbidden", ForbiddenFileSystem, clobber=True)
+    return FileSystemCheckpointStorage("forbidden://c/d")
+
+
+def test_no_right_to_write_is_found_before_the_first_checkpoint(forbidden) -> None:
+    with pytest.raises(StorageAccessError, match=r"Cannot write forbidden://c/d/job.*Access Denied.*has the right"):
+        open_store(forbidden, "job").check_access()
+
+
+def test_a_path_below_a_file_is_found(tmp_path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/file/c"), "job")
+    with pytest.raises(StorageAccessError, match=r"Cannot write file://.*/file/c/job/probe.*Check that the path"):
+        store.check_access()
+
+
+def test_a_savepoint_path_is_checked_too(tmp_path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    storage = FileSystemCheckpointStorage(f"file://{tmp_path}/c", savepoint_path=f"file://{tmp_path}/file/s")
+    with pytest.raises(StorageAccessError, match=r"Cannot write file://.*/file/s/probe"):
+        open_store(storage, "job").check_access()
+
+
+def test_a_misspelt_bucket_is_found_and_not_made(s3_options) -> None:
+    store = open_store(FileSystemCheckpointStorage("s3://no-such-bucket/c", storage_options=s3_options), "job")
+    with pytest.raises(StorageAccessError, match="s3://no-such-bucket/c"):
+        store.check_access()
+    with pytest.raises(StorageAccessError, match="s3://no-such-bucket/c"):
+        store.check_access()
+
+
+def test_a_server_that_does_not_answer_is_found() -> None:
+    options = {
+        "key": "k",
+        "secret": "s",
+        "endpoint_url": "http://127.0.0.1:1",
+        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 1},
+    }
+    store = open_store(FileSystemCheckpointStorage("s3://b/c", storage_options=options), "j")
+    with pytest.raises(StorageAccessError, match=r"s3://b/c/j/probe.*credentials and endpoint") as told:
+        store.check_access()
+    assert "secret" not in str(told.value)
+
+
+def test_an_unknown_protocol_names_those_that_work() -> None:
+    with pytest.raises(StorageAccessError, match=r"carrier-pigeon.*Use file://, s3://"):
+        open_store(FileSystemCheckpointStorage("carrier-pigeon://c/d"), "job")
+
+
+def test_a_missing_driver_says_what_to_install(monkeypatch) -> None:
+    def missing(*_arguments, **_options):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(StorageAccessError, match=r"driver that is not installed.*pip install 'dagster-ckpt\[s3\]'"):
+        open_store(FileSystemCheckpointStorage("s3://b/c"), "job")
+
+
+def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, job_of, monkeypatch) -> None:
+    storage = FileSystemCheckpointStorage(f"file://{tmp_path}/c", 0)
+    job = job_of(open_store(storage, "job"))
+
+    class FullDisk(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dagster_ckpt.storage.access.Guarded.__init__", _guarding(FullDisk()))
+    with pytest.raises(StorageAccessError, match=r"Cannot write file://.*shared/.*No space left"):
+        job.checkpoint(1, FILES)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def _guarding(stream):
+    def init(self, _stream, where):
+        self._stream, self._where = stream, where
+
+    return init
+
+
+def test_a_stream_that_takes_bytes_in_parts_gets_them_all(tmp_path) -> None:
+    space = LocalSpace(tmp_path, buffer_bytes=0)
+    with space.create("shared/a.pack") as stream:
+        assert stream.write(b"abc" * 1000) == 3000
+    assert space.read("shared/a.pack") == b"abc" * 1000
+
+
+@pytest.mark.parametrize("buffer", [-1, 0, 1, 4096, 1 << 20])
+def test_every_write_buffer_size_stores_the_same(tmp_path, job_of, buffer) -> None:
+    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 0, buffer), "job"))
+    assert job.restored(job.checkpoint(1, FILES)) == FILES
+
+
+def test_a_file_is_inline_below_the_threshold_and_in_an_object_from_it_on(tmp_path, job_of) -> None:
+    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 300), "job"))
+    location = job.checkpoint(1, {"below": b"b" * 299, "at": b"a" * 300})
+    where = {entry.path: entry.object for entry in job.store.manifest(location).files}
+    assert where["below"] is None
+    assert str(where["at"]).startswith("../shared/")
+
+
+def test_a_checkpoint_takes_the_names_that_are_documented(tmp_path, job_of) -> None:
+    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c"), "flights.delays"))
+    location = job.checkpoint(3, {"big": b"b" * 50_000})
+    assert location == f"file://{tmp_path}/c/flights.delays/chk-3"
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    assert [name.rpartition("/")[0] for name in names] == ["c/flights.delays/chk-3", "c/flights.delays/shared"]
+    assert stat.S_ISREG((tmp_path / "c/flights.delays/chk-3/_metadata").stat().st_mode)
+
+
+def test_a_savepoint_can_be_moved(tmp_path, job_of) -> None:
+    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 10), "job"))
+    savepoint = job.savepoint(1, FILES).removeprefix("file://")
+    (tmp_path / "elsewhere").mkdir()
+    moved = tmp_path / "elsewhere" / "kept"
+    (tmp_path / savepoint).rename(moved)
+    assert job.restored(str(moved)) == FILES
+    assert job.store.verify(f"file://{moved}/_metadata") == []
+
+
+def test_memory_declines_what_is_too_large_and_takes_what_fits(job_of) -> None:
+    job = job_of(open_store(JobManagerCheckpointStorage(max_state_size=300), "job"))
+    job.checkpoint(1, FILES)
+    with pytest.raises(ImageTooLargeError, match=r"has 301 bytes.*at most 300.*Raise max_state_size"):
+        job.checkpoint(2, {"1.zip": b"z" * 301})
+    assert [location.rpartition("/")[2] for location in job.store.checkpoints()] == ["chk-1"]
+
+
+def test_memory_without_a_savepoint_path_says_where_to_set_one(job_of) -> None:
+    job = job_of(open_store(JobManagerCheckpointStorage(), "job"))
+    with pytest.raises(StorageAccessError, match="Set savepoint_path"):
+        job.savepoint(1, FILES)
+
+
+def test_memory_with_a_path_keeps_each_checkpoint_in_one_object(tmp_path, job_of) -> None:
+    job = job_of(open_store(JobManagerCheckpointStorage(f"file://{tmp_path}/c"), "job"))
+    job.checkpoint(1, {"big": b"b" * 2_000_000})
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["_metadata"]
+
+
+def test_a_checkpoint_needs_a_number(job_of, tmp_path) -> None:
+    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c"), "job"))
+    with pytest.raises(OptionError, match="has no number"):
+        job.stored(None, FILES)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("/data/c/chk-1/", "file:///data/c/chk-1"),
+        ("file:/data//c/chk-1", "file:///data/c/chk-1"),
+        ("s3://b/c/chk-1/", "s3://b/c/chk-1"),
+    ],
+)
+def test_one_place_has_one_spelling(given, url) -> None:
+    assert normalised(given) == url
+
+
+@pytest.mark.parametrize("given", ["", "chk-1", "../chk-1", "file:chk-1"])
+def test_a_location_that_is_no_url_is_refused(given) -> None:
+    with pytest.raises(StorageAccessError, match=r"location is .* must be"):
+        normalised(given)
+
+
+class OwnStore:
+    """What a user's factory may return."""
+
+    def __init__(self, *, job_id: str, folder: str) -> None:
+        self.inner = open_store(FileSystemCheckpointStorage(folder), job_id)
+
+    def __getattr__(self, name: str):
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+def test_a_store_of_ones_own_is_named_by_its_import_path(tmp_path, job_of) -> None:
+    storage = CustomCheckpointStorage(f"{__name__}:OwnStore", {"folder": f"file://{tmp_path}/own"})
+    job = job_of(open_store(pickle.loads(pickle.dumps(storage)), "job"))
+    assert job.restored(job.checkpoint(1, FILES)) == FILES
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("no_such_package:Store", "cannot be used.*no_such_package"),
+        (f"{__name__}:NoSuchName", "cannot be used.*NoSuchName"),
+        (f"{__name__}:OwnStore", "cannot be used.*folder"),
+        ("builtins:dict", "is no ImageStore"),
+    ],
+)
+def test_a_factory_that_makes_no_store_is_refused(factory, said) -> None:
+    with pytest.raises(OptionError, match=said):
+        open_store(CustomCheckpointStorage(factory), "job")

@@ -1,0 +1,285 @@
+"""Killed, or failing, at every single step: nothing that was whole is harmed, and what is left is swept.
+
+A kill is an exception that nothing may handle on the way out: every call after it fails as well, as in a dead process.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import pytest
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
+
+OLD = {"id-1.sst": b"s" * 500, "id-2.sst": b"t" * 500, "1.zip": b"z" * 300, "offsets/1": b"v1"}
+NEW = {"id-1.sst": b"s" * 500, "2.zip": b"y" * 300, "3.zip": b"x" * 400, "offsets/2": b"v1"}
+MANY_STEPS = range(1, 20)
+LATER_MS = 2**52
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Steps:
+    """Counts what changes the storage; ends the process, or fails once, at one of these steps."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.stop_at: int | None = None
+        self.error: BaseException | None = None
+        self.applied = False
+
+    def arm(self, step: int, error: BaseException, *, applied: bool) -> None:
+        self.taken, self.stop_at, self.error, self.applied = 0, step, error, applied
+
+    def disarm(self) -> None:
+        self.stop_at = None
+
+    @property
+    def dead(self) -> bool:
+        return self.stop_at is not None and self.taken >= self.stop_at and isinstance(self.error, Killed)
+
+    def take(self, act: Callable[[], None]) -> None:
+        if self.dead and self.error is not None:
+            raise self.error
+        self.taken += 1
+        if self.taken != self.stop_at or self.error is None:
+            act()
+            return
+        if self.applied:
+            act()
+        raise self.error
+
+
+class FragileSpace(MemorySpace):
+    """Objects that a dead process can neither write nor delete; a half-written object stays."""
+
+    def __init__(self, url: str, steps: Steps) -> None:
+        super().__init__(url)
+        self._steps = steps
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        self._steps.take(lambda: MemorySpace.publish(self, name, b""))
+        with MemorySpace.create(self, name) as stream:
+            yield stream
+
+    def publish(self, name: str, data: bytes) -> None:
+        self._steps.take(lambda: MemorySpace.publish(self, name, data))
+
+    def delete(self, name: str) -> None:
+        self._steps.take(lambda: MemorySpace.delete(self, name))
+
+
+class World:
+    """A storage that survives the processes that use it."""
+
+    def __init__(self, job_of) -> None:
+        self.steps = Steps()
+        self.spaces = {root: FragileSpace(root, self.steps) for root in ("mem://c/job", "mem://s")}
+        self._job_of = job_of
+
+    def process(self):
+        layout = StoreLayout("flights.delays", "mem://c/job", "mem://s", inline_threshold=10)
+        return self._job_of(ObjectImageStore(layout, self.spaces.__getitem__))
+
+    def objects(self) -> set[str]:
+        return {f"{root}/{name}" for root, space in self.spaces.items() for name in space._objects}
+
+    def until(self, act: Callable[[], object], error: BaseException, step: int, *, applied: bool) -> bool:
+        """Whether the step was reached."""
+        self.steps.arm(step, error, applied=applied)
+        try:
+            act()
+        except (Killed, StorageAccessError):
+            return True
+        finally:
+            self.steps.disarm()
+        return False
+
+
+@pytest.fixture
+def world(job_of) -> World:
+    return World(job_of)
+
+
+@pytest.fixture(params=[False, True], ids=["before", "after"])
+def applied(request) -> bool:
+    return bool(request.param)
+
+
+def test_the_steps_of_each_operation_are_all_walked_through(world) -> None:
+    job = world.process()
+    for act in (
+        lambda: job.checkpoint(1, OLD),
+        lambda: job.savepoint(2, OLD),
+        lambda: job.store.discard(job.store.checkpoints()[0]),
+    ):
+        world.steps.taken = 0
+        act()
+        assert 1 < world.steps.taken < MANY_STEPS.stop - 1
+
+
+@pytest.mark.parametrize("step", MANY_STEPS)
+def test_a_kill_while_a_checkpoint_is_written(world, step, applied) -> None:
+    first = world.process().checkpoint(1, OLD)
+    before = world.objects()
+    dying = world.process()
+    world.until(lambda: dying.checkpoint(2, NEW, base=first), Killed(), step, applied=applied)
+
+    after = world.process()
+    found = after.store.checkpoints()
+    assert after.restored(first) == OLD
+    if len(found) == 2:
+        assert after.restored(found[1]) == NEW
+        whole = world.objects()
+        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+        assert world.objects() == whole
+    else:
+        orphans = world.objects() - before
+        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == len(orphans)
+        assert world.objects() == before
+
+
+@pytest.mark.parametrize("step", MANY_STEPS)
+def test_a_kill_while_a_savepoint_is_written(world, step, applied) -> None:
+    first = world.process().checkpoint(1, OLD)
+    before = world.objects()
+    dying = world.process()
+    world.until(lambda: dying.savepoint(2, NEW), Killed(), step, applied=applied)
+
+    after = world.process()
+    left = world.objects() - before
+    after.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    savepoints = [name.removesuffix("/_metadata") for name in left if name.endswith("/_metadata")]
+    for savepoint in savepoints:
+        assert after.restored(savepoint) == NEW
+    if not savepoints:
+        assert world.objects() == before
+    assert not [name for name in world.objects() if name.endswith("_incomplete")]
+    assert after.restored(first) == OLD
+
+
+@pytest.mark.parametrize("step", MANY_STEPS)
+def test_an_error_while_a_checkpoint_is_written_removes_it_unless_it_became_visible(world, step, applied) -> None:
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    before = world.objects()
+    failed = world.until(
+        lambda: job.checkpoint(2, NEW, base=first), StorageAccessError("disk full"), step, applied=applied
+    )
+    if failed and len(job.store.checkpoints()) == 1:
+        assert world.objects() == before
+    else:
+        assert job.restored(job.store.checkpoints()[1]) == NEW
+    assert job.restored(first) == OLD
+
+
+@pytest.mark.parametrize("error", [Killed(), StorageAccessError("unreachable")], ids=["kill", "error"])
+@pytest.mark.parametrize("step", MANY_STEPS)
+def test_a_deletion_that_was_cut_off_is_finished_by_the_next_try(world, step, applied, error) -> None:
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    second = job.checkpoint(2, NEW, base=first)
+    world.until(lambda: job.store.discard(first), error, step, applied=applied)
+
+    after = world.process()
+    assert after.restored(second) == NEW
+    after.store.discard(first)
+    assert after.store.checkpoints() == [second]
+    assert after.restored(second) == NEW
+    used = {f"mem://c/job/shared/{name.rpartition('/')[2]}" for name in after.store.manifest(second).objects}
+    assert world.objects() == used | {"mem://c/job/chk-2/_metadata"}
+
+
+@pytest.mark.parametrize("step", MANY_STEPS)
+def test_a_deletion_that_was_cut_off_is_finished_by_the_sweep_too(world, step, applied) -> None:
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    second = job.checkpoint(2, NEW, base=first)
+    everything = world.objects()
+    cut_off = world.until(lambda: job.store.discard(first), Killed(), step, applied=applied)
+
+    after = world.process()
+    after.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    assert after.restored(second) == NEW
+    if cut_off and first in after.store.checkpoints():
+        assert after.restored(first) == OLD
+        assert world.objects() >= everything
+    else:
+        assert not [name for name in world.objects() if "/chk-1/" in name]
+
+
+def test_what_is_young_or_in_use_is_not_swept(world) -> None:
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    dying = world.process()
+    world.until(lambda: dying.checkpoint(2, NEW, base=first), Killed(), 2, applied=False)
+    everything = world.objects()
+    assert job.store.sweep(older_than_ms=LATER_MS, now_ms=LATER_MS) == 0
+    assert world.objects() == everything
+
+
+def test_an_object_that_only_a_protected_image_refers_to_stays(world) -> None:
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    second = job.checkpoint(2, NEW, base=first)
+    space = world.spaces["mem://c/job"]
+    # As the deletion of the base is under way in another process: it is listed no more.
+    space.publish("chk-1/_deleting", space.read("chk-1/_metadata"))
+    space.delete("chk-1/_metadata")
+    job.store.discard(second, protected=[first])
+    assert job.store.checkpoints() == []
+    old_objects = {name for name in world.objects() if "/shared/image-1" in name}
+    assert len(old_objects) == 1
+
+
+def test_a_protected_image_that_is_not_there_keeps_every_shared_byte(world, caplog) -> None:
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    job.store.discard(first, protected=["mem://c/job/chk-99"])
+    assert [name for name in world.objects() if "/shared/" in name]
+    assert "the protected chk-99 is not there" in caplog.text
+
+
+def test_another_jobs_checkpoint_is_deleted_with_regard_to_its_own_siblings(world, job_of) -> None:
+    other = world.process()
+    first = other.checkpoint(1, OLD)
+    second = other.checkpoint(2, OLD, base=first)
+    world.spaces["mem://c/mine"] = FragileSpace("mem://c/mine", world.steps)
+    layout = StoreLayout("mine", "mem://c/mine", None, inline_threshold=10)
+    mine = job_of(ObjectImageStore(layout, world.spaces.__getitem__))
+    mine.store.discard(first)
+    assert other.store.checkpoints() == [second]
+    assert other.restored(second) == OLD
+
+
+def test_what_a_person_put_beside_an_image_stays(world) -> None:
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    world.spaces["mem://c/job"].publish("chk-1/notes.txt", b"before the upgrade")
+    job.store.discard(first)
+    assert world.objects() == {"mem://c/job/chk-1/notes.txt"}
+
+
+def test_a_savepoint_that_somebody_is_copying_is_not_swept(world) -> None:
+    job = world.process()
+    savepoint = job.savepoint(1, OLD)
+    space = world.spaces["mem://s"]
+    directory = savepoint.rpartition("/")[2]
+    for name in space.list(directory):
+        if name != "_metadata":
+            space.publish(f"savepoint-flight-copy/{name}", space.read(f"{directory}/{name}"))
+    copied = world.objects()
+    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert world.objects() == copied
+
+
+def test_another_jobs_unfinished_savepoint_is_not_swept(world) -> None:
+    world.spaces["mem://s"].publish("savepoint-x-1/_incomplete", b"another job")
+    before = world.objects()
+    assert world.process().store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert world.objects() == before

@@ -34,6 +34,8 @@ SPARK = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
+    # A batch of many small files is listed by two tasks, not by one for each file.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "WARN",
 }
@@ -96,6 +98,7 @@ def flight_definitions(workspace: Workspace) -> dg.Definitions:
             departure_delays,
             flights_with_weather,
             downstream=airport_day_summary_job,
+            downstream_interval_seconds=90,
             savepoint_schedules={departure_delays.job_id: "0 3 * * *"},
         ),
         dg.Definitions(

@@ -10,18 +10,29 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 from dagster import DagsterRunStatus
+from pyspark.sql import SparkSession
 from rich.console import Console
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, ImageStatus
-from dagster_ckpt.demo.assets import airport_day_summary_job
-from dagster_ckpt.demo.dagster_dev import DagsterDev
+from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus
+from dagster_ckpt.demo.assets import SPARK, airport_day_summary_job, departure_delays, flights_with_weather
+from dagster_ckpt.demo.compare import TableComparison, compare_tables
+from dagster_ckpt.demo.dagster_dev import DagsterDev, running_dagster_dev
+from dagster_ckpt.demo.reference import run_reference
+from dagster_ckpt.demo.replayer import FeedPlan, Replayer
+from dagster_ckpt.demo.report import checkpoint_table, comparison_table
+from dagster_ckpt.demo.streams import final_watermarks
 from dagster_ckpt.demo.workspace import Workspace
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.orchestration import StreamingAsset
@@ -30,6 +41,10 @@ from dagster_ckpt.spark import LiveDirectory
 DEFINITIONS = Path(__file__).parents[2] / "definitions.py"
 SAVEPOINT_LABEL = "before-the-bad-deployment"
 STEP_TIMEOUT_S = 120.0
+# A stream that still reports to be idle this long after the last file has come has seen that file.
+SETTLED_MS = 3_000
+DAYS_PER_SECOND = 3.0
+STREAMS = (departure_delays, flights_with_weather)
 
 
 class Drill:
@@ -51,14 +66,9 @@ class Drill:
         """Launch a stream as the launchpad does."""
         self._dev.launch(stream.start_job.name)
 
-    def await_checkpoint(self, stream: StreamingAsset, *, execution_id: str | None = None) -> None:
-        """Wait until an execution of a stream has completed a checkpoint."""
-
-        def completed() -> bool:
-            images = self._catalog.images.of_job(stream.job_id, status=ImageStatus.COMPLETED)
-            return any(execution_id in (None, image.execution_id) for image in images)
-
-        self._await(completed, f"a checkpoint of {stream.job_id}")
+    def await_checkpoint(self, stream: StreamingAsset) -> None:
+        """Wait until a stream has completed a checkpoint."""
+        self._await(lambda: bool(self._catalog.images.completed(stream.job_id)), f"a checkpoint of {stream.job_id}")
 
     def kill_in_the_middle_of_a_batch(self, stream: StreamingAsset) -> str:
         """SIGKILL to the stream's process and its JVM while a batch is planned and not committed."""
@@ -114,17 +124,35 @@ class Drill:
         self.await_successor(stream, before)
 
     def await_caught_up(self, stream: StreamingAsset, final_watermark: str) -> None:
-        """Wait until a stream has processed the whole feed: idle, at the watermark the feed ends with."""
+        """Wait until a stream has processed the whole feed: idle for a while, at the watermark the feed ends with."""
+        complete_at_ms = time.time_ns() // 1_000_000
 
         def caught_up() -> bool:
-            progress = self._running(stream).progress or {}
-            return bool(progress.get("idle")) and progress.get("watermark") == final_watermark
+            execution = self._running(stream)
+            progress = execution.progress or {}
+            seen_since = execution.heartbeat_at_ms > complete_at_ms + SETTLED_MS
+            return seen_since and bool(progress.get("idle")) and progress.get("watermark") == final_watermark
 
         self._await(caught_up, f"{stream.job_id} at watermark {final_watermark}")
+        self._say(f"{stream.job_id} has processed the whole feed")
 
-    def stop(self, stream: StreamingAsset) -> None:
-        """Stop a stream with a savepoint."""
-        self._run_job("stop_with_savepoint_job", "stop_with_savepoint", {"job_id": stream.job_id, "label": "the-end"})
+    def await_batches_after(self, stream: StreamingAsset, label: str, *, batches: int) -> None:
+        """Wait until a stream has committed batches after a savepoint, so that there is something to rewind."""
+        savepoint = next(image for image in self._catalog.images.completed(stream.job_id) if image.label == label)
+        live = LiveDirectory(_known(self._running(stream).live_directory))
+        wanted = (savepoint.batch_id or 0) + batches
+        self._await(lambda: (live.positions().commit or 0) >= wanted, f"batch {wanted} of {stream.job_id}")
+        self._say(f"{stream.job_id} has committed batch {wanted}; the savepoint is at batch {savepoint.batch_id}")
+
+    def stop_all(self, streams: Sequence[StreamingAsset]) -> None:
+        """Stop streams with a savepoint each, at the same time."""
+        job = "stop_with_savepoint_job"
+        runs = [
+            self._dev.launch(job, _config("stop_with_savepoint", {"job_id": stream.job_id, "label": "the-end"}))
+            for stream in streams
+        ]
+        for run_id in runs:
+            self._expect_success(job, run_id)
 
     def summarise(self) -> None:
         """Materialize the batch asset once the streams have ended."""
@@ -133,7 +161,7 @@ class Drill:
         self._expect_success(airport_day_summary_job.name, run_id)
 
     def _run_job(self, job: str, op: str, config: dict[str, Any]) -> None:
-        run_id = self._dev.launch(job, {"ops": {op: {"config": config}}})
+        run_id = self._dev.launch(job, _config(op, config))
         self._expect_success(job, run_id)
 
     def _expect_success(self, job: str, run_id: str) -> None:
@@ -143,13 +171,12 @@ class Drill:
         self._say(f"{job}: done")
 
     def _await_idle_downstream(self) -> None:
-        client_query = (
-            """{ runsOrError(filter: {pipelineName: "%s", statuses: [STARTED, STARTING, NOT_STARTED]})
+        question = """query($job: String!) {
+            runsOrError(filter: {pipelineName: $job, statuses: [STARTED, STARTING, NOT_STARTED, QUEUED]})
             { ... on Runs { results { runId } } } }"""
-            % airport_day_summary_job.name
-        )
+        job = {"job": airport_day_summary_job.name}
         self._await(
-            lambda: not self._dev.query(client_query)["runsOrError"]["results"],
+            lambda: not self._dev.query(question, job)["runsOrError"]["results"],
             f"{airport_day_summary_job.name} to be idle",
         )
 
@@ -170,7 +197,140 @@ class Drill:
         self._console.log(sentence)
 
 
+def _config(op: str, config: dict[str, Any]) -> dict[str, Any]:
+    return {"ops": {op: {"config": config}}}
+
+
 def _known(directory: str | None) -> str:
     if directory is None:
         raise CkptError("The execution has no live directory yet.")
     return directory
+
+
+class Feed:
+    """The feed, laid in the background while the drill goes on.
+
+    Args:
+        landing: The landing directory.
+        pace: Days per second.
+    """
+
+    def __init__(self, landing: Path, pace: float) -> None:
+        self._replayer = Replayer(landing)
+        self._pace = pace
+        self._stopped = threading.Event()
+        self._days = 0
+        self._thread = threading.Thread(target=self._lay, name="feed", daemon=True)
+
+    @property
+    def plan(self) -> FeedPlan:
+        """What the whole feed holds."""
+        return self._replayer.plan
+
+    @property
+    def share(self) -> float:
+        """How much of the year has arrived, 0 to 1."""
+        return self._days / self.plan.days
+
+    def await_end(self) -> None:
+        """Wait until the whole year has arrived."""
+        self._thread.join()
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Lay the feed until the end of the context, or of the year."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            self._thread.join()
+
+    def _lay(self) -> None:
+        for _ in self._replayer.replay(self._pace, stopped=self._stopped.is_set):
+            self._days += 1
+
+
+def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[str, TableComparison]:
+    """Do everything to the streams while the year arrives, stop them, and compare what they wrote.
+
+    Raises:
+        CkptError: Something did not happen in time, or a job failed.
+    """
+    feed = Feed(workspace.landing, pace)
+    with ThreadPoolExecutor(1) as aside:
+        with running_dagster_dev(workspace, DEFINITIONS) as dev, feed.arriving():
+            console.log(f"dagster dev runs at http://localhost:{dev.port}; flights arrive at {pace:g} days a second")
+            drill = Drill(workspace, dev, console)
+            for stream in STREAMS:
+                drill.start(stream)
+            drill.await_checkpoint(departure_delays)
+            console.log("[bold]1. SIGKILL in the middle of a batch[/bold]")
+            killed = drill.kill_in_the_middle_of_a_batch(departure_delays)
+            console.log("[bold]2. The live directory is deleted[/bold]")
+            drill.await_checkpoint(flights_with_weather)
+            robbed = drill.delete_live_directory(flights_with_weather)
+            drill.await_successor(flights_with_weather, robbed)
+            drill.await_successor(departure_delays, killed)
+            console.log("[bold]3. A savepoint while it runs[/bold]")
+            drill.take_savepoint(departure_delays, SAVEPOINT_LABEL)
+            drill.await_batches_after(departure_delays, SAVEPOINT_LABEL, batches=2)
+            console.log("[bold]4. A bad deployment, rewound to the savepoint[/bold]")
+            drill.rewind(departure_delays, SAVEPOINT_LABEL)
+            console.log(f"the rest of the year: {feed.share:.0%} has arrived")
+            feed.await_end()
+            # The feed is whole, so the run it is compared with can begin beside the last steps.
+            uninterrupted = aside.submit(run_uninterrupted, workspace)
+            watermarks = final_watermarks(feed.plan)
+            for stream in STREAMS:
+                drill.await_caught_up(stream, watermarks[stream.job_id])
+            console.log("[bold]5. The end: stop with savepoint, summarise[/bold]")
+            drill.stop_all(STREAMS)
+            drill.summarise()
+        console.log("[bold]6. Compare with an uninterrupted run of the same feed[/bold]")
+        spark, root = uninterrupted.result()
+        try:
+            assets = [*(stream.job_id for stream in STREAMS), "airport_day_summary"]
+            return {asset: compare_tables(spark, str(workspace.output / asset), str(root / asset)) for asset in assets}
+        finally:
+            spark.stop()
+
+
+def run_uninterrupted(workspace: Workspace) -> tuple[SparkSession, Path]:
+    """Process the whole feed without interruption; returns the session and the folder of its tables."""
+    builder = SparkSession.builder
+    for name, value in SPARK.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    root = workspace.root / "uninterrupted"
+    run_reference(spark, str(workspace.landing), str(root))
+    return spark, root
+
+
+@click.command()
+@click.option("--home", type=click.Path(path_type=Path), default=Path(".demo/drill"), show_default=True)
+@click.option("--pace", default=DAYS_PER_SECOND, show_default=True, help="Days of 2013 that arrive per second.")
+def main(home: Path, pace: float) -> None:
+    """Kill, rob and rewind two streams, and compare what they wrote with an uninterrupted run."""
+    console = Console()
+    began = time.monotonic()
+    shutil.rmtree(home, ignore_errors=True)
+    workspace = Workspace(home.resolve())
+    try:
+        comparisons = run_drill(workspace, console, pace=pace)
+    except CkptError as error:
+        console.print(f"[red]The drill did not come to its end:[/red] {error}")
+        sys.exit(1)
+    catalog = Catalog(workspace.catalog_url)
+    images = [image for stream in STREAMS for image in reversed(catalog.images.of_job(stream.job_id))]
+    console.print(checkpoint_table(images))
+    console.print(comparison_table(comparisons))
+    console.print(f"{time.monotonic() - began:.0f} seconds. Everything is in {workspace.root}")
+    if not all(comparison.equal for comparison in comparisons.values()):
+        console.print("[red]The outputs differ.[/red]")
+        sys.exit(1)
+    console.print("[green]Every asset is what an uninterrupted run would have written.[/green]")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,9 +15,7 @@ FLIGHTS_SCHEMA = (
     "at timestamp, time_hour timestamp, origin string, dest string, carrier string, flight long, tailnum string, "
     "dep_delay long, distance long"
 )
-WEATHER_SCHEMA = (
-    "time_hour timestamp, origin string, temp double, wind_speed double, precip double, visib double"
-)
+WEATHER_SCHEMA = "time_hour timestamp, origin string, temp double, wind_speed double, precip double, visib double"
 PLANES_SCHEMA = "tailnum string, manufacturer string, model string, seats long"
 
 

@@ -99,7 +99,8 @@ class Replayer:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Spark passes over names that begin with a dot; the rename makes the whole file visible at once.
         unfinished = path.with_name(f".{path.name}.tmp")
-        table.to_parquet(unfinished, index=False)
+        # Spark reads microseconds; pandas may keep nanoseconds.
+        table.to_parquet(unfinished, index=False, coerce_timestamps="us")
         self._last_mtime_ns = max(time.time_ns(), self._last_mtime_ns + MTIME_STEP_NS)
         os.utime(unfinished, ns=(self._last_mtime_ns, self._last_mtime_ns))
         unfinished.replace(path)

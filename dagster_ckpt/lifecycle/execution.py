@@ -146,7 +146,8 @@ class _Run:
             end = self._execute(execution_id, start_from, cause)
             status = _STATUS.get(end.kind)
             if status is not None:
-                self._job.catalog.executions.end(execution_id, status, end.reason)
+                settled = end.kind in (EndKind.SUSPENDED, EndKind.SAVEPOINT_FAILED)
+                self._job.catalog.executions.end(execution_id, status, end.reason, settled=settled)
             if end.kind is EndKind.SAVEPOINT_FAILED:
                 self._request.report(end.reason)
             elif end.kind is not EndKind.FAILED or not self._may_restart(end):

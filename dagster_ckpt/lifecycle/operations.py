@@ -93,7 +93,7 @@ def trigger_savepoint(
     if is_running(job):
         arguments = {"label": label, "target_directory": target_directory}
         return _image_of(job, _ask(job, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
-    return _savepoint_of_stopped_job(job, operator, label=label, target_directory=target_directory)
+    return _savepoint_of_stopped_job(job, label=label, target_directory=target_directory)
 
 
 def stop_with_savepoint(
@@ -302,9 +302,7 @@ def _image_of(job: StreamingJob, answer: RequestRecord) -> ImageRecord:
     return job.catalog.images.get(answer.image_id)
 
 
-def _savepoint_of_stopped_job(
-    job: StreamingJob, operator: Operator, *, label: str | None, target_directory: str | None
-) -> ImageRecord:
+def _savepoint_of_stopped_job(job: StreamingJob, *, label: str | None, target_directory: str | None) -> ImageRecord:
     record = job.catalog.jobs.get(job.job_id)
     if record.live_directory is None:
         raise NothingCommittedError(

@@ -13,6 +13,9 @@ from random import Random
 
 from dagster_ckpt.options import DecidingRestartStrategy, FailureHistory, RestartAt, TerminalState
 
+# Launching a run takes longer than this before its query starts; a look that comes so much early need not come again.
+LAUNCH_MS = 2_000
+
 
 class RecordedEnd(Enum):
     """What the orchestrator says of the run of an execution."""
@@ -75,6 +78,6 @@ def reconcile(
     decision = strategy.decide(FailureHistory(tuple(failed_at_ms) or (now_ms,)), now_ms, random)
     if not isinstance(decision, RestartAt):
         return Retain(TerminalState.FAILED, decision.reason)
-    if now_ms < decision.at_ms:
+    if now_ms + LAUNCH_MS < decision.at_ms:
         return Wait(f"{decision.reason}; {decision.at_ms - now_ms} ms to go")
     return Restart(decision.reason)

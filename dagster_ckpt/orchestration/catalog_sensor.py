@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import dagster as dg
@@ -10,6 +10,7 @@ import pendulum
 
 from dagster_ckpt.catalog import Catalog, EventRecord, EventType, ImageRecord
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
@@ -29,10 +30,12 @@ class SensorCursor:
     Attributes:
         sequence: The last catalog event it has dealt with.
         downstream_due: Whether downstream assets are still to be started for what was reported.
+        downstream_at_ms: When they were started last.
     """
 
     sequence: int = 0
     downstream_due: bool = False
+    downstream_at_ms: int = 0
 
     @staticmethod
     def parse(text: str | None) -> "SensorCursor":
@@ -40,13 +43,14 @@ class SensorCursor:
         return SensorCursor(**json.loads(text)) if text else SensorCursor()
 
     def __str__(self) -> str:
-        return json.dumps({"sequence": self.sequence, "downstream_due": self.downstream_due})
+        return json.dumps(asdict(self))
 
 
 def build_catalog_sensor(
     streams: Sequence[StreamingAsset],
     *,
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
+    downstream_interval_seconds: int = 0,
     name: str = "checkpoint_catalog_sensor",
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
@@ -60,6 +64,7 @@ def build_catalog_sensor(
     Args:
         streams: The streaming assets to report on.
         downstream: A job to start after new images, one run at a time.
+        downstream_interval_seconds: Shortest time between two starts of it.
         name: Name of the sensor.
         minimum_interval_seconds: Shortest time between two looks.
         default_status: Whether it runs from the start.
@@ -87,17 +92,18 @@ def build_catalog_sensor(
             for event in news
             if event.sequence > reported[event.job_id]
         ]
-        due = downstream is not None and (cursor.downstream_due or bool(news))
-        requests = []
-        if due and downstream is not None and not _is_in_progress(context.instance, downstream.name):
-            last = events[-1].sequence if events else cursor.sequence
-            requests.append(dg.RunRequest(run_key=f"catalog-{last}", job_name=downstream.name))
-            due = False
         sequence = events[-1].sequence if events else cursor.sequence
+        due = downstream is not None and (cursor.downstream_due or bool(news))
+        started_at_ms = cursor.downstream_at_ms
+        requests = []
+        rested = wall_clock_ms() - started_at_ms >= downstream_interval_seconds * 1000
+        if due and rested and downstream is not None and not _is_in_progress(context.instance, downstream.name):
+            requests.append(dg.RunRequest(run_key=f"catalog-{sequence}", job_name=downstream.name))
+            due, started_at_ms = False, wall_clock_ms()
         return dg.SensorResult(
             run_requests=requests,
             asset_events=materializations,
-            cursor=str(SensorCursor(sequence, due)),
+            cursor=str(SensorCursor(sequence, due, started_at_ms)),
             skip_reason=None if requests or materializations else dg.SkipReason("no new checkpoints"),
         )
 

@@ -66,8 +66,8 @@ class RetentionConfigSchema(dg.Config):
     job_id: str = Field(description=JOB_ID)
     state: TerminalState | None = Field(
         default=None,
-        description="The state the job ended in: applies RETAIN/DELETE_ON_CANCELLATION for it. Leave out to only finish "
-        "deletions that were cut off and to remove orphaned bytes.",
+        description="The state the job ended in: applies RETAIN/DELETE_ON_CANCELLATION for it. Leave out to only "
+        "finish deletions that were cut off and to remove orphaned bytes.",
     )
     execution_id: str | None = Field(default=None, description="The execution that ended. Default: the newest one.")
 

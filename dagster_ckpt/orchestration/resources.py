@@ -76,7 +76,8 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     settings: dict[str, str] = Field(
         default_factory=dict,
-        description="rocksdb only: further Spark SQL settings of the state store, applied to the session before the query starts.",
+        description="rocksdb only: further Spark SQL settings of the state store, applied to the session before "
+        "the query starts.",
     )
 
     def backend(self) -> StateBackend:

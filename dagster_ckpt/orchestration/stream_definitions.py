@@ -16,6 +16,7 @@ from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 def stream_definitions(
     *streams: StreamingAsset,
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
+    downstream_interval_seconds: int = 0,
     savepoint_schedules: Mapping[str, str] | None = None,
 ) -> dg.Definitions:
     """Assets, jobs, sensors and schedules for streaming assets, to be merged into a code location.
@@ -26,6 +27,7 @@ def stream_definitions(
     Args:
         streams: The streaming assets.
         downstream: A job to start after new checkpoints.
+        downstream_interval_seconds: Shortest time between two starts of it.
         savepoint_schedules: Cron expression by job id.
 
     Raises:
@@ -57,7 +59,9 @@ def stream_definitions(
             *([downstream] if downstream is not None else []),
         ],
         sensors=[
-            build_catalog_sensor(streams, downstream=downstream),
+            build_catalog_sensor(
+                streams, downstream=downstream, downstream_interval_seconds=downstream_interval_seconds
+            ),
             build_supervisor_sensor(streams, retention_job),
         ],
         schedules=schedules,

@@ -137,7 +137,8 @@ class SupervisedQuery:
             return None
         trace = getattr(error, "_stackTrace", None) or getattr(error, "getStackTrace", lambda: None)()
         causes = [line.strip() for line in str(trace or "").splitlines() if line.startswith("Caused by:")]
-        text = str(error)
+        # What follows is the whole logical plan, which Spark's own log has.
+        text = str(error).partition("=== Streaming Query ===")[0].strip()
         return "\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)])
 
     def _reports(self) -> Iterator[QueryProgress]:

@@ -27,6 +27,7 @@ from dagster_ckpt.options import FileSystemCheckpointStorage
 from dagster_ckpt.spark import LiveDirectory, materialize, staged_cut
 from dagster_ckpt.storage import open_store
 
+# Java's writeUTF("v2"), then one chunk each of key and value schema.
 SCHEMA_HEAD = b"\x00\x02v2"
 
 
@@ -56,7 +57,9 @@ def write_batches(root: Path, *, partitions: int, first: int, last: int, sst_byt
     schema.mkdir(parents=True, exist_ok=True)
     field = {"name": "k", "type": "string", "nullable": True, "metadata": {}}
     struct = json.dumps({"type": "struct", "fields": [field]}).encode()
-    (schema / "schema").write_bytes(SCHEMA_HEAD + b"".join(len(part).to_bytes(2) + part for part in (struct, struct)))
+    (schema / "schema").write_bytes(
+        SCHEMA_HEAD + 2 * ((1).to_bytes(4, "big") + len(struct).to_bytes(2, "big") + struct)
+    )
     for partition in range(partitions):
         store = root / f"state/0/{partition}"
         (store / "SSTs").mkdir(parents=True, exist_ok=True)
@@ -74,12 +77,14 @@ def write_batches(root: Path, *, partitions: int, first: int, last: int, sst_byt
 
 
 def timed(work: Callable[[], object]) -> float:
+    """Seconds of wall time."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def run(*command: str) -> None:
+    """Run a peer."""
     subprocess.run(command, check=True)
 
 

@@ -68,7 +68,12 @@ def flights_with_weather(
     return streams.flights_with_weather(pyspark.spark_session, flights.landing, flights.table("flights_with_weather"))
 
 
-@dg.asset(deps=[departure_delays.asset, flights_with_weather.asset], group_name=GROUP, kinds={"spark"}, op_tags={})
+@dg.asset(
+    deps=[departure_delays.asset, flights_with_weather.asset],
+    group_name=GROUP,
+    kinds={"spark"},
+    pool="airport_day_summary",
+)
 def airport_day_summary(
     context: dg.AssetExecutionContext, pyspark: PySparkResource, flights: FlightsResource
 ) -> dg.MaterializeResult[None]:

@@ -6,6 +6,7 @@ late, and every figure is a count, a sum of whole numbers, or a maximum.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pendulum
@@ -94,8 +95,13 @@ def airport_day_summary(
         )
     )
     summary = delays.join(weather, ["origin", "day"], "full_outer").orderBy("origin", "day").coalesce(1)
-    summary.write.mode("overwrite").parquet(output)
-    return spark.read.parquet(output).count()
+    # Written aside: a run that is killed while it writes leaves the table as it was.
+    unfinished = f"{output}.unfinished"
+    summary.write.mode("overwrite").parquet(unfinished)
+    rows = spark.read.parquet(unfinished).count()
+    shutil.rmtree(output, ignore_errors=True)
+    Path(unfinished).rename(output)
+    return rows
 
 
 def final_watermarks(plan: FeedPlan) -> dict[str, str]:

@@ -43,7 +43,8 @@ SAVEPOINT_LABEL = "before-the-bad-deployment"
 STEP_TIMEOUT_S = 120.0
 # A stream that still reports to be idle this long after the last file has come has seen that file.
 SETTLED_MS = 3_000
-DAYS_PER_SECOND = 3.0
+WIDTH = 170
+DAYS_PER_SECOND = 4.0
 STREAMS = (departure_delays, flights_with_weather)
 
 
@@ -194,7 +195,7 @@ class Drill:
             time.sleep(poll_s)
 
     def _say(self, sentence: str) -> None:
-        self._console.log(sentence)
+        self._console.log(sentence, markup=False)
 
 
 def _config(op: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -312,7 +313,8 @@ def run_uninterrupted(workspace: Workspace) -> tuple[SparkSession, Path]:
 @click.option("--pace", default=DAYS_PER_SECOND, show_default=True, help="Days of 2013 that arrive per second.")
 def main(home: Path, pace: float) -> None:
     """Kill, rob and rewind two streams, and compare what they wrote with an uninterrupted run."""
-    console = Console()
+    # A file or a pipe has no width of its own, and the tables need some.
+    console = Console(log_path=False) if sys.stdout.isatty() else Console(width=WIDTH, log_path=False)
     began = time.monotonic()
     shutil.rmtree(home, ignore_errors=True)
     workspace = Workspace(home.resolve())

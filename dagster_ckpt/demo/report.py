@@ -15,9 +15,9 @@ def checkpoint_table(images: Iterable[ImageRecord]) -> Table:
     """Every image that was taken, oldest first, with its sizes and how long it took."""
     table = Table(title="Checkpoints and savepoints", title_justify="left")
     for heading in ("stream", "image", "taken", "why", "status"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in ("batch", "rows", "state rows", "full", "incremental", "duration"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for image in images:
         table.add_row(
             image.job_id,

@@ -19,8 +19,11 @@ SEQUENCE_KEY = "dagster_ckpt/sequence"
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
 # A tick must end well inside Dagster's 60 s; what is left comes with the next one.
 EVENTS_PER_TICK = 200
-# How far back an event of ours is looked for among the latest of an asset.
-LOOK_BACK = 50
+IMAGE_ID_KEY = "dagster_ckpt/image_id"
+# Materializations read at a time while looking for what an interrupted tick has stored.
+PAGE = 100
+# Nothing is reported before it happened. The clocks of catalog and Dagster may differ, by less than this.
+CLOCK_SKEW_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ def build_catalog_sensor(
     """A sensor that reports each completed checkpoint and savepoint on its streaming asset, once.
 
     Its cursor is the sequence of the catalog's events. Dagster stores a tick's events before the
-    cursor, so a daemon that dies in between would report some twice; therefore events up to the
-    newest one already on the asset are left out.
+    cursor, so a daemon that dies in between would report some twice; therefore images that are
+    already on the asset are left out.
 
     Args:
         streams: The streaming assets to report on.
@@ -86,11 +89,14 @@ def build_catalog_sensor(
         catalog = checkpoint_catalog.catalog()
         events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK)
         news = [event for event in events if event.type in COMPLETED and event.job_id in keys]
-        reported = {job_id: last_reported(context.instance, keys[job_id]) for job_id in {e.job_id for e in news}}
+        reported = {
+            key: already_reported(context.instance, key, [event for event in news if keys[event.job_id] == key])
+            for key in {keys[event.job_id] for event in news}
+        }
         materializations = [
             _materialization(keys[event.job_id], event, _image(catalog, event))
             for event in news
-            if event.sequence > reported[event.job_id]
+            if _identity(event) not in reported[keys[event.job_id]]
         ]
         sequence = events[-1].sequence if events else cursor.sequence
         due = downstream is not None and (cursor.downstream_due or bool(news))
@@ -110,14 +116,33 @@ def build_catalog_sensor(
     return checkpoint_catalog_sensor
 
 
-def last_reported(instance: dg.DagsterInstance, key: dg.AssetKey) -> int:
-    """Sequence of the newest catalog event that is already on an asset; 0 where there is none."""
-    for record in instance.fetch_materializations(key, limit=LOOK_BACK).records:
-        materialization = record.asset_materialization
-        entry = materialization.metadata.get(SEQUENCE_KEY) if materialization else None
-        if isinstance(entry, dg.IntMetadataValue) and entry.value is not None:
-            return entry.value
-    return 0
+def already_reported(instance: dg.DagsterInstance, key: dg.AssetKey, news: Sequence[EventRecord]) -> frozenset[str]:
+    """Which of these images are on their asset already, from a tick that was cut off or a cursor that was reset.
+
+    Ours are there in the order of the catalog, with other people's materializations anywhere between them.
+    """
+    candidates = {_identity(event) for event in news}
+    since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
+    found: set[str] = set()
+    cursor: str | None = None
+    while True:
+        page = instance.fetch_materializations(since, limit=PAGE, cursor=cursor)
+        for record in page.records:
+            materialization = record.asset_materialization
+            metadata = materialization.metadata if materialization else {}
+            sequence, image_id = metadata.get(SEQUENCE_KEY), metadata.get(IMAGE_ID_KEY)
+            if image_id is not None and image_id.value in candidates:
+                found.add(str(image_id.value))
+            elif isinstance(sequence, dg.IntMetadataValue) and (sequence.value or 0) < news[0].sequence:
+                return frozenset(found)
+        if not page.has_more:
+            return frozenset(found)
+        cursor = page.cursor
+
+
+def _identity(event: EventRecord) -> str:
+    # Not the sequence: a catalog that was made anew counts from one again.
+    return event.image_id or f"event {event.sequence}"
 
 
 def image_metadata(image: ImageRecord) -> dict[str, Any]:
@@ -133,16 +158,25 @@ def image_metadata(image: ImageRecord) -> dict[str, Any]:
         "dagster_ckpt/kind": image.kind,
         "dagster_ckpt/trigger": image.trigger.value,
         "dagster_ckpt/location": dg.MetadataValue.path(image.location or ""),
-        "dagster_ckpt/image_id": image.image_id,
+        IMAGE_ID_KEY: image.image_id,
+        "dagster_ckpt/watermark": image.watermark,
     }
-    if image.watermark is not None:
-        figures["dagster_ckpt/watermark"] = image.watermark
-        figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(_epoch_seconds(image.watermark))
+    watermark_ms = _epoch_ms(image.watermark)
+    if watermark_ms is not None:
+        figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
+        # The page plots whole and decimal numbers only, no timestamps.
+        figures["dagster_ckpt/watermark_ms"] = watermark_ms
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _epoch_seconds(watermark: str) -> float:
-    return float(pendulum.from_format(watermark, "YYYY-MM-DDTHH:mm:ss.SSS[Z]", tz="UTC").timestamp())
+def _epoch_ms(watermark: str | None) -> int | None:
+    try:
+        if watermark is None:
+            return None
+        return round(pendulum.from_format(watermark, "YYYY-MM-DDTHH:mm:ss.SSS[Z]", tz="UTC").timestamp() * 1000)
+    except ValueError:
+        # A damaged row is shown as it is; it must not keep the others from being reported.
+        return None
 
 
 def _materialization(key: dg.AssetKey, event: EventRecord, image: ImageRecord | None) -> dg.AssetMaterialization:
@@ -151,7 +185,7 @@ def _materialization(key: dg.AssetKey, event: EventRecord, image: ImageRecord | 
     return dg.AssetMaterialization(
         key,
         description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
-        metadata={SEQUENCE_KEY: event.sequence, **metadata},
+        metadata={SEQUENCE_KEY: event.sequence, IMAGE_ID_KEY: _identity(event), **metadata},
         tags={"dagster/data_version": str(batch_id)},
     )
 

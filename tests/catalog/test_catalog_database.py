@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.catalog.tables import metadata
+from dagster_ckpt.errors import CatalogError
+
+
+def open_and_register(url: str, name: str) -> list[str]:
+    """In a process of its own: the first to open makes the tables."""
+    catalog = Catalog(url)
+    catalog.jobs.ensure(name, name=name, asset_key=name, options={})
+    return [job.job_id for job in catalog.jobs.all()]
+
+
+def test_migrations_make_the_tables_that_the_code_uses(catalog: Catalog) -> None:
+    with catalog.database.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_processes_that_open_a_new_catalog_at_once_all_succeed(url: str) -> None:
+    names = [f"job-{number}" for number in range(4)]
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        pool.starmap(open_and_register, [(url, name) for name in names])
+    assert [job.job_id for job in Catalog(url).jobs.all()] == names
+
+
+def test_a_catalog_of_a_newer_version_is_refused(url: str) -> None:
+    catalog = Catalog(url)
+    with catalog.database.writing() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(CatalogError, match=r"used by a newer dagster-ckpt: upgrade"):
+        Catalog(url)
+
+
+def test_a_catalog_pickles_as_its_url(url: str) -> None:
+    catalog = Catalog(url)
+    catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+    again: Catalog = pickle.loads(pickle.dumps(catalog))
+    assert again.jobs.get("orders").job_id == "orders"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "is not a database URL"),
+        ("mysql://root@localhost/x", "cannot live in mysql"),
+        ("sqlite:////no/such/folder/catalog.db", "unable to open database file"),
+        ("postgresql+psycopg://user:secret@127.0.0.1:1/x", "cannot be used"),
+        ("postgresql+nodriver://localhost/x", "is not installed"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_our_own_error(url: str, message: str) -> None:
+    with pytest.raises(CatalogError, match=message) as raised:
+        Catalog(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_file_that_is_no_database_is_our_own_error(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(CatalogError, match="file is not a database"):
+        Catalog(f"sqlite:///{path}")

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+
+from dagster_ckpt.catalog import Catalog, EventType
+from dagster_ckpt.errors import LeaseHeldError, LeaseLostError
+from tests.catalog.conftest import ManualClock, holder
+
+TTL_MS = 30_000
+
+
+def race(url: str, name: str) -> str | None:
+    """In a process of its own: who wins?"""
+    catalog = Catalog(url)
+    try:
+        catalog.leases.acquire("orders", holder(name), TTL_MS)
+    except LeaseHeldError:
+        return None
+    return name
+
+
+def test_a_second_holder_is_refused_and_told_who_holds_it(catalog: Catalog) -> None:
+    catalog.leases.acquire("orders", holder("a"), TTL_MS)
+    with pytest.raises(LeaseHeldError, match=r"run run-a \(process 1 on host-a\).*30 s more.*terminate that run"):
+        catalog.leases.acquire("orders", holder("b"), TTL_MS)
+
+
+def test_an_expired_lease_passes_on_with_a_higher_token(catalog: Catalog, clock: ManualClock) -> None:
+    first = catalog.leases.acquire("orders", holder("a"), TTL_MS)
+    clock.now_ms += TTL_MS
+    second = catalog.leases.acquire("orders", holder("b"), TTL_MS)
+    assert second.token == first.token + 1
+    assert catalog.events.after(0)[-1].type is EventType.LEASE_TAKEN_OVER
+    with pytest.raises(LeaseLostError, match="is held by run run-b"):
+        catalog.leases.renew("orders", first.token, TTL_MS)
+    with pytest.raises(LeaseLostError, match="is held by run run-b"):
+        catalog.leases.check("orders", first.token)
+
+
+def test_a_renewed_lease_does_not_expire(catalog: Catalog, clock: ManualClock) -> None:
+    lease = catalog.leases.acquire("orders", holder("a"), TTL_MS)
+    clock.now_ms += TTL_MS - 1
+    catalog.leases.renew("orders", lease.token, TTL_MS)
+    clock.now_ms += TTL_MS - 1
+    with pytest.raises(LeaseHeldError):
+        catalog.leases.acquire("orders", holder("b"), TTL_MS)
+
+
+def test_a_lease_is_taken_over_only_by_its_token(catalog: Catalog) -> None:
+    lease = catalog.leases.acquire("orders", holder("a"), TTL_MS)
+    with pytest.raises(LeaseHeldError):
+        catalog.leases.acquire("orders", holder("b"), TTL_MS, take_over=lease.token + 1)
+    taken = catalog.leases.acquire("orders", holder("b"), TTL_MS, take_over=lease.token)
+    # A second successor with the same proof comes too late.
+    with pytest.raises(LeaseHeldError, match="run-b"):
+        catalog.leases.acquire("orders", holder("c"), TTL_MS, take_over=lease.token)
+    assert taken.token == lease.token + 1
+
+
+def test_a_released_lease_is_free_and_its_token_is_never_used_again(catalog: Catalog) -> None:
+    lease = catalog.leases.acquire("orders", holder("a"), TTL_MS)
+    catalog.leases.release("orders", lease.token)
+    catalog.leases.release("orders", lease.token)
+    assert catalog.leases.current("orders") is None
+    assert catalog.leases.acquire("orders", holder("b"), TTL_MS).token == lease.token + 1
+    # Releasing late takes nothing from the new holder.
+    catalog.leases.release("orders", lease.token)
+    assert catalog.leases.current("orders") is not None
+
+
+def test_of_many_processes_exactly_one_becomes_the_writer(url: str, catalog: Catalog) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        winners = [name for name in pool.starmap(race, [(url, name) for name in "abcd"]) if name]
+    assert len(winners) == 1

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from dagster_ckpt.catalog import (
+    Catalog,
+    EventType,
+    ExecutionStatus,
+    ImageRecord,
+    ImageStatus,
+    ImageTrigger,
+    RequestKind,
+    RequestStatus,
+    StartCause,
+)
+from dagster_ckpt.errors import CatalogError, ImageNotFoundError, JobNotFoundError
+from tests.catalog.conftest import ManualClock, holder
+
+
+def begin(catalog: Catalog, name: str, cause: StartCause = StartCause.MANUAL) -> str:
+    execution_id = f"execution-{name}"
+    catalog.executions.begin(execution_id, job_id="orders", run_id=f"run-{name}", cause=cause, holder=holder(name))
+    return execution_id
+
+
+def image(catalog: Catalog, number: int, *, kind: str = "CHECKPOINT", timeline: int = 0) -> ImageRecord:
+    image_id = f"image-{number}"
+    catalog.images.begin(
+        image_id=image_id,
+        job_id="orders",
+        execution_id=None,
+        kind=kind,
+        number=number,
+        trigger=ImageTrigger.PERIODIC,
+        timeline=timeline,
+    )
+    return catalog.images.complete(image_id, location=f"file:///c/orders/chk-{number}", batch_id=number * 10)
+
+
+def test_a_job_that_was_never_started_is_told_with_those_that_were(catalog: Catalog) -> None:
+    with pytest.raises(JobNotFoundError, match=r"no job 'nope'.*Jobs it knows: orders"):
+        catalog.jobs.get("nope")
+
+
+def test_numbers_rise_and_are_never_given_twice(catalog: Catalog) -> None:
+    assert [catalog.jobs.allocate_number("orders") for _ in range(3)] == [1, 2, 3]
+
+
+def test_registering_again_refreshes_and_loses_nothing(catalog: Catalog) -> None:
+    catalog.jobs.switch_live_directory("orders", "/live/1")
+    again = catalog.jobs.ensure("orders", name="new", asset_key="a/b", options={"num_retained": 3})
+    assert (again.name, again.asset_key, again.options["num_retained"]) == ("new", "a/b", 3)
+    assert again.live_directory == "/live/1"
+
+
+def test_a_restore_begins_a_timeline_and_going_on_does_not(catalog: Catalog) -> None:
+    adopted = catalog.jobs.switch_live_directory("orders", "/live/1")
+    assert (adopted.live_generation, adopted.timeline) == (1, 0)
+    restored = catalog.jobs.switch_live_directory(
+        "orders", "/live/2", restored_image_id="image-1", pending_restore={"location": "x"}
+    )
+    assert (restored.live_generation, restored.timeline, restored.restored_image_id) == (2, 1, "image-1")
+    assert restored.pending_restore == {"location": "x"}
+
+
+def test_an_automatic_recovery_never_takes_an_image_of_a_timeline_that_was_left(catalog: Catalog) -> None:
+    first, second = image(catalog, 1), image(catalog, 2)
+    catalog.jobs.switch_live_directory("orders", "/live/1", restored_image_id=first.image_id)
+    third = image(catalog, 3, timeline=1)
+    assert [found.image_id for found in catalog.images.restorable("orders")] == [third.image_id, first.image_id]
+    assert second in catalog.images.completed("orders")
+
+
+def test_a_new_execution_settles_those_before_and_fails_the_lost_one(catalog: Catalog) -> None:
+    lost = begin(catalog, "a")
+    begin(catalog, "b", StartCause.RESTART_NEW_RUN)
+    record = catalog.executions.get(lost)
+    assert record.status is ExecutionStatus.FAILED
+    assert record.settled
+    assert [found.execution_id for found in catalog.executions.unsettled()] == ["execution-b"]
+
+
+def test_the_failure_history_begins_anew_when_a_person_starts_the_job(catalog: Catalog, clock: ManualClock) -> None:
+    for name, cause in (
+        ("a", StartCause.MANUAL),
+        ("b", StartCause.MANUAL),
+        ("c", StartCause.RESTART_IN_PLACE),
+        ("d", StartCause.RESTART_NEW_RUN),
+    ):
+        clock.now_ms += 1000
+        catalog.executions.end(begin(catalog, name, cause), ExecutionStatus.FAILED, "boom")
+    assert catalog.executions.failures_since_manual_start("orders") == [1_002_000, 1_003_000, 1_004_000]
+
+
+def test_an_execution_ends_once(catalog: Catalog) -> None:
+    execution = begin(catalog, "a")
+    catalog.executions.end(execution, ExecutionStatus.CANCELED, "by a user")
+    catalog.executions.end(execution, ExecutionStatus.FAILED, "too late")
+    catalog.executions.settle(execution, ExecutionStatus.FAILED)
+    record = catalog.executions.get(execution)
+    assert (record.status, record.reason, record.settled) == (ExecutionStatus.CANCELED, "by a user", True)
+
+
+def test_sinks_and_batch_come_from_the_newest_execution_that_reported_them(catalog: Catalog) -> None:
+    first = begin(catalog, "a")
+    catalog.executions.running(first, live_directory="/live/1", recovery={})
+    catalog.executions.heartbeat(first, {"batch_id": 7, "sinks": ["FileSink[/out]"]})
+    second = begin(catalog, "b")
+    catalog.executions.heartbeat(second, {"batch_id": None, "sinks": []})
+    assert catalog.executions.last_sinks("orders") == ["FileSink[/out]"]
+    assert catalog.executions.last_batch("orders", "/live/1") == 7
+    assert catalog.executions.last_batch("orders", "/live/2") is None
+
+
+def test_completing_an_image_tells_of_it_and_failing_it_later_changes_nothing(catalog: Catalog) -> None:
+    done = image(catalog, 1)
+    catalog.images.fail(done.image_id, "too late")
+    assert catalog.images.get(done.image_id).status is ImageStatus.COMPLETED
+    told = [event.type for event in catalog.events.after(0) if event.image_id == done.image_id]
+    assert told == [EventType.CHECKPOINT_COMPLETED]
+
+
+def test_a_deletion_is_visible_until_the_bytes_are_gone(catalog: Catalog) -> None:
+    done = image(catalog, 1)
+    catalog.images.mark_deleting(done.image_id)
+    assert catalog.images.completed("orders") == []
+    assert catalog.images.of_job("orders", status=ImageStatus.DELETING)[0].image_id == done.image_id
+    catalog.images.deleted(done.image_id, "subsumed")
+    assert catalog.events.after(0)[-1].payload["reason"] == "subsumed"
+
+
+def test_a_row_that_cannot_be_read_is_listed_as_broken(catalog: Catalog) -> None:
+    done = image(catalog, 1)
+    with catalog.database.writing() as connection:
+        connection.execute(text("UPDATE images SET properties = '{oops', status = 'MELTED'"))
+    (listed,) = catalog.images.of_job("orders")
+    assert listed.image_id == done.image_id
+    assert listed.status is ImageStatus.BROKEN
+    assert "MELTED" in (listed.broken or "")
+    assert catalog.images.restorable("orders") == []
+
+
+def test_an_unknown_image_is_our_own_error(catalog: Catalog) -> None:
+    with pytest.raises(ImageNotFoundError, match="no image 'nope'"):
+        catalog.images.get("nope")
+
+
+def test_a_request_is_answered_once(catalog: Catalog) -> None:
+    request = catalog.requests.submit("orders", RequestKind.SAVEPOINT, arguments={"label": "x"}, origin="me")
+    assert catalog.requests.pending("orders") == [request]
+    assert catalog.requests.accept(request.request_id)
+    assert not catalog.requests.accept(request.request_id)
+    assert catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED, image_id="image-1")
+    assert not catalog.requests.withdraw(request.request_id)
+    answered = catalog.requests.get(request.request_id)
+    assert (answered.status, answered.image_id) == (RequestStatus.COMPLETED, "image-1")
+
+
+def test_a_withdrawn_request_is_not_taken_up(catalog: Catalog) -> None:
+    request = catalog.requests.submit("orders", RequestKind.CANCEL, origin="me")
+    assert catalog.requests.withdraw(request.request_id)
+    assert not catalog.requests.accept(request.request_id)
+    assert catalog.requests.pending("orders") == []
+
+
+def test_an_unknown_request_or_execution_is_our_own_error(catalog: Catalog) -> None:
+    for ask in (catalog.requests.get, catalog.executions.get):
+        with pytest.raises(CatalogError, match="nope"):
+            ask("nope")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util.exc import CommandError
+from typing import TYPE_CHECKING
+
 from sqlalchemy import Connection, text
 
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.errors import CatalogError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 # Any number that other users of the same PostgreSQL server are unlikely to lock.
 _ADVISORY_LOCK = 7_246_019_381
@@ -18,6 +18,9 @@ _ADVISORY_LOCK = 7_246_019_381
 
 def alembic_config() -> Config:
     """Alembic's configuration, without a file: the migrations are part of the package."""
+    # Alembic is slow to import, and only a process that opens a catalog needs it.
+    from alembic.config import Config  # noqa: PLC0415
+
     config = Config()
     config.set_main_option("script_location", "dagster_ckpt.catalog:migrations")
     return config
@@ -29,6 +32,9 @@ def upgrade(database: Database) -> None:
     Raises:
         CatalogError: It was made by a newer version of this package, or cannot be used.
     """
+    from alembic.migration import MigrationContext  # noqa: PLC0415
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
     newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
     with database.reading() as connection:
         if MigrationContext.configure(connection).get_current_revision() == newest:
@@ -40,6 +46,9 @@ def upgrade(database: Database) -> None:
 
 
 def _upgrade(database: Database, connection: Connection) -> None:
+    from alembic import command  # noqa: PLC0415
+    from alembic.util.exc import CommandError  # noqa: PLC0415
+
     config = alembic_config()
     config.attributes["connection"] = connection
     try:

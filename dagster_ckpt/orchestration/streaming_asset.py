@@ -8,11 +8,10 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.options import (
@@ -24,6 +23,9 @@ from dagster_ckpt.options import (
 )
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
 JOB_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 # The names under which a streaming asset looks for its resources.
 RESOURCES = frozenset({"pyspark", "checkpoint_storage", "state_backend", "checkpoint_catalog"})
@@ -33,7 +35,7 @@ STREAM_TAGS = {
     "dagster/max_retries": "0",
 }
 
-StreamFunction = Callable[..., DataStreamWriter]
+StreamFunction = Callable[..., "DataStreamWriter"]
 
 
 class StreamRunConfig(dg.Config):

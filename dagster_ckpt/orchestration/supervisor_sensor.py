@@ -10,7 +10,11 @@ from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
-from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, RETENTION_OF_TAG, START_REQUEST_TAG
+
+# A run of ours that ended without doing its work is followed by another after so long, doubled with each.
+FIRST_PAUSE_MS = 10_000
+LONGEST_PAUSE_MS = 600_000
 
 
 def build_supervisor_sensor(
@@ -50,10 +54,11 @@ def build_supervisor_sensor(
     ) -> dg.SensorResult:
         catalog = checkpoint_catalog.catalog()
         sentences: list[str] = []
-        requests = [
-            *_starts(catalog, by_job_id, sentences),
-            *_reconciled(context, catalog, by_job_id, retention_job.name, sentences),
-        ]
+        starts = list(_starts(catalog, by_job_id, sentences))
+        # A run that a person asked for goes on from what failed: a restart beside it would race it for the lease.
+        starting = {request.tags[JOB_ID_TAG] for request in starts}
+        others = {job_id: stream for job_id, stream in by_job_id.items() if job_id not in starting}
+        requests = [*starts, *_reconciled(context, catalog, others, retention_job.name, sentences)]
         for sentence in sentences:
             context.log.info(sentence)
         return dg.SensorResult(
@@ -123,13 +128,28 @@ def _reconciled(
         )
         sentences.append(f"{execution.job_id}: {verdict.reason}")
         if isinstance(verdict, Restart):
-            attempts = context.instance.get_runs(dg.RunsFilter(tags={RESTART_OF_TAG: execution.execution_id}))
-            if all(run.is_finished for run in attempts):
-                yield _restart(stream, execution, len(attempts))
+            attempt = _next_attempt(context.instance, RESTART_OF_TAG, execution)
+            if attempt is not None:
+                yield _restart(stream, execution, attempt)
         elif isinstance(verdict, Retain):
-            yield _retention(retention_job, execution, verdict)
+            attempt = _next_attempt(context.instance, RETENTION_OF_TAG, execution)
+            if attempt is not None:
+                yield _retention(retention_job, execution, verdict, attempt)
         else:
             assert isinstance(verdict, Wait)
+
+
+def _next_attempt(instance: dg.DagsterInstance, tag: str, execution: ExecutionRecord) -> int | None:
+    """Number of the next run for an execution, or None while one is under way or has only just ended in vain."""
+    attempts = instance.get_run_records(dg.RunsFilter(tags={tag: execution.execution_id}))
+    if not all(record.dagster_run.is_finished for record in attempts):
+        return None
+    if attempts:
+        pause_ms = min(FIRST_PAUSE_MS * 2 ** min(len(attempts) - 1, 20), LONGEST_PAUSE_MS)
+        last_ms = max(record.update_timestamp.timestamp() for record in attempts) * 1000
+        if wall_clock_ms() < last_ms + pause_ms:
+            return None
+    return len(attempts)
 
 
 def _restart(stream: StreamingAsset, execution: ExecutionRecord, attempts_before: int) -> dg.RunRequest:
@@ -141,9 +161,9 @@ def _restart(stream: StreamingAsset, execution: ExecutionRecord, attempts_before
     )
 
 
-def _retention(retention_job: str, execution: ExecutionRecord, verdict: Retain) -> dg.RunRequest:
+def _retention(retention_job: str, execution: ExecutionRecord, verdict: Retain, attempts_before: int) -> dg.RunRequest:
     return dg.RunRequest(
-        run_key=f"retention-{execution.execution_id}",
+        run_key=f"retention-{execution.execution_id}-{attempts_before}",
         job_name=retention_job,
         run_config={
             "ops": {
@@ -156,5 +176,5 @@ def _retention(retention_job: str, execution: ExecutionRecord, verdict: Retain) 
                 }
             }
         },
-        tags={JOB_ID_TAG: execution.job_id},
+        tags={JOB_ID_TAG: execution.job_id, RETENTION_OF_TAG: execution.execution_id},
     )

@@ -150,7 +150,11 @@ class _Run:
                 self._job.catalog.executions.end(execution_id, status, end.reason, settled=settled)
             if end.kind is EndKind.SAVEPOINT_FAILED:
                 self._request.report(end.reason)
-            elif end.kind is not EndKind.FAILED or not self._may_restart(end):
+            elif end.kind is EndKind.FAILED:
+                stopped = self._await_restart(end)
+                if stopped is not None:
+                    return Outcome(stopped, execution_id)
+            else:
                 return Outcome(end, execution_id)
             # A restart goes on from where the query stopped, wherever the run began.
             execution_id, start_from, cause = str(uuid.uuid4()), StartFrom(), StartCause.RESTART_IN_PLACE
@@ -195,19 +199,22 @@ class _Run:
         self._job.catalog.executions.end(execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         self._answer_start_request(RequestStatus.FAILED, reason)
 
-    def _may_restart(self, end: QueryEnd) -> bool:
+    def _await_restart(self, end: QueryEnd) -> QueryEnd | None:
+        """Wait until the restart strategy lets a failed query start again; returns the end if it does not."""
         now_ms = self._request.wall_clock()
         failures = self._job.catalog.executions.failures_since_manual_start(self._job.job_id)
         decision = self._job.restart.decide(FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
         self._request.report(f"the query failed: {end.reason}")
         self._request.report(decision.reason)
         if not isinstance(decision, RestartAt):
-            return False
+            return end
         while self._request.wall_clock() < decision.at_ms:
-            if self._request.interrupted() or self._lease.lost is not None:
-                return False
+            if self._request.interrupted():
+                return QueryEnd(EndKind.INTERRUPTED, "the process was told to stop before the restart")
+            if self._lease.lost is not None:
+                return QueryEnd(EndKind.LEASE_LOST, str(self._lease.lost))
             time.sleep(0.1)
-        return True
+        return None
 
     def _tell(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
         if plan.rewound_batches:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
-from dagster_ckpt.errors import CkptError
+from dagster_ckpt.errors import CkptError, JobNotFoundError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import CHECKPOINT, describe_image, retained_kind
 from dagster_ckpt.options import (
@@ -158,8 +158,23 @@ def housekeeping(job: StreamingJob, *, now_ms: int) -> RetentionReport:
     """
     interrupted = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
     report = discard(job, interrupted, reason="deletion that was cut off")
+    gone = _forgotten_live_directories(job)
     swept = job.store.sweep(older_than_ms=ORPHAN_AGE_MS, now_ms=now_ms)
-    return RetentionReport(deleted=report.deleted, failed=report.failed, swept=swept)
+    return RetentionReport(deleted=report.deleted, failed=report.failed, live_directory_deleted=gone, swept=swept)
+
+
+def _forgotten_live_directories(job: StreamingJob) -> str | None:
+    """Delete what a JVM's last uploads have written into live directories after their deletion."""
+    try:
+        record = job.catalog.jobs.get(job.job_id)
+    except JobNotFoundError:
+        # Housekeeping comes by cron, also to a stream that nobody has started yet.
+        return None
+    folder = LiveDirectory(job.live_folder)
+    if record.live_directory is not None or job.catalog.leases.current(job.job_id) is not None or not folder.exists():
+        return None
+    folder.delete()
+    return job.live_folder
 
 
 def delete_live_directories(job: StreamingJob) -> str | None:

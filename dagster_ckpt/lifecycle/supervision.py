@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -16,10 +17,12 @@ from dagster_ckpt.catalog import ImageRecord, RequestKind, RequestStatus
 from dagster_ckpt.coordinator import (
     Abort,
     Action,
+    Attempt,
     AttemptCompleted,
     AttemptFailed,
     Begin,
     CheckpointCoordinator,
+    CheckpointFailureReason,
     Discard,
     Event,
     FailQuery,
@@ -33,7 +36,7 @@ from dagster_ckpt.coordinator import (
     TriggerOrigin,
     TriggerRequest,
 )
-from dagster_ckpt.errors import LeaseLostError
+from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
@@ -185,7 +188,8 @@ class Supervisor:
             self._handle(QueryStarted(now_ms))
         if now_ms >= self._next_request_poll_ms:
             self._next_request_poll_ms = now_ms + REQUEST_POLL_MS
-            self._take_requests()
+            with suppress(CatalogError):
+                self._take_requests()
         try:
             for event in self._attempts.news():
                 self._handle(event)
@@ -222,10 +226,10 @@ class Supervisor:
 
     def _do(self, action: Action) -> list[Event]:
         if isinstance(action, Begin):
-            self._attempts.begin(action.attempt)
-        elif isinstance(action, Abort):
+            return self._begin(action.attempt)
+        if isinstance(action, Abort):
             return self._attempts.abort(action)
-        elif isinstance(action, Discard):
+        if isinstance(action, Discard):
             self._attempts.discard_late(action.number)
         elif isinstance(action, Refuse):
             if action.request_id is not None:
@@ -237,6 +241,14 @@ class Supervisor:
         elif isinstance(action, StopQuery):
             savepoint = self._attempts.image(action.number)
             self._end = QueryEnd(EndKind.FINISHED, "stopped with a savepoint", savepoint)
+        return []
+
+    def _begin(self, attempt: Attempt) -> list[Event]:
+        try:
+            self._attempts.begin(attempt)
+        except CatalogError as error:
+            reason = CheckpointFailureReason.IO_EXCEPTION
+            return [AttemptFailed(monotonic_ms(), attempt.number, reason, str(error))]
         return []
 
     @property
@@ -254,6 +266,12 @@ class Supervisor:
         if now_ms < self._next_heartbeat_ms:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
+        # A catalog that is away for a moment must not end the query: whether this process is still the
+        # writer is for the lease to say.
+        with suppress(CatalogError):
+            self._beat()
+
+    def _beat(self) -> None:
         latest = self._log.latest
         self._catalog.executions.heartbeat(
             self._execution_id,

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt.catalog import LeaseRecord, StartCause
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.retention import apply_terminal_retention
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
@@ -50,23 +51,21 @@ def run_stream(
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
     with capture_interrupts():
         try:
-            outcome = _run(context, stream, describe)
+            job = streaming_job(stream, context.resources)
+            outcome = _run(context, job, describe)
         except CkptError as error:
             raise _failure(str(error), type(error).__name__) from error
-        _settle(context, stream, outcome)
+        _settle(context, job, outcome)
     yield from ()
 
 
-def _run(
-    context: dg.AssetExecutionContext, stream: StreamingAsset, describe: Callable[[], DataStreamWriter]
-) -> Outcome:
+def _run(context: dg.AssetExecutionContext, job: StreamingJob, describe: Callable[[], DataStreamWriter]) -> Outcome:
     spark: SparkSession = context.resources.pyspark.spark_session
     apply_state_backend(spark, context.resources.state_backend.backend())
-    job = streaming_job(stream, context.resources)
     jvm = jvm_process(spark)
 
     def start(live: LiveDirectory) -> SupervisedQuery:
-        return start_query(describe(), stream.name, live)
+        return start_query(describe(), job.name, live)
 
     # Entered again because making a Spark session replaces the SIGINT handler.
     with capture_interrupts():
@@ -92,32 +91,32 @@ def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
     return run is None or run.is_finished
 
 
-def _settle(context: dg.AssetExecutionContext, stream: StreamingAsset, outcome: Outcome) -> None:
+def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome) -> None:
     """Apply retention where the end is certain, and end the step accordingly."""
     end = outcome.end
     if end.kind is EndKind.INTERRUPTED:
-        _end_interrupted(context, stream, outcome)
+        _end_interrupted(context, job, outcome)
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
-        _retain(context, stream, outcome.execution_id, TerminalState.CANCELED)
+        _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
         raise _failure(f"The stream was cancelled: {end.reason}", "CANCELED")
     elif end.kind is EndKind.SUSPENDED:
         context.log.info(f"suspended: {end.reason}; everything is kept")
     elif end.kind is EndKind.LEASE_LOST:
         raise _failure(end.reason, "LEASE_LOST")
     else:
-        _retain(context, stream, outcome.execution_id, _STATES[end.kind])
+        _retain(context, job, outcome.execution_id, _STATES[end.kind])
         if end.kind is EndKind.FAILED:
             raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
         if outcome.savepoint is not None:
             context.log.info(f"stopped with savepoint {outcome.savepoint.location}")
 
 
-def _end_interrupted(context: dg.AssetExecutionContext, stream: StreamingAsset, outcome: Outcome) -> None:
+def _end_interrupted(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome) -> None:
     run = context.instance.get_run_by_id(context.run_id)
     cancelling = run is not None and run.status is dg.DagsterRunStatus.CANCELING
     if cancelling and not _has_time_limit(context):
-        _retain(context, stream, outcome.execution_id, TerminalState.CANCELED)
+        _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
         raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
     # A time limit shows CANCELING too and then FAILURE: the supervisor sensor settles the execution by the
     # status that is recorded in the end.
@@ -130,8 +129,8 @@ def _has_time_limit(context: dg.AssetExecutionContext) -> bool:
     return limit > 0
 
 
-def _retain(context: dg.AssetExecutionContext, stream: StreamingAsset, execution_id: str, state: TerminalState) -> None:
-    report = apply_terminal_retention(streaming_job(stream, context.resources), execution_id, state)
+def _retain(context: dg.AssetExecutionContext, job: StreamingJob, execution_id: str, state: TerminalState) -> None:
+    report = apply_terminal_retention(job, execution_id, state)
     for sentence in report.sentences():
         context.log.info(sentence)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from dagster_ckpt.errors import CkptError
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,17 @@ def compare_tables(spark: SparkSession, left: str, right: str) -> TableCompariso
         spark: A session.
         left: Folder of the first.
         right: Folder of the second.
+
+    Raises:
+        CkptError: A table is not there, or the two have other columns.
     """
-    first, second = spark.read.parquet(left).cache(), spark.read.parquet(right).cache()
+    first, second = _table(spark, left), _table(spark, right)
+    if first.dtypes != second.dtypes:
+        raise CkptError(
+            f"{left} and {right} cannot be compared: their columns are {first.dtypes} and {second.dtypes}. "
+            "Both must have been written by the same version of the example."
+        )
+    first, second = first.cache(), second.cache()
     try:
         return TableComparison(
             rows_left=first.count(),
@@ -48,3 +60,12 @@ def compare_tables(spark: SparkSession, left: str, right: str) -> TableCompariso
     finally:
         first.unpersist()
         second.unpersist()
+
+
+def _table(spark: SparkSession, path: str) -> DataFrame:
+    try:
+        return spark.read.parquet(path)
+    except AnalysisException as error:
+        raise CkptError(
+            f"There is no Parquet table at {path} ({error.getCondition()}). Let the stream that writes it run first."
+        ) from error

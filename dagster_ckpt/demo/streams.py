@@ -31,9 +31,18 @@ WITH_WEATHER_SCHEMA = (
 )
 
 
-def departure_delays(spark: SparkSession, landing: str, output: str) -> DataStreamWriter:
-    """Departure delays per airport and carrier in windows of six hours, each written once it is over."""
-    flights = _feed(spark, landing, "flights", FLIGHTS_SCHEMA).withWatermark("at", WATERMARK_DELAY)
+def departure_delays(
+    spark: SparkSession, landing: str, output: str, *, files_per_batch: int | None = None
+) -> DataStreamWriter:
+    """Departure delays per airport and carrier in windows of six hours, each written once it is over.
+
+    Args:
+        spark: The session that will run the query.
+        landing: The landing directory.
+        output: Folder of the table.
+        files_per_batch: Files a batch takes at most; None is all there are.
+    """
+    flights = _feed(spark, landing, "flights", FLIGHTS_SCHEMA, files_per_batch).withWatermark("at", WATERMARK_DELAY)
     delays = flights.groupBy(F.window("at", WINDOW), "origin", "carrier").agg(
         F.count("*").alias("flights"),
         F.count("dep_delay").alias("departed"),
@@ -51,10 +60,21 @@ def departure_delays(spark: SparkSession, landing: str, output: str) -> DataStre
     )
 
 
-def flights_with_weather(spark: SparkSession, landing: str, output: str) -> DataStreamWriter:
-    """Each flight with the weather of its airport and hour; without, once none can come any more."""
-    flights = _feed(spark, landing, "flights", FLIGHTS_SCHEMA).withWatermark("time_hour", WATERMARK_DELAY).alias("f")
-    weather = _feed(spark, landing, "weather", WEATHER_SCHEMA).withWatermark("time_hour", WATERMARK_DELAY).alias("w")
+def flights_with_weather(
+    spark: SparkSession, landing: str, output: str, *, files_per_batch: int | None = None
+) -> DataStreamWriter:
+    """Each flight with the weather of its airport and hour; without, once none can come any more.
+
+    Args:
+        spark: The session that will run the query.
+        landing: The landing directory.
+        output: Folder of the table.
+        files_per_batch: Files of each feed a batch takes at most; None is all there are.
+    """
+    flights = _feed(spark, landing, "flights", FLIGHTS_SCHEMA, files_per_batch)
+    weather = _feed(spark, landing, "weather", WEATHER_SCHEMA, files_per_batch)
+    flights = flights.withWatermark("time_hour", WATERMARK_DELAY).alias("f")
+    weather = weather.withWatermark("time_hour", WATERMARK_DELAY).alias("w")
     same_hour = (F.col("f.origin") == F.col("w.origin")) & (F.col("f.time_hour") == F.col("w.time_hour"))
     joined = flights.join(weather, same_hour, "left_outer")
     return _to_parquet(
@@ -105,7 +125,12 @@ def airport_day_summary(
 
 
 def final_watermarks(plan: FeedPlan) -> dict[str, str]:
-    """The watermark that each stream stands at once it has processed the whole feed, as Spark's progress shows it."""
+    """The watermark each stream stands at once it has processed the whole feed, as its progress shows it.
+
+    Each stream is named as its function; the text is `eventTime.watermark` of `StreamingQueryProgress`. Spark does not
+    keep the watermarks of a join's two inputs, only the lower one: a join that is restarted after the last file of one
+    feed stays where it is, because that input never shows an event time again.
+    """
     return {
         "departure_delays": _shown(plan.last_departure_ms - WATERMARK_DELAY_MS),
         # Of two inputs the slower one counts.
@@ -113,10 +138,13 @@ def final_watermarks(plan: FeedPlan) -> dict[str, str]:
     }
 
 
-def _feed(spark: SparkSession, landing: str, feed: str, schema: str) -> DataFrame:
+def _feed(spark: SparkSession, landing: str, feed: str, schema: str, files_per_batch: int | None) -> DataFrame:
     # Spark wants the folder to be there; the replayer may not have come to it yet.
     Path(landing, feed).mkdir(parents=True, exist_ok=True)
-    return spark.readStream.schema(schema).parquet(f"{landing}/{feed}")
+    reader = spark.readStream.schema(schema)
+    if files_per_batch is not None:
+        reader = reader.option("maxFilesPerTrigger", files_per_batch)
+    return reader.parquet(f"{landing}/{feed}")
 
 
 def _to_parquet(frame: DataFrame, output: str) -> DataStreamWriter:

@@ -1,0 +1,326 @@
+"""Streams are brought to where they should be, whatever became of their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+from orchestration_catalog import begin_execution, register
+
+from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.lifecycle.reconcile import LAUNCH_MS
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    StreamingAsset,
+    build_operator_jobs,
+    build_supervisor_sensor,
+)
+from dagster_ckpt.orchestration.supervisor_sensor import FIRST_PAUSE_MS
+from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG
+
+DELAY_MS = 60_000
+
+
+class Clock:
+    """Moves the wall clock of catalog and sensor together."""
+
+    def __init__(self) -> None:
+        # Dagster stamps the runs with the real time.
+        self.now_ms = wall_clock_ms()
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("dagster_ckpt.orchestration.supervisor_sensor.wall_clock_ms", clock)
+    return clock
+
+
+class Supervised:
+    """A sensor over an instance and a catalog, and the runs and executions it looks at."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, resource: CheckpointCatalogResource, clock: Clock, streams: list[Any]
+    ) -> None:
+        self.instance = instance
+        self.resource = resource
+        self.catalog = resource.catalog()
+        self.clock = clock
+        self.jobs = {job.name: job for job in build_operator_jobs(streams)}
+        self.sensor = build_supervisor_sensor(streams, self.jobs["apply_retention_job"])
+
+    def run(self, status: DagsterRunStatus, **tags: str) -> dg.DagsterRun:
+        return self.instance.add_run(dg.DagsterRun("orders_stream", status=status, tags={JOB_ID_TAG: "orders", **tags}))
+
+    def execution(
+        self, status: DagsterRunStatus, *, job_id: str = "orders", cause: StartCause = StartCause.MANUAL
+    ) -> ExecutionRecord:
+        """An execution that the catalog believes to run, in a run that Dagster recorded with `status`."""
+        return begin_execution(self.catalog, job_id, self.run(status).run_id, cause=cause)
+
+    def failed_for_good(self) -> ExecutionRecord:
+        """The last of as many failures as the strategy of `orders` allows, and one more."""
+        causes = [StartCause.MANUAL, StartCause.RESTART_NEW_RUN, StartCause.RESTART_NEW_RUN]
+        return [self.execution(DagsterRunStatus.FAILURE, cause=cause) for cause in causes][-1]
+
+    def tick(self) -> list[Any]:
+        context = dg.build_sensor_context(self.instance, resources={"checkpoint_catalog": self.resource})
+        return list(self.sensor.evaluate_tick(context).run_requests or [])
+
+
+@pytest.fixture
+def supervised(  # noqa: PLR0917
+    instance: dg.DagsterInstance,
+    catalog_resource: CheckpointCatalogResource,
+    orders: StreamingAsset,
+    payments: StreamingAsset,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Supervised]:
+    catalog = Catalog(catalog_resource.url, clock=clock)
+    monkeypatch.setattr(CheckpointCatalogResource, "catalog", lambda _self: catalog)
+    for job_id in ("orders", "shop.payments", "elsewhere"):
+        register(catalog, job_id)
+    yield Supervised(instance, catalog_resource, clock, [orders, payments])
+    catalog.close()
+
+
+def accepted(supervised: Supervised, request: Any) -> bool:
+    """Whether the job takes the request's run config."""
+    return bool(dg.validate_run_config(supervised.jobs[request.job_name], request.run_config))
+
+
+def test_a_stream_that_was_never_started_needs_nothing(supervised: Supervised) -> None:
+    assert supervised.tick() == []
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+    ],
+)
+def test_a_run_that_goes_on_is_left_alone(supervised: Supervised, status: DagsterRunStatus) -> None:
+    execution = supervised.execution(status)
+
+    assert supervised.tick() == []
+    assert supervised.catalog.executions.get(execution.execution_id) == execution
+
+
+class TestRestart:
+    def test_a_killed_run_is_started_again_once_the_delay_of_the_strategy_is_over(
+        self, supervised: Supervised, clock: Clock
+    ) -> None:
+        execution = supervised.execution(DagsterRunStatus.FAILURE)
+
+        assert supervised.tick() == []
+        ended = supervised.catalog.executions.get(execution.execution_id)
+        assert (ended.status, ended.reason) == (ExecutionStatus.FAILED, "its process died")
+        # A run takes a while to begin: so much earlier is it asked for.
+        clock.now_ms += DELAY_MS - LAUNCH_MS - 1
+        assert supervised.tick() == []
+        clock.now_ms += 1
+        [request] = supervised.tick()
+
+        assert request.job_name == "orders_stream"
+        assert request.tags[RESTART_OF_TAG] == execution.execution_id
+        assert request.tags[JOB_ID_TAG] == "orders"
+        # Without a start_from of its own, the run goes on from the latest state.
+        assert not request.run_config
+
+    def test_every_look_at_one_failure_asks_for_one_and_the_same_run(
+        self, supervised: Supervised, clock: Clock
+    ) -> None:
+        supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+
+        assert len({request.run_key for _ in range(3) for request in supervised.tick()}) == 1
+
+    def test_the_run_of_a_run_that_was_deleted_counts_as_failed(self, supervised: Supervised, clock: Clock) -> None:
+        execution = supervised.execution(DagsterRunStatus.STARTED)
+        supervised.instance.delete_run(execution.run_id)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+
+        [request] = supervised.tick()
+
+        assert request.tags[RESTART_OF_TAG] == execution.execution_id
+
+    @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
+    def test_there_is_no_second_one_while_it_is_under_way(
+        self, supervised: Supervised, clock: Clock, status: DagsterRunStatus
+    ) -> None:
+        execution = supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+        supervised.run(status, **{RESTART_OF_TAG: execution.execution_id})
+
+        assert supervised.tick() == []
+
+    def test_a_restart_that_ended_before_it_began_an_execution_is_tried_again_as_another_run(
+        self, supervised: Supervised, clock: Clock
+    ) -> None:
+        execution = supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+        [first] = supervised.tick()
+        clock.now_ms = wall_clock_ms()
+        supervised.run(DagsterRunStatus.FAILURE, **{RESTART_OF_TAG: execution.execution_id})
+        assert supervised.tick() == []
+
+        clock.now_ms += DELAY_MS + FIRST_PAUSE_MS
+        [second] = supervised.tick()
+        supervised.run(DagsterRunStatus.FAILURE, **{RESTART_OF_TAG: execution.execution_id})
+
+        assert second.run_key != first.run_key
+
+    def test_a_restarted_stream_settles_the_failure_before_it(self, supervised: Supervised, clock: Clock) -> None:
+        supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+        supervised.execution(DagsterRunStatus.STARTED, cause=StartCause.RESTART_NEW_RUN)
+
+        assert supervised.tick() == []
+
+    def test_a_person_who_starts_it_gives_it_all_its_restarts_again(self, supervised: Supervised, clock: Clock) -> None:
+        supervised.failed_for_good()
+        supervised.execution(DagsterRunStatus.FAILURE, cause=StartCause.MANUAL)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+
+        [request] = supervised.tick()
+
+        assert request.job_name == "orders_stream"
+
+    def test_each_stream_is_judged_by_its_own_strategy(self, supervised: Supervised, clock: Clock) -> None:
+        supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.execution(DagsterRunStatus.FAILURE, job_id="shop.payments")
+        supervised.tick()
+        # Flink's default with checkpointing is an exponential delay that begins with a second.
+        clock.now_ms += 2000
+
+        [request] = supervised.tick()
+
+        assert request.job_name == "payments_stream"
+
+
+class TestRetention:
+    def config(self, request: Any) -> dict[str, Any]:
+        config = request.run_config["ops"]["apply_retention"]["config"]
+        assert isinstance(config, dict)
+        return config
+
+    def test_a_stream_that_may_not_be_restarted_any_more_has_failed(self, supervised: Supervised, clock: Clock) -> None:
+        execution = supervised.failed_for_good()
+
+        [request] = supervised.tick()
+
+        assert request.job_name == "apply_retention_job"
+        assert self.config(request) == {
+            "job_id": "orders",
+            "execution_id": execution.execution_id,
+            "state": "FAILED",
+        }
+        assert accepted(supervised, request)
+        assert supervised.tick()[0].run_key == request.run_key
+
+    @pytest.mark.parametrize(
+        ("recorded", "state"), [(DagsterRunStatus.CANCELED, "CANCELED"), (DagsterRunStatus.SUCCESS, "SUSPENDED")]
+    )
+    def test_a_run_that_could_not_clean_up_after_itself_has_it_done(
+        self, supervised: Supervised, recorded: DagsterRunStatus, state: str
+    ) -> None:
+        execution = supervised.execution(recorded)
+
+        [request] = supervised.tick()
+
+        assert self.config(request)["state"] == state
+        assert self.config(request)["execution_id"] == execution.execution_id
+        assert accepted(supervised, request)
+
+    def test_a_settled_execution_is_not_looked_at_again(self, supervised: Supervised) -> None:
+        execution = supervised.execution(DagsterRunStatus.CANCELED)
+        supervised.catalog.executions.settle(execution.execution_id, ExecutionStatus.CANCELED)
+
+        assert supervised.tick() == []
+
+    def test_while_it_is_being_applied_it_is_not_asked_for_again(self, supervised: Supervised) -> None:
+        supervised.execution(DagsterRunStatus.CANCELED)
+        [request] = supervised.tick()
+        supervised.run(DagsterRunStatus.STARTED, **request.tags)
+
+        assert supervised.tick() == []
+
+    def test_a_retention_run_that_failed_is_tried_again_as_another_run_after_a_pause(
+        self, supervised: Supervised, clock: Clock
+    ) -> None:
+        supervised.execution(DagsterRunStatus.CANCELED)
+        [first] = supervised.tick()
+        supervised.run(DagsterRunStatus.FAILURE, **first.tags)
+        assert supervised.tick() == []
+
+        clock.now_ms += 2 * FIRST_PAUSE_MS
+        [second] = supervised.tick()
+
+        assert second.run_key != first.run_key
+        assert second.run_config == first.run_config
+
+
+class TestStart:
+    def ask(self, supervised: Supervised, **arguments: str) -> str:
+        return supervised.catalog.requests.submit(
+            "orders", RequestKind.START, arguments=arguments, origin="a test"
+        ).request_id
+
+    def test_a_start_that_was_asked_for_is_launched_from_where_it_was_asked_to(self, supervised: Supervised) -> None:
+        request_id = self.ask(supervised, start_from="chk-7")
+
+        [request] = supervised.tick()
+
+        assert request.job_name == "orders_stream"
+        assert request.run_config == {"ops": {"orders": {"config": {"start_from": "chk-7"}}}}
+        assert request.tags[START_REQUEST_TAG] == request_id
+        assert request.tags[JOB_ID_TAG] == "orders"
+        assert supervised.tick()[0].run_key == request.run_key
+
+    def test_a_start_that_is_answered_or_withdrawn_is_not_launched(self, supervised: Supervised) -> None:
+        supervised.catalog.requests.withdraw(self.ask(supervised, start_from="latest"))
+        supervised.catalog.requests.resolve(self.ask(supervised, start_from="latest"), RequestStatus.COMPLETED)
+
+        assert supervised.tick() == []
+
+    def test_other_requests_are_for_the_stream_itself(self, supervised: Supervised) -> None:
+        supervised.catalog.requests.submit("orders", RequestKind.SAVEPOINT, origin="a test")
+
+        assert supervised.tick() == []
+
+    def test_a_start_that_was_asked_for_comes_before_the_restart_of_what_failed(
+        self, supervised: Supervised, clock: Clock
+    ) -> None:
+        supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+        request_id = self.ask(supervised, start_from="chk-7")
+
+        [request] = supervised.tick()
+
+        assert request.tags[START_REQUEST_TAG] == request_id
+
+
+def test_a_job_of_another_code_location_is_left_to_it(supervised: Supervised) -> None:
+    execution = supervised.execution(DagsterRunStatus.FAILURE, job_id="elsewhere")
+    supervised.catalog.requests.submit("elsewhere", RequestKind.START, origin="a test")
+
+    assert supervised.tick() == []
+    assert supervised.catalog.executions.get(execution.execution_id).status is ExecutionStatus.RUNNING

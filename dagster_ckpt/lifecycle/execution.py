@@ -118,12 +118,14 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
     """Look at the catalog and the live directory: everything a recovery plan is made from."""
     record = job.catalog.jobs.get(job.job_id)
     live = LiveDirectory(record.live_directory) if record.live_directory else None
+    executions = job.catalog.executions.of_job(job.job_id)
     return RecoveryFacts(
         job=record,
         live=inspect_live_directory(live) if live else None,
         images=job.catalog.images.restorable(job.job_id),
         all_images=job.catalog.images.completed(job.job_id),
         last_batch=job.catalog.executions.last_batch(job.job_id, record.live_directory),
+        has_run=any(execution.live_directory == record.live_directory for execution in executions),
         predecessor_ended=predecessor_ended,
         prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
         start_from=start_from,

@@ -13,7 +13,7 @@ fresh directory: that is a rewind, and the sinks that can be rolled back are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -82,7 +82,8 @@ class RecoveryFacts:
         live: State of the job's current live directory; None where it never had one.
         images: Restorable images of the current timeline, newest first.
         all_images: Every completed image of the job: what an explicit name may mean.
-        last_batch: The newest batch any execution reported as committed, or None.
+        last_batch: The newest batch any execution reported as committed in that directory, or None.
+        has_run: Whether a query was ever started in that directory.
         predecessor_ended: Whether the execution before can write nothing any more.
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
         start_from: What was asked for.
@@ -93,6 +94,7 @@ class RecoveryFacts:
     images: Sequence[ImageRecord]
     all_images: Sequence[ImageRecord]
     last_batch: int | None
+    has_run: bool
     predecessor_ended: bool
     prefer_checkpoint: bool
     start_from: StartFrom
@@ -121,7 +123,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             from_batch=_live_batch(facts),
             to_batch=image.batch_id,
         )
-    if facts.job.pending_restore is not None:
+    if facts.job.pending_restore is not None and _can_be_finished(facts, facts.job.pending_restore):
         return RecoveryPlan(
             RecoveryKind.FINISH_RESTORE,
             "an earlier restore was cut off before the sinks were rolled back: it is finished first",
@@ -182,6 +184,16 @@ def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> Recovery
     )
 
 
+def _can_be_finished(facts: RecoveryFacts, pending: Mapping[str, object]) -> bool:
+    # An empty start has no directory yet. What an image was restored into may be lost before its query starts.
+    return "location" not in pending or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
+
+
+def _was_never_used(facts: RecoveryFacts, live: LiveState) -> bool:
+    # The first start switched to it, and its query could not be started: nothing is lost.
+    return live.status is LiveStatus.MISSING and not facts.has_run and facts.last_batch is None
+
+
 def _without_live_directory(facts: RecoveryFacts, why: str) -> RecoveryPlan:
     image = newest_for_recovery(facts.images, prefer_checkpoint=facts.prefer_checkpoint)
     if image is not None:
@@ -192,7 +204,7 @@ def _without_live_directory(facts: RecoveryFacts, why: str) -> RecoveryPlan:
             from_batch=facts.last_batch,
             to_batch=image.batch_id,
         )
-    if facts.live is None or facts.job.live_directory is None:
+    if facts.live is None or facts.job.live_directory is None or _was_never_used(facts, facts.live):
         return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no image: start empty")
     raise LiveDirectoryError(
         f"Job {facts.job.job_id!r} cannot be recovered by itself: {why} ({facts.job.live_directory}), and the "

@@ -1,0 +1,127 @@
+"""What a start does, as a table of facts and plans."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt import errors
+from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger, JobRecord
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, plan_recovery
+from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.spark import LiveState, LiveStatus
+
+PLANS = yaml.safe_load((Path(__file__).parent / "recovery_plans.yaml").read_text())
+KINDS = {"cp": "CHECKPOINT", "sp": "SAVEPOINT", "stop": "SAVEPOINT"}
+LIVE = {
+    "never": None,
+    "missing": LiveState(LiveStatus.MISSING, "it was deleted."),
+    "broken": LiveState(LiveStatus.BROKEN, "the commits are gone."),
+    "empty": LiveState(LiveStatus.EMPTY, "it holds no batch yet."),
+}
+
+
+def image(text: str) -> tuple[ImageRecord, bool]:
+    """An image, and whether it is on the current timeline."""
+    match = re.fullmatch(r"(left:)?(cp|sp|stop)(\d+)@(\d+)", text)
+    assert match, text
+    left, kind, number, batch = match.groups()
+    name = f"chk-{number}" if kind == "cp" else f"savepoint-{number}"
+    record = ImageRecord(
+        image_id=f"id-{kind}{number}",
+        job_id="flights",
+        execution_id="execution",
+        kind=KINDS[kind],
+        number=int(number),
+        status=ImageStatus.COMPLETED,
+        trigger=ImageTrigger.STOP if kind == "stop" else ImageTrigger.PERIODIC,
+        timeline=0 if left else 1,
+        location=f"file:///ckpt/flights/{name}",
+        batch_id=int(batch),
+        label=None if kind == "cp" else f"{kind}{number}",
+    )
+    return record, not left
+
+
+def facts(case: dict[str, Any]) -> RecoveryFacts:
+    listed = [image(text) for text in case.get("images", [])]
+    where, _, batch = case["live"].partition("@")
+    live = LIVE[where] if where in LIVE else LiveState(LiveStatus.GOOD, "it is whole.", int(batch))
+    job = JobRecord(
+        job_id="flights",
+        name="flights",
+        asset_key="flights",
+        options={},
+        live_directory=None if live is None else "file:///live/flights/live-1",
+        live_generation=0 if live is None else 1,
+        timeline=1,
+        restored_image_id=None,
+        preferred_savepoint_id=f"id-{case['preferred']}" if "preferred" in case else None,
+        pending_restore=case.get("pending"),
+        next_number=100,
+        created_at_ms=0,
+        updated_at_ms=0,
+    )
+    return RecoveryFacts(
+        job=job,
+        live=live,
+        images=[record for record, current in listed if current],
+        all_images=[record for record, _ in listed],
+        last_batch=case.get("last_batch"),
+        has_run=case.get("has_run", live is not None),
+        predecessor_ended=case.get("predecessor_ended", True),
+        prefer_checkpoint=case.get("prefer_checkpoint", False),
+        start_from=StartFrom.parse(case.get("start_from", "latest")),
+    )
+
+
+@pytest.mark.parametrize("case", [case for case in PLANS if "does" in case], ids=lambda case: case["says"])
+def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
+    plan = plan_recovery(facts(case))
+
+    assert plan.kind is RecoveryKind(case["does"])
+    assert (plan.image and plan.image.image_id) == (f"id-{case['image']}" if "image" in case else None)
+    assert (plan.from_batch, plan.to_batch) == (case.get("from"), case.get("to"))
+    computed = max(0, case.get("from", 0) - case.get("to", case.get("from", 0)))
+    assert plan.rewound_batches == case.get("rewound", computed)
+    assert plan.reason
+    assert plan.as_record()["kind"] == case["does"]
+
+
+@pytest.mark.parametrize("case", [case for case in PLANS if "refuses" in case], ids=lambda case: case["says"])
+def test_a_start_that_would_lose_something_is_refused_in_words_that_help(case: dict[str, Any]) -> None:
+    with pytest.raises(getattr(errors, case["refuses"])) as refusal:
+        plan_recovery(facts(case))
+
+    assert [word for word in case["words"] if word not in str(refusal.value)] == []
+
+
+def test_the_table_has_a_row_for_every_kind_of_plan() -> None:
+    assert {case["does"] for case in PLANS if "does" in case} == {kind.value for kind in RecoveryKind}
+
+
+@pytest.mark.parametrize("point", [point for point in StartPoint if point is not StartPoint.NAMED])
+def test_the_words_for_starting_points_are_read_in_any_case_and_spacing(point: StartPoint) -> None:
+    start_from = StartFrom.parse(f"  {point.value.upper()} ")
+
+    assert start_from == StartFrom(point)
+    assert StartFrom.parse(str(start_from)) == start_from
+
+
+@pytest.mark.parametrize("name", ["chk-7", "before the Migration", "s3://bucket/sp-1/_metadata", "named", "latest-"])
+def test_anything_else_is_the_name_of_an_image(name: str) -> None:
+    start_from = StartFrom.parse(f" {name}\n")
+
+    assert start_from == StartFrom(StartPoint.NAMED, name)
+    assert str(start_from) == name
+
+
+@pytest.mark.parametrize("nothing", ["", "   ", "\n\t"])
+def test_an_empty_starting_point_is_refused_with_the_words_there_are(nothing: str) -> None:
+    with pytest.raises(OptionError, match=r"latest-savepoint.*empty.*chk-7"):
+        StartFrom.parse(nothing)

@@ -1,0 +1,446 @@
+"""Real queries through `run_job`: whatever is lost, restored or rewound, the output is that of an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from dagster_ckpt.catalog import Catalog, ImageRecord, ImageStatus, RequestKind, RequestStatus
+from dagster_ckpt.errors import (
+    ImageCorruptError,
+    ImageNotFoundError,
+    JobNotFoundError,
+    LeaseHeldError,
+    LiveDirectoryError,
+    RequestFailedError,
+    SinkRollbackError,
+    StorageAccessError,
+)
+from dagster_ckpt.lifecycle import operations, prepare
+from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.options import (
+    CheckpointConfig,
+    ExternalizedCheckpointCleanup,
+    FileSystemCheckpointStorage,
+    RestartStrategies,
+    RocksDBStateBackend,
+    TerminalState,
+)
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, start_query
+from dagster_ckpt.storage import open_store
+
+pytestmark = pytest.mark.spark
+OPERATOR = operations.Operator(origin="a test")
+DEADLINE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    apply_state_backend(session, RocksDBStateBackend())
+    yield session
+    session.stop()
+
+
+@dataclass
+class Bench:
+    """A job with a feed that the test lays, file by file."""
+
+    spark: SparkSession
+    root: Path
+    job: StreamingJob
+    files: int = 0
+    reports: list[str] = field(default_factory=list)
+
+    def feed(self, files: int) -> None:
+        """Lay files; each is one batch, and no row is late."""
+        landing = self.root / "landing"
+        landing.mkdir(exist_ok=True)
+        for number in range(self.files, self.files + files):
+            rows = [{"at": f"2024-01-01T{number % 24:02}:{n:02}:00Z", "shop": n % 3} for n in range(10)]
+            unfinished = landing / f".{number}"
+            unfinished.write_text("\n".join(map(json.dumps, rows)))
+            unfinished.replace(landing / f"{number:04}.json")
+            # Spark takes files in the order of their time in milliseconds.
+            time.sleep(0.003)
+        self.files += files
+
+    def start_query(self, live: LiveDirectory, *, output: str = "output") -> SupervisedQuery:
+        stream = self.spark.readStream.schema("at timestamp, shop long").option("maxFilesPerTrigger", 1)
+        counts = (
+            stream.json(str(self.root / "landing"))
+            .withWatermark("at", "10 minutes")
+            .groupBy(F.window("at", "30 minutes"), "shop")
+            .count()
+        )
+        writer = counts.select("window.start", "shop", "count").writeStream.format("parquet").outputMode("append")
+        return start_query(writer.option("path", str(self.root / output)), "orders", live)
+
+    def run(self, until: Callable[[], bool], **request: Any) -> Outcome:
+        """Run the job in this thread until a condition holds, as if its process was then told to stop."""
+        deadline = time.monotonic() + DEADLINE_S
+
+        def interrupted() -> bool:
+            if time.monotonic() > deadline:
+                pytest.fail(f"the condition did not come to hold; reports: {self.reports}")
+            return until()
+
+        return run_job(
+            self.job,
+            RunRequest(
+                run_id="run",
+                start_query=self.start_query,
+                interrupted=interrupted,
+                report=self.reports.append,
+                **request,
+            ),
+        )
+
+    def run_to_the_end(self, **request: Any) -> Outcome:
+        """Run until every file is in a committed batch and the output is what it will be."""
+        return self.run(lambda: self.committed() >= self.files - 1 + NO_DATA_BATCHES and self.idle(), **request)
+
+    def committed(self) -> int:
+        record = next(iter(self.job.catalog.jobs.all()), None)
+        if record is None or record.live_directory is None:
+            return -1
+        commit = LiveDirectory(record.live_directory).positions().commit
+        return -1 if commit is None else commit
+
+    def idle(self) -> bool:
+        record = self.job.catalog.jobs.get("orders")
+        positions = LiveDirectory(record.live_directory or "").positions()
+        latest = self.job.catalog.executions.latest("orders")
+        read = sum(1 for path in (self.root / "landing").iterdir() if not path.name.startswith("."))
+        sources = LiveDirectory(record.live_directory or "").folder.list("sources/0")
+        seen = max((int(name.removesuffix(".compact")) for name in sources), default=-1)
+        return (
+            positions.offset == positions.commit
+            and seen >= read - 1
+            and bool(latest and latest.progress and latest.progress.get("idle"))
+        )
+
+    def images(self, kind: str | None = None) -> list[ImageRecord]:
+        return self.job.catalog.images.of_job("orders", kind=kind, status=ImageStatus.COMPLETED)
+
+    def rows(self, output: str = "output") -> Counter[tuple[Any, ...]]:
+        return Counter(tuple(row) for row in self.spark.read.parquet(str(self.root / output)).collect())
+
+    def uninterrupted(self) -> Counter[tuple[Any, ...]]:
+        """What a query that nothing ever happened to writes."""
+        live = LiveDirectory(str(self.root / "uninterrupted-live"))
+        query = self.start_query(live, output="uninterrupted")
+        try:
+            query._query.processAllAvailable()
+        finally:
+            query.stop()
+        return self.rows("uninterrupted")
+
+    def assert_exact(self) -> None:
+        rows = self.rows()
+        assert rows
+        assert rows == self.uninterrupted()
+
+
+# The watermark moves on once more after the last file.
+NO_DATA_BATCHES = 1
+
+
+def make_job(root: Path, **options: Any) -> StreamingJob:
+    storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
+    config = CheckpointConfig(**{"interval": 200, "num_retained": 2, **options})
+    return StreamingJob(
+        job_id="orders",
+        name="orders",
+        asset_key="orders",
+        catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
+        store=open_store(storage, "orders"),
+        options=config.options,
+        restart=RestartStrategies.no_restart(),
+        live_root=str(root / "live"),
+    )
+
+
+@pytest.fixture
+def bench(spark: SparkSession, tmp_path: Path) -> Bench:
+    return Bench(spark, tmp_path, make_job(tmp_path))
+
+
+class Person:
+    """An operator in a thread of its own, while the query runs in the main one."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._do, daemon=True)
+        self._thread.start()
+
+    def _do(self) -> None:
+        try:
+            self.result = self._work()
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            self.error = error
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+
+def when(condition: Callable[[], bool], work: Callable[[], Any]) -> Callable[[], Any]:
+    def wait_and_work() -> Any:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the condition did not come to hold")
+            time.sleep(0.05)
+        return work()
+
+    return wait_and_work
+
+
+def test_checkpoints_are_taken_from_the_running_query_and_retained_in_order(bench: Bench) -> None:
+    bench.feed(6)
+    bench.run(lambda: len(bench.images()) >= 2 and (bench.images()[0].number or 0) >= 4 and bench.committed() >= 5)
+    kept = bench.images("CHECKPOINT")
+    assert len(kept) <= bench.job.options.num_retained + 1
+    assert [image.number for image in kept] == sorted((image.number for image in kept), reverse=True)
+    assert all(bench.job.store.verify(image.location or "") == [] for image in kept)
+    assert kept[0].full_bytes >= (kept[0].incremental_bytes or 0) > 0
+    bench.run_to_the_end()
+    bench.assert_exact()
+
+
+def test_it_resumes_in_the_same_live_directory_after_a_stop(bench: Bench) -> None:
+    bench.feed(4)
+    bench.run(lambda: bench.committed() >= 1)
+    before = bench.job.catalog.jobs.get("orders").live_directory
+    bench.feed(3)
+    bench.run_to_the_end()
+    assert bench.job.catalog.jobs.get("orders").live_directory == before
+    bench.assert_exact()
+
+
+@pytest.mark.parametrize("damage", ["deleted", "a commit is missing", "state is missing"])
+def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_image(bench: Bench, damage: str) -> None:
+    bench.feed(5)
+    bench.run(lambda: any((image.batch_id or 0) >= 2 for image in bench.images()))
+    live = Path(bench.job.catalog.jobs.get("orders").live_directory or "")
+    if damage == "deleted":
+        shutil.rmtree(live)
+    elif damage == "a commit is missing":
+        shutil.rmtree(live / "commits")
+    else:
+        shutil.rmtree(live / "state" / "0" / "1")
+    bench.feed(3)
+    bench.run_to_the_end()
+    assert any("restore chk-" in report for report in bench.reports)
+    assert any("rolled back the file sink" in report for report in bench.reports)
+    bench.assert_exact()
+
+
+def test_a_rewind_to_a_savepoint_taken_while_it_ran_repeats_and_loses_nothing(bench: Bench) -> None:
+    bench.feed(3)
+    person = Person(
+        when(
+            lambda: bench.committed() >= 1,
+            lambda: operations.trigger_savepoint(bench.job, OPERATOR, label="before"),
+        )
+    )
+    bench.run(lambda: person.done)
+    assert person.error is None
+    savepoint: ImageRecord = person.result
+    assert savepoint.kind == "SAVEPOINT"
+    bench.feed(5)
+    # The bad deployment goes on for a while, and cuts its batches elsewhere than the good one will.
+    bench.run(lambda: bench.committed() >= (savepoint.batch_id or 0) + 3)
+    bench.run_to_the_end(start_from=StartFrom.parse("before"))
+    assert any("batches are processed again" in report for report in bench.reports)
+    bench.assert_exact()
+    assert bench.job.store.verify(savepoint.location or "") == []
+
+
+def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_next_start(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.feed(5)
+    bench.run(lambda: len(bench.images()) > 0 and bench.committed() >= 3)
+    chosen = bench.images()[-1]
+
+    def die(*_: Any) -> None:
+        raise SinkRollbackError("the process died here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "roll_back", die)
+        with pytest.raises(SinkRollbackError):
+            bench.run(lambda: False, start_from=StartFrom.parse(chosen.image_id))
+    assert bench.job.catalog.jobs.get("orders").pending_restore is not None
+    bench.feed(2)
+    bench.run_to_the_end()
+    assert bench.job.catalog.jobs.get("orders").pending_restore is None
+    bench.assert_exact()
+
+
+def test_a_stop_with_savepoint_ends_the_job_exactly_there(bench: Bench) -> None:
+    bench.feed(4)
+    person = Person(
+        when(
+            lambda: bench.committed() >= 1,
+            lambda: operations.stop_with_savepoint(bench.job, OPERATOR, label="end"),
+        )
+    )
+    outcome = bench.run(lambda: False)
+    while not person.done:
+        time.sleep(0.05)
+    assert person.error is None
+    assert outcome.end.kind is EndKind.FINISHED
+    assert outcome.savepoint is not None
+    assert outcome.savepoint.batch_id == bench.committed()
+    apply_terminal_retention(bench.job, outcome.execution_id, TerminalState.FINISHED)
+    assert [image.kind for image in bench.images()] == ["SAVEPOINT"]
+    shutil.rmtree(bench.root / "live")
+    bench.feed(2)
+    bench.run_to_the_end(start_from=StartFrom.parse("end"))
+    bench.assert_exact()
+
+
+def test_a_stop_whose_savepoint_fails_lets_the_query_go_on(bench: Bench) -> None:
+    bench.feed(3)
+    (bench.root / "file").write_text("not a folder")
+    person = Person(
+        when(
+            lambda: bench.committed() >= 1,
+            lambda: operations.stop_with_savepoint(
+                bench.job, OPERATOR, target_directory=f"file://{bench.root}/file/savepoints"
+            ),
+        )
+    )
+    bench.run(lambda: person.done and bench.committed() >= bench.files - 1 + NO_DATA_BATCHES and bench.idle())
+    assert isinstance(person.error, RequestFailedError)
+    assert any("the query goes on" in report for report in bench.reports)
+    bench.assert_exact()
+
+
+def test_a_savepoint_of_a_stopped_job_is_taken_from_its_quiet_directory(bench: Bench) -> None:
+    bench.feed(3)
+    bench.run_to_the_end()
+    image = operations.trigger_savepoint(bench.job, OPERATOR, label="quiet")
+    assert image.batch_id == bench.committed()
+    with pytest.raises(RequestFailedError, match="does not run"):
+        operations.trigger_checkpoint(bench.job, OPERATOR)
+
+
+def test_a_cancel_under_delete_on_cancellation_leaves_nothing_but_savepoints(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+    bench = Bench(spark, tmp_path, job)
+    bench.feed(2)
+    outcome = bench.run(lambda: bool(bench.images()))
+    operations.trigger_savepoint(job, OPERATOR, label="mine")
+    apply_terminal_retention(job, outcome.execution_id, TerminalState.CANCELED)
+    assert [image.label for image in bench.images()] == ["mine"]
+    assert job.store.checkpoints() == []
+    assert job.catalog.jobs.get("orders").live_directory is None
+
+
+def test_a_second_run_of_a_live_job_is_refused(bench: Bench) -> None:
+    bench.feed(1)
+    other = replace(bench.job, catalog=Catalog(f"sqlite:///{bench.root / 'catalog.db'}"))
+    refused: list[Exception] = []
+
+    def try_a_second() -> bool:
+        if not refused and bench.committed() >= 0:
+            try:
+                run_job(other, RunRequest(run_id="second", start_query=bench.start_query))
+            except LeaseHeldError as error:
+                refused.append(error)
+        return bool(refused)
+
+    bench.run(try_a_second)
+    assert "is being written by run run " in str(refused[0])
+
+
+def test_a_start_from_an_image_that_does_not_exist_changes_nothing(bench: Bench) -> None:
+    bench.feed(2)
+    bench.run(lambda: bool(bench.images()))
+    before = bench.job.catalog.jobs.get("orders")
+    with pytest.raises(ImageNotFoundError, match=r"no image named 'chk-999'.*chk-"):
+        bench.run(lambda: False, start_from=StartFrom.parse("chk-999"))
+    after = bench.job.catalog.jobs.get("orders")
+    assert (after.live_directory, after.timeline) == (before.live_directory, before.timeline)
+    bench.run_to_the_end()
+    bench.assert_exact()
+
+
+@pytest.mark.parametrize("harm", ["missing", "truncated", "altered"])
+def test_a_damaged_image_is_refused_and_nothing_is_lost(bench: Bench, harm: str) -> None:
+    bench.feed(2)
+    bench.run(lambda: bool(bench.images()))
+    chosen = bench.images()[0]
+    metadata = Path((chosen.location or "").removeprefix("file://")) / "_metadata"
+    data = metadata.read_bytes()
+    if harm == "missing":
+        metadata.unlink()
+    else:
+        metadata.write_bytes(data[:-7] if harm == "truncated" else data[:-40] + bytes([data[-40] ^ 1]) + data[-39:])
+    before = bench.job.catalog.jobs.get("orders").live_directory
+    kind = ImageNotFoundError if harm == "missing" else ImageCorruptError
+    with pytest.raises(kind, match="_metadata"):
+        bench.run(lambda: False, start_from=StartFrom.parse(chosen.image_id))
+    assert bench.job.catalog.jobs.get("orders").live_directory == before
+    bench.run_to_the_end()
+    bench.assert_exact()
+
+
+def test_a_lost_directory_without_an_image_is_not_silently_begun_anew(spark: SparkSession, tmp_path: Path) -> None:
+    bench = Bench(spark, tmp_path, make_job(tmp_path, interval=3_600_000))
+    bench.feed(2)
+    bench.run_to_the_end()
+    shutil.rmtree(tmp_path / "live")
+    with pytest.raises(LiveDirectoryError, match="start_from=empty"):
+        bench.run(lambda: False)
+    # Said on purpose, it begins again, and the sink with it.
+    bench.run_to_the_end(start_from=StartFrom.parse("empty"))
+    bench.assert_exact()
+
+
+def test_a_storage_without_rights_is_refused_before_the_query_starts(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "images").write_text("a file where the folder should be")
+    bench = Bench(spark, tmp_path, make_job(tmp_path))
+    bench.feed(1)
+    with pytest.raises(StorageAccessError, match="images"):
+        bench.run(lambda: False)
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_job_that_was_never_started_has_nothing_to_save(bench: Bench) -> None:
+    with pytest.raises(JobNotFoundError, match="never started"):
+        operations.trigger_savepoint(bench.job, OPERATOR)
+    bench.job.register()
+    request = bench.job.catalog.requests.submit("orders", RequestKind.SAVEPOINT, origin="a test")
+    with pytest.raises(RequestFailedError, match="was withdrawn"):
+        operations.await_answer(bench.job, request, timeout_s=30, gave_up=lambda: "nobody runs")
+    assert bench.job.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN

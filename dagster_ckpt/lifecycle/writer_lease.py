@@ -14,6 +14,9 @@ from dagster_ckpt.lifecycle.evidence import has_provably_ended
 
 DEFAULT_TTL_MS = 30_000
 
+# Share of the lease's life after which a holder that could not renew counts itself out. The rest is for stopping.
+GIVE_UP_AFTER = 0.8
+
 HolderIsOver = Callable[[LeaseRecord], bool]
 
 
@@ -83,6 +86,8 @@ class LeaseKeeper:
         self._ttl_ms = ttl_ms
         self._stop = threading.Event()
         self._lost: LeaseLostError | None = None
+        self._renewed_at = time.monotonic()
+        self._trouble = "the catalog did not answer"
         self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.job_id}", daemon=True)
 
     @property
@@ -92,7 +97,17 @@ class LeaseKeeper:
 
     @property
     def lost(self) -> LeaseLostError | None:
-        """Why this process is no longer the writer, or None while it is."""
+        """Why this process is no longer the writer, or None while it is.
+
+        It is asked of the clock, not of the renewing thread: that one may hang in the catalog.
+        """
+        age_s = time.monotonic() - self._renewed_at
+        if self._lost is None and age_s >= self._give_up_after_s:
+            self._lost = LeaseLostError(
+                f"The lease of job {self._lease.job_id!r} could not be renewed for {age_s:.0f} s and is about to run "
+                f"out ({self._trouble}). The query is stopped so that a successor can take over; bring the catalog "
+                "back and start the job again."
+            )
         return self._lost
 
     def check(self) -> None:
@@ -101,8 +116,9 @@ class LeaseKeeper:
         Raises:
             LeaseLostError: Another execution holds the lease.
         """
-        if self._lost is not None:
-            raise self._lost
+        lost = self.lost
+        if lost is not None:
+            raise lost
         self._catalog.leases.check(self._lease.job_id, self._lease.token)
 
     def __enter__(self) -> LeaseKeeper:
@@ -117,20 +133,18 @@ class LeaseKeeper:
         if self._lost is None:
             self._catalog.leases.release(self._lease.job_id, self._lease.token)
 
+    @property
+    def _give_up_after_s(self) -> float:
+        return self._ttl_ms / 1000 * GIVE_UP_AFTER
+
     def _renew(self) -> None:
-        renewed_at = time.monotonic()
-        while not self._stop.wait(self._ttl_ms / 3000):
+        while not self._stop.wait(self._ttl_ms / 3000) and self.lost is None:
+            # The database counts from a moment after this one.
+            asked_at = time.monotonic()
             try:
                 self._catalog.leases.renew(self._lease.job_id, self._lease.token, self._ttl_ms)
-                renewed_at = time.monotonic()
+                self._renewed_at = asked_at
             except LeaseLostError as error:
                 self._lost = error
-                return
             except CkptError as error:
-                if time.monotonic() - renewed_at > self._ttl_ms / 1000 * 0.8:
-                    self._lost = LeaseLostError(
-                        f"The lease of job {self._lease.job_id!r} could not be renewed for "
-                        f"{time.monotonic() - renewed_at:.0f} s and is about to run out ({error}). The query is "
-                        "stopped so that a successor can take over; bring the catalog back and start the job again."
-                    )
-                    return
+                self._trouble = str(error)

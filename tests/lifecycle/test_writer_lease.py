@@ -1,0 +1,314 @@
+"""One writer: what proves that the one before has ended, and what happens where nothing does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog import Catalog, EventType, Holder, LeaseRecord
+from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.lifecycle.evidence import ProcessIdentity, boot_id, has_provably_ended, this_holder
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
+
+JOB = "flights"
+TTL_MS = 60_000
+
+
+@dataclass
+class ManualClock:
+    now_ms: int = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class Child:
+    """A really spawned process."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"up\n"
+        self.identity = ProcessIdentity.of(self.process.pid)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def kill_without_reaping(self) -> None:
+        self.process.kill()
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+    def close(self) -> None:
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[[], Child]]:
+    children: list[Child] = []
+
+    def one() -> Child:
+        children.append(Child())
+        return children[-1]
+
+    yield one
+    for child in children:
+        child.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, clock: ManualClock) -> Iterator[Catalog]:
+    catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=clock)
+    catalog.jobs.ensure(JOB, name=JOB, asset_key=JOB, options={})
+    yield catalog
+    catalog.close()
+
+
+def holder_of(child: Child, jvm: Child | None = None, *, run_id: str = "run-before") -> Holder:
+    return replace(
+        this_holder("execution-before", run_id, None),
+        pid=child.identity.pid,
+        process_started_at_ms=child.identity.started_at_ms,
+        jvm_pid=jvm.identity.pid if jvm else None,
+        jvm_started_at_ms=jvm.identity.started_at_ms if jvm else None,
+    )
+
+
+ME = this_holder("execution-me", "run-me", None)
+
+
+def lease_of(holder: Holder) -> LeaseRecord:
+    return LeaseRecord(
+        job_id=JOB, token=1, acquired_at_ms=0, renewed_at_ms=0, expires_at_ms=1, expired=False, **asdict(holder)
+    )
+
+
+def test_a_killed_process_has_provably_ended(spawn: Callable[[], Child]) -> None:
+    child = spawn()
+    child.kill()
+
+    assert has_provably_ended(lease_of(holder_of(child)))
+
+
+def test_a_killed_process_that_nobody_has_reaped_has_ended_too(spawn: Callable[[], Child]) -> None:
+    child = spawn()
+    child.kill_without_reaping()
+
+    assert has_provably_ended(lease_of(holder_of(child)))
+
+
+def test_a_live_process_has_not_ended(spawn: Callable[[], Child]) -> None:
+    assert not has_provably_ended(lease_of(holder_of(spawn())))
+
+
+def test_a_later_process_of_the_same_number_is_not_taken_for_the_holder(spawn: Callable[[], Child]) -> None:
+    later = holder_of(spawn())
+
+    assert has_provably_ended(lease_of(replace(later, process_started_at_ms=later.process_started_at_ms - 60_000)))
+
+
+@pytest.mark.parametrize("elsewhere", [{"host": "another-host"}, {"boot_id": "another boot"}])
+def test_of_another_machine_or_boot_nothing_can_be_proven(
+    spawn: Callable[[], Child], elsewhere: dict[str, str]
+) -> None:
+    child = spawn()
+    child.kill()
+
+    assert not has_provably_ended(lease_of(replace(holder_of(child), **elsewhere)))
+
+
+def test_a_jvm_that_outlives_its_python_process_may_still_write(spawn: Callable[[], Child]) -> None:
+    python, jvm = spawn(), spawn()
+    python.kill()
+
+    assert not has_provably_ended(lease_of(holder_of(python, jvm)), jvm_grace_s=0)
+    jvm.kill()
+    assert has_provably_ended(lease_of(holder_of(python, jvm)), jvm_grace_s=0)
+
+
+def test_a_jvm_is_given_time_to_follow_its_python_process(spawn: Callable[[], Child]) -> None:
+    python, jvm = spawn(), spawn()
+    python.kill()
+    proof: list[bool] = []
+    looking = threading.Thread(target=lambda: proof.append(has_provably_ended(lease_of(holder_of(python, jvm)))))
+    looking.start()
+    jvm.kill()
+    looking.join(timeout=15)
+
+    assert proof == [True]
+
+
+def test_this_holder_is_this_process() -> None:
+    assert (ME.pid, ME.boot_id) == (os.getpid(), boot_id())
+    assert ProcessIdentity(ME.pid, ME.process_started_at_ms).is_alive()
+    assert not has_provably_ended(lease_of(ME))
+
+
+def test_a_lease_nobody_holds_is_taken_and_nobody_was_before(catalog: Catalog) -> None:
+    acquired = acquire(catalog, JOB, ME, ttl_ms=TTL_MS)
+
+    assert acquired.predecessor_ended
+    assert (acquired.record.execution_id, acquired.record.token) == ("execution-me", 1)
+
+
+def test_the_lease_of_a_dead_process_is_taken_over_at_once(catalog: Catalog, spawn: Callable[[], Child]) -> None:
+    child = spawn()
+    before = acquire(catalog, JOB, holder_of(child), ttl_ms=TTL_MS).record
+    child.kill()
+
+    acquired = acquire(catalog, JOB, ME, ttl_ms=TTL_MS)
+
+    assert acquired.predecessor_ended
+    assert acquired.record.token > before.token
+    taken = [event for event in catalog.events.after(0) if event.type is EventType.LEASE_TAKEN_OVER]
+    assert [event.payload["from_run"] for event in taken] == ["run-before"]
+    with pytest.raises(LeaseLostError, match="run-me"):
+        catalog.leases.renew(JOB, before.token, TTL_MS)
+
+
+def test_the_lease_of_a_live_process_is_refused_and_its_holder_named(
+    catalog: Catalog, spawn: Callable[[], Child]
+) -> None:
+    child = spawn()
+    before = acquire(catalog, JOB, holder_of(child), ttl_ms=TTL_MS).record
+
+    with pytest.raises(LeaseHeldError) as refusal:
+        acquire(catalog, JOB, ME, ttl_ms=TTL_MS)
+
+    text = str(refusal.value)
+    for part in ("'flights'", "run run-before", f"process {child.identity.pid}", before.host, "60 s", "one writer"):
+        assert part in text
+    assert catalog.leases.current(JOB) == before
+
+
+def test_a_lease_that_ran_out_is_taken_but_proves_nothing(
+    catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child]
+) -> None:
+    acquire(catalog, JOB, holder_of(spawn()), ttl_ms=TTL_MS)
+    clock.now_ms += TTL_MS
+
+    acquired = acquire(catalog, JOB, ME, ttl_ms=TTL_MS)
+
+    assert acquired.record.execution_id == "execution-me"
+    assert not acquired.predecessor_ended
+
+
+def test_the_lease_of_a_run_that_is_recorded_as_over_is_waited_for(
+    catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child]
+) -> None:
+    acquire(catalog, JOB, replace(holder_of(spawn()), host="another-host"), ttl_ms=TTL_MS)
+    asked: list[str] = []
+
+    def holder_is_over(lease: LeaseRecord) -> bool:
+        asked.append(lease.run_id)
+        clock.now_ms += TTL_MS // 2
+        return True
+
+    acquired = acquire(catalog, JOB, ME, ttl_ms=TTL_MS, holder_is_over=holder_is_over)
+
+    assert asked == ["run-before", "run-before"]
+    assert not acquired.predecessor_ended
+
+
+def test_waiting_for_a_lease_can_be_interrupted(catalog: Catalog, spawn: Callable[[], Child]) -> None:
+    acquire(catalog, JOB, holder_of(spawn()), ttl_ms=TTL_MS)
+
+    with pytest.raises(LeaseHeldError):
+        acquire(catalog, JOB, ME, ttl_ms=TTL_MS, holder_is_over=lambda _lease: True, interrupted=lambda: True)
+
+
+def wait_for_loss(keeper: LeaseKeeper) -> LeaseLostError:
+    deadline = time.monotonic() + 10
+    while keeper.lost is None:
+        assert time.monotonic() < deadline, "the keeper did not notice"
+        time.sleep(0.01)
+    return keeper.lost
+
+
+def test_a_keeper_renews_and_gives_the_lease_back(catalog: Catalog, clock: ManualClock) -> None:
+    lease = acquire(catalog, JOB, ME, ttl_ms=90).record
+    with LeaseKeeper(catalog, lease, ttl_ms=90) as keeper:
+        clock.now_ms += 50
+        deadline = time.monotonic() + 10
+        while catalog.leases.current(JOB) == lease:
+            assert time.monotonic() < deadline, "the lease was not renewed"
+            time.sleep(0.01)
+        renewed = catalog.leases.current(JOB)
+        assert renewed is not None
+        assert renewed.expires_at_ms == clock.now_ms + 90
+        assert keeper.token == lease.token
+        keeper.check()
+        assert keeper.lost is None
+
+    assert catalog.leases.current(JOB) is None
+
+
+def test_a_keeper_notices_that_another_execution_took_the_lease(
+    catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child]
+) -> None:
+    lease = acquire(catalog, JOB, ME, ttl_ms=90).record
+    with LeaseKeeper(catalog, lease, ttl_ms=90) as keeper:
+        successor = catalog.leases.acquire(JOB, holder_of(spawn()), TTL_MS, take_over=lease.token)
+        lost = wait_for_loss(keeper)
+        assert "run-before" in str(lost)
+        with pytest.raises(LeaseLostError, match="one writer"):
+            keeper.check()
+
+    assert catalog.leases.current(JOB) == successor
+
+
+def test_a_keeper_without_a_catalog_gives_up_before_the_lease_runs_out(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> LeaseRecord:
+        raise CatalogError("the database is away")
+
+    monkeypatch.setattr(catalog.leases, "renew", away)
+    began = time.monotonic()
+    with LeaseKeeper(catalog, acquire(catalog, JOB, ME, ttl_ms=3_000).record, ttl_ms=3_000) as keeper:
+        lost = wait_for_loss(keeper)
+        assert time.monotonic() - began < 3
+        with pytest.raises(LeaseLostError):
+            keeper.check()
+
+    assert "the database is away" in str(lost)
+    assert "bring the catalog back" in str(lost)
+
+
+def test_a_keeper_whose_catalog_hangs_gives_up_before_the_lease_runs_out(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = threading.Event()
+
+    def hang(*_: object) -> LeaseRecord:
+        back.wait(30)
+        raise CatalogError("the connection was cut")
+
+    monkeypatch.setattr(catalog.leases, "renew", hang)
+    began = time.monotonic()
+    with LeaseKeeper(catalog, acquire(catalog, JOB, ME, ttl_ms=3_000).record, ttl_ms=3_000) as keeper:
+        lost = wait_for_loss(keeper)
+        assert time.monotonic() - began < 3
+        back.set()
+
+    assert "did not answer" in str(lost)

@@ -72,7 +72,7 @@ def _run(context: dg.AssetExecutionContext, job: StreamingJob, describe: Callabl
         return run_job(
             job,
             RunRequest(
-                run_id=context.run_id,
+                run_id=context.run.run_id,
                 start_query=start,
                 start_from=StartFrom.parse(context.op_execution_context.op_config["start_from"]),
                 cause=StartCause.RESTART_NEW_RUN if RESTART_OF_TAG in context.run.tags else StartCause.MANUAL,
@@ -113,7 +113,7 @@ def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outco
 
 
 def _end_interrupted(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome) -> None:
-    run = context.instance.get_run_by_id(context.run_id)
+    run = context.instance.get_run_by_id(context.run.run_id)
     cancelling = run is not None and run.status is dg.DagsterRunStatus.CANCELING
     if cancelling and not _has_time_limit(context):
         _retain(context, job, outcome.execution_id, TerminalState.CANCELED)

@@ -1,0 +1,248 @@
+"""How each end of a stream shows in Dagster, and when externalized retention is applied for it.
+
+The lifecycle is replaced by one that ends as a test says; everything around it is Dagster's own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+from orchestration_catalog import take_image
+
+from dagster_ckpt.catalog import Catalog, LeaseRecord, StartCause
+from dagster_ckpt.errors import LeaseHeldError
+from dagster_ckpt.lifecycle.execution import Outcome, RunRequest
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.retention import RetentionReport
+from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd
+from dagster_ckpt.options import TerminalState
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+    StreamingAsset,
+    stream_definitions,
+    stream_run,
+)
+from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
+
+Life = Callable[[RunRequest], QueryEnd]
+
+
+class _Session:
+    """Stands where the `pyspark` resource is."""
+
+    spark_session = None
+
+
+class Stage:
+    """Runs the stream's job with a lifecycle of the test's own."""
+
+    def __init__(self, job: dg.JobDefinition, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.job = job
+        self.instance = instance
+        self.retained: list[tuple[str, TerminalState]] = []
+        self.request: RunRequest | None = None
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
+        monkeypatch.setattr(stream_run, "jvm_process", lambda _spark: None)
+        monkeypatch.setattr(stream_run, "apply_terminal_retention", self._retain)
+
+    def _retain(self, job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
+        self.retained.append((execution_id, state))
+        return RetentionReport()
+
+    def run(
+        self, life: Life, *, start_from: str = "latest", raise_on_error: bool = False, **tags: str
+    ) -> tuple[dg.DagsterRun, Any]:
+        """The run as it is recorded in the end, and the failure of its step, if it failed."""
+
+        def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
+            self.request = request
+            return Outcome(life(request), "the execution")
+
+        self._monkeypatch.setattr(stream_run, "run_job", run_job)
+        result = self.job.execute_in_process(
+            {"ops": {"orders": {"config": {"start_from": start_from}}}},
+            instance=self.instance,
+            raise_on_error=raise_on_error,
+            tags={name.replace("__", "/"): value for name, value in tags.items()},
+        )
+        run = self.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        failures = [event.step_failure_data.user_failure_data for event in result.all_events if event.is_step_failure]
+        materialized = [event for event in result.all_events if event.is_step_materialization]
+        assert not materialized, "only the catalog sensor materializes a stream"
+        return run, next(iter(failures), None)
+
+    def terminated(self, request: RunRequest) -> QueryEnd:
+        """What a person does who terminates the run on the page."""
+        run = self.instance.get_run_by_id(request.run_id)
+        assert run is not None
+        self.instance.report_run_canceling(run)
+        return interrupted(request)
+
+
+def interrupted(request: RunRequest) -> QueryEnd:
+    assert not request.interrupted()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert request.interrupted()
+    return QueryEnd(EndKind.INTERRUPTED, "the process was told to stop")
+
+
+def ends(kind: EndKind, **more: Any) -> Life:
+    return lambda _request: QueryEnd(kind, "as the test says", **more)
+
+
+@pytest.fixture
+def stage(
+    instance: dg.DagsterInstance,
+    orders: StreamingAsset,
+    catalog_resource: CheckpointCatalogResource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Stage]:
+    definitions = dg.Definitions.merge(
+        stream_definitions(orders),
+        dg.Definitions(
+            resources={
+                "pyspark": dg.ResourceDefinition.hardcoded_resource(_Session()),
+                "checkpoint_storage": CheckpointStorageResource(path=f"file://{tmp_path}/checkpoints"),
+                "state_backend": StateBackendResource(live_directory=f"{tmp_path}/live"),
+                "checkpoint_catalog": catalog_resource,
+            }
+        ),
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    yield Stage(definitions.resolve_job_def("orders_stream"), instance, monkeypatch)
+    signal.signal(signal.SIGTERM, before)
+
+
+class TestEnds:
+    def test_stopped_with_a_savepoint_is_a_success_and_finished(self, stage: Stage, catalog: Catalog) -> None:
+        savepoint = take_image(catalog, "orders", kind="SAVEPOINT")
+
+        run, failure = stage.run(ends(EndKind.FINISHED, savepoint=savepoint))
+
+        assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
+        assert stage.retained == [("the execution", TerminalState.FINISHED)]
+
+    def test_a_bounded_input_that_is_used_up_is_a_success_and_suspended(self, stage: Stage) -> None:
+        run, failure = stage.run(ends(EndKind.ENDED_BY_ITSELF))
+
+        assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
+        assert stage.retained == [("the execution", TerminalState.SUSPENDED)]
+
+    def test_stopped_for_a_restart_is_a_success_that_keeps_everything(self, stage: Stage) -> None:
+        run, failure = stage.run(ends(EndKind.SUSPENDED))
+
+        assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
+        assert stage.retained == []
+
+    @pytest.mark.parametrize("kind", [EndKind.FAILED, EndKind.CANCEL_REQUESTED, EndKind.LEASE_LOST])
+    def test_dagster_is_told_not_to_retry(self, stage: Stage, kind: EndKind) -> None:
+        with pytest.raises(dg.Failure) as raised:
+            stage.run(ends(kind), raise_on_error=True)
+
+        assert not raised.value.allow_retries
+
+    def test_failed_for_good_is_a_failure(self, stage: Stage) -> None:
+        run, failure = stage.run(ends(EndKind.FAILED))
+
+        assert run.status is DagsterRunStatus.FAILURE
+        assert failure.description == "The stream failed for good: as the test says"
+        assert stage.retained == [("the execution", TerminalState.FAILED)]
+
+    def test_cancelled_by_an_operator_is_a_cancelled_run(self, stage: Stage) -> None:
+        run, failure = stage.run(ends(EndKind.CANCEL_REQUESTED))
+
+        assert run.status is DagsterRunStatus.CANCELED
+        assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
+        assert stage.retained == [("the execution", TerminalState.CANCELED)]
+
+    def test_a_lost_lease_is_a_failure_that_touches_nothing(self, stage: Stage) -> None:
+        run, failure = stage.run(ends(EndKind.LEASE_LOST))
+
+        assert run.status is DagsterRunStatus.FAILURE
+        assert failure.metadata["dagster_ckpt/end"].value == "LEASE_LOST"
+        assert stage.retained == []
+
+    def test_our_own_errors_are_failures_with_their_message(self, stage: Stage) -> None:
+        def refuse(_request: RunRequest) -> QueryEnd:
+            raise LeaseHeldError("Job 'orders' is being written by another run.")
+
+        run, failure = stage.run(refuse)
+
+        assert run.status is DagsterRunStatus.FAILURE
+        assert failure.description == "Job 'orders' is being written by another run."
+        assert failure.metadata["dagster_ckpt/end"].value == "LeaseHeldError"
+        assert stage.retained == []
+
+
+class TestInterrupts:
+    def test_a_run_terminated_on_the_page_is_cancelled(self, stage: Stage) -> None:
+        run, failure = stage.run(stage.terminated)
+
+        assert run.status is DagsterRunStatus.CANCELED
+        assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
+        assert stage.retained == [("the execution", TerminalState.CANCELED)]
+
+    def test_a_run_with_a_time_limit_is_left_to_what_is_recorded_in_the_end(self, stage: Stage) -> None:
+        _, failure = stage.run(stage.terminated, dagster__max_runtime="3600")
+
+        assert failure.metadata["dagster_ckpt/end"].value == "INTERRUPTED"
+        assert stage.retained == []
+
+    def test_a_signal_that_nobody_recorded_a_cancel_for_fails_the_run_and_keeps_everything(self, stage: Stage) -> None:
+        run, failure = stage.run(interrupted)
+
+        assert run.status is DagsterRunStatus.FAILURE
+        assert failure.metadata["dagster_ckpt/end"].value == "INTERRUPTED"
+        assert stage.retained == []
+
+
+class TestRequest:
+    def requested(self, stage: Stage, **more: str) -> RunRequest:
+        run, _ = stage.run(ends(EndKind.SUSPENDED), **more)
+        assert stage.request is not None
+        assert stage.request.run_id == run.run_id
+        return stage.request
+
+    def test_a_run_of_a_person_begins_a_new_history_of_failures(self, stage: Stage) -> None:
+        request = self.requested(stage)
+
+        assert request.cause is StartCause.MANUAL
+        assert request.start_request_id is None
+
+    def test_a_run_of_the_supervisor_goes_on_with_the_history(self, stage: Stage) -> None:
+        assert self.requested(stage, **{RESTART_OF_TAG: "before"}).cause is StartCause.RESTART_NEW_RUN
+
+    def test_a_run_that_was_asked_for_answers_its_request(self, stage: Stage) -> None:
+        assert self.requested(stage, **{START_REQUEST_TAG: "the request"}).start_request_id == "the request"
+
+    def test_where_to_start_is_what_the_launchpad_says(self, stage: Stage) -> None:
+        assert "chk-7" in str(self.requested(stage, start_from="chk-7").start_from)
+
+    @pytest.mark.parametrize(
+        ("status", "over"),
+        [
+            (DagsterRunStatus.STARTED, False),
+            (DagsterRunStatus.CANCELING, False),
+            (DagsterRunStatus.FAILURE, True),
+            (DagsterRunStatus.CANCELED, True),
+        ],
+    )
+    def test_a_lease_is_over_when_dagster_says_so_of_its_run(
+        self, stage: Stage, status: DagsterRunStatus, over: bool
+    ) -> None:
+        holder = stage.instance.add_run(dg.DagsterRun("orders_stream", status=status))
+        lease = LeaseRecord("orders", "e", holder.run_id, 1, "here", 1, 1, "b", None, None, 0, 0, 0, False)
+
+        assert self.requested(stage).holder_is_over(lease) is over

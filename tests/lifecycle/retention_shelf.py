@@ -1,0 +1,154 @@
+"""A job that has run: a real catalog, a real store with tiny images, and a live directory, all written by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from dagster_ckpt.catalog import Catalog, EventType, Holder, ImageRecord, ImageStatus, ImageTrigger, StartCause
+from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.options import (
+    CheckpointConfig,
+    ExternalizedCheckpointCleanup,
+    FileSystemCheckpointStorage,
+    RestartStrategies,
+)
+from dagster_ckpt.storage import open_store
+
+JOB = "orders"
+HOLDER = Holder("unused", "run", "host", 1, 1, "boot")
+# Above the inline threshold, so that every file has an object of its own to delete.
+FILE_BYTES = 200
+
+
+@dataclass
+class Shelf:
+    """The job, and short words for what happens to it."""
+
+    root: Path
+    job: StreamingJob
+    numbers: int = 0
+
+    @staticmethod
+    def at(root: Path, *, num_retained: int = 3) -> Shelf:
+        storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
+        job = StreamingJob(
+            job_id=JOB,
+            name=JOB,
+            asset_key=JOB,
+            catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
+            store=open_store(storage, JOB),
+            options=CheckpointConfig(num_retained=num_retained).options,
+            restart=RestartStrategies.no_restart(),
+            live_root=str(root / "live"),
+        )
+        job.register()
+        shelf = Shelf(root, job)
+        shelf.execution("first")
+        job.catalog.jobs.switch_live_directory(JOB, job.live_directory(1).url)
+        shelf.write_live_directory()
+        return shelf
+
+    def cleaning_up(self, cleanup: ExternalizedCheckpointCleanup) -> Shelf:
+        self.job = replace(self.job, options=replace(self.job.options, cleanup=cleanup))
+        return self
+
+    @property
+    def live(self) -> Path:
+        return self.root / "live" / JOB / "live-1"
+
+    def execution(self, execution_id: str) -> None:
+        self.job.catalog.executions.begin(
+            execution_id, job_id=JOB, run_id=f"run-{execution_id}", cause=StartCause.MANUAL, holder=HOLDER
+        )
+
+    def write_live_directory(self) -> None:
+        """A stateless query that has committed batch 0 of a file source."""
+        offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {"spark.sql.shuffle.partitions": "1"}}
+        entry = {"path": "file:///in/0.json", "timestamp": 1, "batchId": 0}
+        files = {
+            "metadata": json.dumps({"id": "11111111-2222"}),
+            "sources/0/0": f"v1\n{json.dumps(entry)}",
+            "offsets/0": "\n".join(["v1", json.dumps(offsets), '{"logOffset":0}']),
+            "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
+        }
+        for path, text in files.items():
+            (self.live / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.live / path).write_text(text)
+
+    def break_live_directory(self, how: str) -> None:
+        shutil.rmtree(self.live if how == "missing" else self.live / "sources")
+
+    def checkpoint(self, *, base: ImageRecord | None = None) -> ImageRecord:
+        """A checkpoint of one file of its own, and of all files of its base."""
+        return self._image(ImageKind.CHECKPOINT, ImageTrigger.PERIODIC, base=base)
+
+    def savepoint(self, label: str, trigger: ImageTrigger = ImageTrigger.MANUAL) -> ImageRecord:
+        return self._image(ImageKind.SAVEPOINT, trigger, label=label)
+
+    def _image(
+        self, kind: ImageKind, trigger: ImageTrigger, *, base: ImageRecord | None = None, label: str | None = None
+    ) -> ImageRecord:
+        self.numbers += 1
+        number, image_id = self.numbers, f"image-{self.numbers}"
+        catalog, store = self.job.catalog, self.job.store
+        catalog.images.begin(
+            image_id=image_id,
+            job_id=JOB,
+            execution_id="first",
+            kind=kind.value,
+            number=number,
+            trigger=trigger,
+            timeline=catalog.jobs.get(JOB).timeline,
+            label=label,
+        )
+        header = ImageHeader(
+            image_id=image_id,
+            job_id=JOB,
+            kind=kind,
+            number=number,
+            created_at_ms=1,
+            batch_id=number,
+            query_id="query",
+        )
+        names = [f"id-{number}"]
+        if base is not None and base.location is not None:
+            names += [file.path for file in store.manifest(base.location).files]
+        files = [
+            SourceFile(name, FILE_BYTES, name, partial(io.BytesIO, name.encode().ljust(FILE_BYTES))) for name in names
+        ]
+        if kind is ImageKind.CHECKPOINT:
+            stored = store.write_checkpoint(header, files, base=base.location if base else None)
+        else:
+            stored = store.write_savepoint(header, files)
+        return catalog.images.complete(
+            image_id,
+            location=stored.location,
+            batch_id=number,
+            query_id="query",
+            full_bytes=stored.full_bytes,
+            incremental_bytes=stored.incremental_bytes,
+            file_count=stored.file_count,
+        )
+
+    def listed(self, status: ImageStatus = ImageStatus.COMPLETED) -> set[str]:
+        """Ids of the images in the catalog."""
+        return {image.image_id for image in self.job.catalog.images.of_job(JOB, status=status)}
+
+    def is_whole(self, image: ImageRecord) -> bool:
+        return self.job.store.verify(image.location or "") == []
+
+    def data_files(self) -> list[str]:
+        """Everything on disk below the folder of checkpoints."""
+        folder = self.root / "images"
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    def deletions(self) -> list[str]:
+        """Images in the order in which they were reported as deleted."""
+        events = self.job.catalog.events.after(0)
+        return [str(event.image_id) for event in events if event.type is EventType.IMAGE_DELETED]

@@ -1,0 +1,278 @@
+"""What is kept of a job's checkpoints at its end, and while it runs: real catalog, real storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from retention_shelf import Shelf
+
+from dagster_ckpt.catalog import ExecutionStatus, ImageStatus, ImageTrigger
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.lifecycle.retention import ORPHAN_AGE_MS, apply_terminal_retention, discard, housekeeping, subsume
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+
+NONE = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
+DELETE = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
+RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+FINISHED, CANCELED, FAILED, SUSPENDED = (
+    TerminalState.FINISHED,
+    TerminalState.CANCELED,
+    TerminalState.FAILED,
+    TerminalState.SUSPENDED,
+)
+
+# The table of docs/operations.md.
+MATRIX = {
+    (NONE, FINISHED): "delete",
+    (NONE, CANCELED): "delete",
+    (NONE, FAILED): "delete",
+    (NONE, SUSPENDED): "delete",
+    (DELETE, FINISHED): "delete",
+    (DELETE, CANCELED): "delete with live directory",
+    (DELETE, FAILED): "keep",
+    (DELETE, SUSPENDED): "delete",
+    (RETAIN, FINISHED): "delete",
+    (RETAIN, CANCELED): "keep",
+    (RETAIN, FAILED): "keep",
+    (RETAIN, SUSPENDED): "keep",
+}
+DELETES_IMAGES_ONLY = [case for case, what in MATRIX.items() if what == "delete"]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf.at(tmp_path)
+    yield shelf
+    shelf.job.catalog.close()
+
+
+def ids(case: object) -> str:
+    return case.name if isinstance(case, ExternalizedCheckpointCleanup | TerminalState) else str(case)
+
+
+@pytest.mark.parametrize(("cleanup", "state", "what"), [(*case, what) for case, what in MATRIX.items()], ids=ids)
+def test_the_clean_up_option_and_the_end_decide_about_checkpoints_and_never_about_savepoints(
+    shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState, what: str
+) -> None:
+    first = shelf.checkpoint()
+    second = shelf.checkpoint(base=first)
+    savepoints = [shelf.savepoint("mine"), shelf.savepoint("at the stop", ImageTrigger.STOP)]
+
+    report = apply_terminal_retention(shelf.cleaning_up(cleanup).job, "first", state)
+
+    kept = [first, second] if what == "keep" else []
+    assert shelf.listed() == {image.image_id for image in (*kept, *savepoints)}
+    assert all(shelf.is_whole(image) for image in (*kept, *savepoints))
+    assert (len(report.kept), len(report.deleted)) == ((2, 0) if kept else (0, 2))
+    assert bool(shelf.data_files()) is bool(kept)
+    assert shelf.live.exists() is (what != "delete with live directory")
+    assert (shelf.job.catalog.jobs.get("orders").live_directory is None) is (what == "delete with live directory")
+    execution = shelf.job.catalog.executions.get("first")
+    assert (execution.status, execution.settled) == (ExecutionStatus(state.value), True)
+
+
+def test_the_table_is_complete() -> None:
+    assert set(MATRIX) == {(cleanup, state) for cleanup in ExternalizedCheckpointCleanup for state in TerminalState}
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+@pytest.mark.parametrize(("cleanup", "state"), DELETES_IMAGES_ONLY, ids=ids)
+def test_the_image_that_a_start_would_need_is_kept_whatever_the_option_says(
+    shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState, damage: str
+) -> None:
+    first = shelf.checkpoint()
+    second = shelf.checkpoint(base=first)
+    shelf.break_live_directory(damage)
+
+    report = apply_terminal_retention(shelf.cleaning_up(cleanup).job, "first", state)
+
+    assert shelf.listed() == {second.image_id}
+    assert shelf.is_whole(second)
+    assert "not whole" in report.kept[0]
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+def test_a_cancellation_that_is_to_leave_nothing_leaves_nothing_even_so(shelf: Shelf, damage: str) -> None:
+    shelf.checkpoint()
+    shelf.break_live_directory(damage)
+
+    apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+
+    assert shelf.listed() == set()
+    assert not (shelf.root / "live" / "orders").exists()
+
+
+def test_a_newer_savepoint_saves_a_lost_live_directory_as_well(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    savepoint = shelf.savepoint("mine")
+    shelf.break_live_directory("missing")
+
+    apply_terminal_retention(shelf.cleaning_up(NONE).job, "first", SUSPENDED)
+
+    assert shelf.listed() == {savepoint.image_id}
+
+
+@pytest.mark.parametrize("state", TerminalState)
+def test_nothing_is_deleted_once_a_newer_execution_has_begun(shelf: Shelf, state: TerminalState) -> None:
+    image = shelf.checkpoint()
+    shelf.execution("second")
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", state)
+
+    assert shelf.listed() == {image.image_id}
+    assert shelf.is_whole(image)
+    assert shelf.live.exists()
+    assert "second" in report.kept[0]
+    assert not shelf.job.catalog.executions.get("second").settled
+
+
+def test_retention_twice_does_no_harm(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    job = shelf.cleaning_up(DELETE).job
+    apply_terminal_retention(job, "first", CANCELED)
+
+    again = apply_terminal_retention(job, "first", CANCELED)
+
+    assert again.sentences() == ["nothing to delete"]
+    assert shelf.deletions() == ["image-1"]
+
+
+def refuse_to_delete(monkeypatch: pytest.MonkeyPatch, shelf: Shelf) -> None:
+    def refuse(location: str, **_: object) -> None:
+        raise StorageAccessError(f"{location} cannot be deleted: the storage is away")
+
+    monkeypatch.setattr(shelf.job.store, "discard", refuse)
+
+
+def test_a_deletion_that_fails_stays_visible_and_the_job_unsettled(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = shelf.checkpoint()
+    with monkeypatch.context() as patch:
+        refuse_to_delete(patch, shelf)
+        report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+
+    assert "the storage is away" in report.failed[0]
+    assert shelf.listed(ImageStatus.DELETING) == {image.image_id}
+    assert shelf.listed() == set()
+    assert shelf.live.exists()
+    assert not shelf.job.catalog.executions.get("first").settled
+
+    apply_terminal_retention(shelf.job, "first", CANCELED)
+
+    assert shelf.listed(ImageStatus.DELETED) == {image.image_id}
+    assert shelf.data_files() == []
+    assert not shelf.live.exists()
+    assert shelf.job.catalog.executions.get("first").settled
+
+
+def test_a_deletion_that_was_cut_off_is_finished_by_housekeeping(shelf: Shelf) -> None:
+    first = shelf.checkpoint()
+    second = shelf.checkpoint(base=first)
+    shelf.job.catalog.images.mark_deleting(first.image_id)
+
+    report = housekeeping(shelf.job, now_ms=wall_clock_ms())
+
+    assert report.deleted == ("chk-1 at batch 1",)
+    assert shelf.listed(ImageStatus.DELETED) == {first.image_id}
+    assert shelf.is_whole(second)
+    assert shelf.deletions() == ["image-1"]
+
+
+def test_a_deletion_that_was_cut_off_is_finished_where_the_option_keeps_the_others(shelf: Shelf) -> None:
+    first, second = shelf.checkpoint(), shelf.checkpoint()
+    shelf.job.catalog.images.mark_deleting(first.image_id)
+
+    report = apply_terminal_retention(shelf.cleaning_up(RETAIN).job, "first", CANCELED)
+
+    assert len(report.deleted) == 1
+    assert shelf.listed() == {second.image_id}
+
+
+def test_housekeeping_sweeps_what_a_crashed_attempt_wrote_once_it_is_old(shelf: Shelf) -> None:
+    image = shelf.checkpoint()
+    lost = shelf.checkpoint()
+    # A crash after the data and before the metadata.
+    (shelf.root / "images" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
+    before = shelf.data_files()
+
+    assert housekeeping(shelf.job, now_ms=wall_clock_ms()).swept == 0
+    assert shelf.data_files() == before
+    assert housekeeping(shelf.job, now_ms=wall_clock_ms() + ORPHAN_AGE_MS + 1_000).swept == 1
+    assert shelf.is_whole(image)
+
+
+def test_housekeeping_leaves_a_live_job_alone(shelf: Shelf) -> None:
+    image, savepoint = shelf.checkpoint(), shelf.savepoint("mine")
+
+    report = housekeeping(shelf.job, now_ms=wall_clock_ms() + ORPHAN_AGE_MS + 1_000)
+
+    assert report.sentences() == ["nothing to delete"]
+    assert shelf.listed() == {image.image_id, savepoint.image_id}
+    assert shelf.live.exists()
+
+
+def test_housekeeping_removes_what_a_dying_jvm_wrote_after_a_cancellation(shelf: Shelf) -> None:
+    apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+    (shelf.live / "state").mkdir(parents=True)
+
+    report = housekeeping(shelf.job, now_ms=wall_clock_ms())
+
+    assert report.live_directory_deleted is not None
+    assert not shelf.live.exists()
+
+
+def test_housekeeping_of_a_stream_that_nobody_has_started_does_nothing(shelf: Shelf) -> None:
+    report = housekeeping(replace(shelf.job, job_id="never"), now_ms=wall_clock_ms())
+
+    assert report.sentences() == ["nothing to delete"]
+
+
+@pytest.mark.parametrize(("num_retained", "kept"), [(1, [5]), (2, [4, 5]), (4, [2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])
+def test_checkpoints_make_room_oldest_first(tmp_path: Path, num_retained: int, kept: list[int]) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=num_retained)
+    image = None
+    for _ in range(5):
+        image = shelf.checkpoint(base=image)
+
+    dropped = subsume(shelf.job)
+    report = discard(shelf.job, dropped, reason="subsumed")
+
+    assert [image.number for image in dropped] == sorted(set(range(1, 6)) - set(kept))
+    assert report.failed == ()
+    assert shelf.deletions() == [image.image_id for image in dropped]
+    left = shelf.job.catalog.images.completed("orders")
+    assert sorted(image.number or 0 for image in left) == kept
+    assert all(shelf.is_whole(image) for image in left)
+
+
+def test_savepoints_are_never_subsumed(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    shelf.checkpoint()
+    savepoint = shelf.savepoint("mine")
+    shelf.checkpoint()
+
+    assert [image.number for image in subsume(shelf.job)] == [1]
+    assert shelf.is_whole(savepoint)
+
+
+def test_the_newest_checkpoint_outlives_newer_savepoints(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    checkpoint = shelf.checkpoint()
+    shelf.savepoint("mine")
+    shelf.savepoint("another")
+
+    assert subsume(shelf.job) == []
+    assert shelf.is_whole(checkpoint)
+
+
+def test_a_checkpoint_that_an_attempt_builds_on_is_left_for_a_later_pass(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    first, second = shelf.checkpoint(), shelf.checkpoint()
+    shelf.checkpoint()
+
+    assert subsume(shelf.job, protected=[first.location or ""]) == [second]

@@ -22,6 +22,7 @@ from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
+from dagster_ckpt.lifecycle.unlisted import unlisted_image
 from dagster_ckpt.lifecycle.writer_lease import DEFAULT_TTL_MS, AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import FailureHistory, RestartAt
 from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, inspect_live_directory
@@ -119,11 +120,13 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
     record = job.catalog.jobs.get(job.job_id)
     live = LiveDirectory(record.live_directory) if record.live_directory else None
     executions = job.catalog.executions.of_job(job.job_id)
+    listed = job.catalog.images.completed(job.job_id)
+    unlisted = unlisted_image(job, start_from, listed)
     return RecoveryFacts(
         job=record,
         live=inspect_live_directory(live) if live else None,
         images=job.catalog.images.restorable(job.job_id),
-        all_images=job.catalog.images.completed(job.job_id),
+        all_images=listed if unlisted is None else [unlisted, *listed],
         last_batch=job.catalog.executions.last_batch(job.job_id, record.live_directory),
         has_run=any(execution.live_directory == record.live_directory for execution in executions),
         predecessor_ended=predecessor_ended,

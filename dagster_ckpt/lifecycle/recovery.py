@@ -81,7 +81,7 @@ class RecoveryFacts:
         job: The job as the catalog has it.
         live: State of the job's current live directory; None where it never had one.
         images: Restorable images of the current timeline, newest first.
-        all_images: Every completed image of the job: what an explicit name may mean.
+        all_images: Every completed image of the job, and the one at a location named: what an explicit name may mean.
         last_batch: The newest batch any execution reported as committed in that directory, or None.
         has_run: Whether a query was ever started in that directory.
         predecessor_ended: Whether the execution before can write nothing any more.
@@ -168,6 +168,16 @@ def describe_image(image: ImageRecord) -> str:
     return f"{name} at batch {image.batch_id}"
 
 
+def is_named(image: ImageRecord, reference: str) -> bool:
+    """Whether a reference is the id, label, location or, of a checkpoint, the `chk-<n>` of an image."""
+    location = (image.location or "").rstrip("/")
+    plain = reference.rstrip("/").removesuffix("/_metadata")
+    names = {image.image_id, location, location.removeprefix("file://"), image.label}
+    if image.kind == CHECKPOINT:
+        names.add(f"chk-{image.number}")
+    return plain in names
+
+
 def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> RecoveryPlan:
     if facts.predecessor_ended:
         return RecoveryPlan(
@@ -224,17 +234,8 @@ def _asked_for(facts: RecoveryFacts) -> ImageRecord:
         preferred = facts.job.preferred_savepoint_id
         return _first(facts, [i for i in facts.all_images if i.image_id == preferred], "preferred savepoint")
     reference = facts.start_from.reference or ""
-    matches = [image for image in facts.all_images if _is_named(image, reference)]
+    matches = [image for image in facts.all_images if is_named(image, reference)]
     return _first(facts, matches, f"image named {reference!r}")
-
-
-def _is_named(image: ImageRecord, reference: str) -> bool:
-    location = (image.location or "").rstrip("/")
-    plain = reference.rstrip("/").removesuffix("/_metadata")
-    names = {image.image_id, location, location.removeprefix("file://"), image.label}
-    if image.kind == CHECKPOINT:
-        names.add(f"chk-{image.number}")
-    return plain in names
 
 
 def _first(facts: RecoveryFacts, images: Sequence[ImageRecord], what: str) -> ImageRecord:

@@ -1,0 +1,54 @@
+"""Images that the catalog does not list: a savepoint that was moved, an image whose recording was cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.errors import ImageNotFoundError
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.recovery import is_named
+from dagster_ckpt.lifecycle.start_from import StartFrom
+
+
+def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[ImageRecord]) -> ImageRecord | None:
+    """The image at a location that a start names, or None where it names a listed one, or no location.
+
+    Args:
+        job: The job to be started.
+        start_from: What was asked for.
+        listed: The images that the catalog lists.
+
+    Raises:
+        ImageNotFoundError: The image is of another job.
+        ImageCorruptError: Its metadata is truncated or altered.
+        StorageAccessError: The location cannot be reached.
+    """
+    location = (start_from.reference or "").rstrip("/").removesuffix("/_metadata")
+    is_location = location.startswith("/") or "://" in location
+    if not is_location or any(is_named(image, location) for image in listed):
+        return None
+    try:
+        header = job.store.manifest(location).header
+    except ImageNotFoundError:
+        # The plan's own refusal says which images there are.
+        return None
+    if header.job_id != job.job_id:
+        raise ImageNotFoundError(
+            f"{location} is an image of job {header.job_id!r}, not of {job.job_id!r}. A restore rolls back the file "
+            "sinks that the image names, and those are the other job's. Name an image of this job."
+        )
+    return ImageRecord(
+        image_id=header.image_id,
+        job_id=header.job_id,
+        execution_id=None,
+        kind=header.kind.value,
+        number=header.number,
+        status=ImageStatus.COMPLETED,
+        trigger=ImageTrigger.UNKNOWN,
+        timeline=job.catalog.jobs.get(job.job_id).timeline,
+        location=location,
+        batch_id=header.batch_id,
+        query_id=header.query_id,
+        created_at_ms=header.created_at_ms,
+    )

@@ -1,0 +1,96 @@
+"""A start may name an image by where it is, also one that the catalog does not list."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from retention_shelf import Shelf
+
+from dagster_ckpt.catalog import ImageRecord
+from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.lifecycle.operations import preview_start
+from dagster_ckpt.lifecycle.recovery import RecoveryKind
+from dagster_ckpt.lifecycle.start_from import StartFrom
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf.at(tmp_path)
+    yield shelf
+    shelf.job.catalog.close()
+
+
+def folder(image: ImageRecord) -> Path:
+    return Path((image.location or "").removeprefix("file://"))
+
+
+SPELLINGS: list[Callable[[Path], str]] = [
+    str,
+    lambda path: f"file://{path}",
+    lambda path: f"{path}/",
+    lambda path: f"file://{path}/_metadata",
+]
+
+
+@pytest.mark.parametrize("spelled", SPELLINGS, ids=["path", "url", "slash", "metadata"])
+def test_a_savepoint_that_was_moved_is_started_from_where_it_is_now(
+    shelf: Shelf, tmp_path: Path, spelled: Callable[[Path], str]
+) -> None:
+    savepoint = shelf.savepoint("mine")
+    moved = tmp_path / "archive" / "of 2013"
+    moved.parent.mkdir()
+    shutil.move(folder(savepoint), moved)
+
+    plan = preview_start(shelf.job, StartFrom.parse(spelled(moved)))
+
+    assert plan.kind is RecoveryKind.RESTORE
+    assert plan.image is not None
+    assert (plan.image.image_id, plan.to_batch) == (savepoint.image_id, savepoint.batch_id)
+    assert shelf.job.store.verify(plan.image.location or "") == []
+
+
+def test_an_image_whose_recording_was_cut_off_is_started_from_by_its_location(shelf: Shelf) -> None:
+    checkpoint = shelf.checkpoint()
+    shelf.job.catalog.images.mark_deleting(checkpoint.image_id)
+
+    plan = preview_start(shelf.job, StartFrom.parse(checkpoint.location or ""))
+
+    assert plan.image is not None
+    assert plan.image.image_id == checkpoint.image_id
+
+
+def test_the_image_of_another_job_is_refused_since_its_sinks_are_not_ours(shelf: Shelf) -> None:
+    savepoint = shelf.savepoint("mine")
+    other = replace(shelf.job, job_id="refunds")
+    other.register()
+
+    with pytest.raises(ImageNotFoundError, match=r"image of job 'orders', not of 'refunds'"):
+        preview_start(other, StartFrom.parse(savepoint.location or ""))
+
+
+def test_a_location_where_no_image_is_is_refused_with_those_there_are(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.checkpoint()
+
+    with pytest.raises(ImageNotFoundError, match=r"nowhere.*chk-1 at batch 1"):
+        preview_start(shelf.job, StartFrom.parse(f"{tmp_path}/nowhere"))
+
+
+def test_a_moved_savepoint_that_was_cut_short_is_refused(shelf: Shelf, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.move(folder(shelf.savepoint("mine")), moved)
+    (moved / "_metadata").write_bytes((moved / "_metadata").read_bytes()[:-9])
+
+    with pytest.raises(ImageCorruptError, match="_metadata"):
+        preview_start(shelf.job, StartFrom.parse(str(moved)))
+
+
+def test_a_label_with_a_slash_is_a_label(shelf: Shelf) -> None:
+    savepoint = shelf.savepoint("before 7/4")
+
+    assert preview_start(shelf.job, StartFrom.parse("before 7/4")).image == savepoint
+    with pytest.raises(ImageNotFoundError, match="before 7/5"):
+        preview_start(shelf.job, StartFrom.parse("before 7/5"))

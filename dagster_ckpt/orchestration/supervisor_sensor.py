@@ -5,7 +5,7 @@ from random import Random
 
 import dagster as dg
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
+from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
@@ -54,7 +54,7 @@ def build_supervisor_sensor(
     ) -> dg.SensorResult:
         catalog = checkpoint_catalog.catalog()
         sentences: list[str] = []
-        starts = list(_starts(catalog, by_job_id, sentences))
+        starts = list(_starts(context.instance, catalog, by_job_id, sentences))
         # A run that a person asked for goes on from what failed: a restart beside it would race it for the lease.
         starting = {request.tags[JOB_ID_TAG] for request in starts}
         others = {job_id: stream for job_id, stream in by_job_id.items() if job_id not in starting}
@@ -83,12 +83,28 @@ def recorded_end(instance: dg.DagsterInstance, run_id: str) -> RecordedEnd:
     return RecordedEnd.STILL_RUNNING
 
 
-def _starts(catalog: Catalog, streams: dict[str, StreamingAsset], sentences: list[str]) -> Iterator[dg.RunRequest]:
+def _starts(
+    instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, StreamingAsset], sentences: list[str]
+) -> Iterator[dg.RunRequest]:
     for job_id, stream in streams.items():
         for request in catalog.requests.pending(job_id):
-            if request.kind is RequestKind.START:
+            if request.kind is not RequestKind.START:
+                continue
+            ended = _run_that_never_answered(instance, request)
+            if ended is not None:
+                catalog.requests.resolve(request.request_id, RequestStatus.FAILED, error=ended)
+                sentences.append(f"{job_id}: {ended}")
+            else:
                 sentences.append(f"{job_id}: starting from {request.arguments.get('start_from')} for {request.origin}")
                 yield _start_run(stream, request)
+
+
+def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecord) -> str | None:
+    """A run launched for a request may end before its stream could answer, such as without its lease or session."""
+    runs = instance.get_runs(dg.RunsFilter(tags={START_REQUEST_TAG: request.request_id}), limit=1)
+    if not runs or not runs[0].is_finished:
+        return None
+    return f"run {runs[0].run_id} ended {runs[0].status.value} before it could start the stream; its log says why"
 
 
 def _start_run(stream: StreamingAsset, request: RequestRecord) -> dg.RunRequest:

@@ -71,9 +71,7 @@ def test_what_the_code_leaves_unset_comes_from_the_deployment() -> None:
         write_buffer_size=65536,
         storage_options={"endpoint_url": "http://minio", "anon": True},
     )
-    storage = FileSystemCheckpointStorage("s3://bucket/c", storage_options={"anon": False}).configure(
-        deployment
-    )
+    storage = FileSystemCheckpointStorage("s3://bucket/c", storage_options={"anon": False}).configure(deployment)
     assert storage.get_checkpoint_path() == "s3://bucket/c"
     assert storage.get_savepoint_path() == "s3://bucket/savepoints"
     assert storage.get_min_file_size_threshold() == 100
@@ -83,9 +81,7 @@ def test_what_the_code_leaves_unset_comes_from_the_deployment() -> None:
 
 def test_what_the_code_sets_holds_over_the_deployment() -> None:
     storage = FileSystemCheckpointStorage("s3://bucket/c", 0, 1, savepoint_path="s3://bucket/s")
-    deployment = DeploymentStorage(
-        savepoint_path="s3://other/s", file_state_size_threshold=5, write_buffer_size=5
-    )
+    deployment = DeploymentStorage(savepoint_path="s3://other/s", file_state_size_threshold=5, write_buffer_size=5)
     assert storage.configure(deployment) == storage
 
 

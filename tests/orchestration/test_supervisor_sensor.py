@@ -324,3 +324,14 @@ def test_a_job_of_another_code_location_is_left_to_it(supervised: Supervised) ->
 
     assert supervised.tick() == []
     assert supervised.catalog.executions.get(execution.execution_id).status is ExecutionStatus.RUNNING
+
+
+def test_a_start_whose_run_ended_before_it_could_answer_is_answered_and_holds_nothing_back(
+    supervised: Supervised,
+) -> None:
+    request = supervised.catalog.requests.submit("orders", RequestKind.START, origin="a person")
+    supervised.run(DagsterRunStatus.FAILURE, **{START_REQUEST_TAG: request.request_id})
+    assert supervised.tick() == []
+    answered = supervised.catalog.requests.get(request.request_id)
+    assert answered.status is RequestStatus.FAILED
+    assert "ended FAILURE before it could start the stream" in (answered.error or "")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.errors import CkptError, NothingCommittedError

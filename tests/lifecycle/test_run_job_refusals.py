@@ -1,0 +1,249 @@
+"""Runs whose query cannot start, fails, or is told to stop: a query played by the test, everything else real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from retention_shelf import HOLDER, Shelf
+
+from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.errors import LeaseHeldError, NothingCommittedError, RequestFailedError, StorageAccessError
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
+from dagster_ckpt.spark import LiveDirectory, QueryProgress
+from dagster_ckpt.storage import open_store
+
+OPERATOR = operations.Operator("a test")
+
+
+@dataclass
+class PlayedQuery:
+    """What the supervisor sees of a query: it ends as the test says, or runs until it is stopped."""
+
+    error: str | None = None
+    ends: bool = False
+    stopped: bool = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.ends or self.error is not None
+
+    def recent_progress(self) -> list[QueryProgress]:
+        return []
+
+    def is_idle(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def exception(self) -> str | None:
+        return self.error
+
+
+@dataclass
+class Stage:
+    """A job that was never started, and the queries that its starts get, one after the other."""
+
+    job: StreamingJob
+    queries: list[PlayedQuery | Exception]
+    started_in: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
+
+    def start_query(self, live: LiveDirectory) -> Any:
+        self.started_in.append(live.url)
+        query = self.queries.pop(0)
+        if isinstance(query, Exception):
+            raise query
+        Path(live.url).mkdir(parents=True, exist_ok=True)
+        return query
+
+    def run(self, **how: Any) -> Outcome:
+        return run_job(
+            self.job, RunRequest(run_id="run", start_query=self.start_query, report=self.reports.append, **how)
+        )
+
+    def ends(self) -> list[tuple[ExecutionStatus, StartCause, bool]]:
+        executions = self.job.catalog.executions.of_job("orders")
+        return [(execution.status, execution.cause, execution.settled) for execution in reversed(executions)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
+
+    def make(*queries: PlayedQuery | Exception, restart: Any = None) -> Stage:
+        job = StreamingJob(
+            job_id="orders",
+            name="orders",
+            asset_key="orders",
+            catalog=catalog,
+            store=open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "orders"),
+            options=CheckpointConfig().options,
+            restart=restart or RestartStrategies.no_restart(),
+            live_root=str(tmp_path / "live"),
+        )
+        return Stage(job, list(queries))
+
+    yield make
+    catalog.close()
+
+
+def test_a_first_query_that_cannot_start_does_not_block_the_next_start(stage: Callable[..., Stage]) -> None:
+    play = stage(ValueError("no such column"), ValueError("no such column"), PlayedQuery(ends=True))
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such column"):
+            play.run()
+    outcome = play.run()
+
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert [status for status, _, _ in play.ends()] == [
+        ExecutionStatus.FAILED,
+        ExecutionStatus.FAILED,
+        ExecutionStatus.SUSPENDED,
+    ]
+    assert play.job.catalog.leases.current("orders") is None
+
+
+def test_a_failed_query_is_restarted_in_place_as_often_as_its_strategy_says(stage: Callable[..., Stage]) -> None:
+    failing = [PlayedQuery(error=f"failure {number}") for number in (1, 2, 3)]
+    play = stage(*failing, restart=RestartStrategies.fixed_delay_restart(2, 0))
+
+    outcome = play.run()
+
+    assert outcome.end.kind is EndKind.FAILED
+    assert outcome.end.reason == "failure 3"
+    assert [(status, cause) for status, cause, _ in play.ends()] == [
+        (ExecutionStatus.FAILED, StartCause.MANUAL),
+        (ExecutionStatus.FAILED, StartCause.RESTART_IN_PLACE),
+        (ExecutionStatus.FAILED, StartCause.RESTART_IN_PLACE),
+    ]
+    assert [settled for _, _, settled in play.ends()] == [True, True, False]
+    assert all(query.stopped for query in failing)
+
+
+def test_an_interrupt_ends_the_wait_for_a_restart(stage: Callable[..., Stage]) -> None:
+    play = stage(PlayedQuery(error="failure"), restart=RestartStrategies.fixed_delay_restart(5, 3_600_000))
+
+    outcome = play.run(interrupted=lambda: bool(play.reports) and "failure" in " ".join(play.reports))
+
+    assert outcome.end.kind is EndKind.INTERRUPTED
+    assert len(play.started_in) == 1
+
+
+def test_an_interrupted_query_is_stopped_and_left_for_its_caller_to_settle(stage: Callable[..., Stage]) -> None:
+    query = PlayedQuery()
+    play = stage(query)
+
+    outcome = play.run(interrupted=lambda: True)
+
+    assert outcome.end.kind is EndKind.INTERRUPTED
+    assert query.stopped
+    assert play.ends() == [(ExecutionStatus.RUNNING, StartCause.MANUAL, False)]
+    assert play.job.catalog.leases.current("orders") is None
+
+
+def test_a_start_that_is_refused_is_over_and_its_request_is_answered(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.job.register()
+    request = play.job.catalog.requests.submit("orders", RequestKind.START, origin="a test")
+
+    with pytest.raises(Exception, match="chk-9"):
+        play.run(start_from=StartFrom.parse("chk-9"), start_request_id=request.request_id)
+
+    answer = play.job.catalog.requests.get(request.request_id)
+    assert answer.status is RequestStatus.FAILED
+    assert "no image named 'chk-9'" in (answer.error or "")
+    assert play.ends() == [(ExecutionStatus.FAILED, StartCause.MANUAL, True)]
+    assert play.started_in == []
+    assert play.job.catalog.leases.current("orders") is None
+
+
+def test_a_storage_that_cannot_be_written_stops_a_start_before_anything_is_made(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    play = stage(PlayedQuery(ends=True))
+    (tmp_path / "images").write_text("a file where the folder should be")
+
+    with pytest.raises(StorageAccessError, match="images"):
+        play.run()
+
+    assert play.started_in == []
+    assert not (tmp_path / "live").exists()
+    assert play.job.catalog.jobs.get("orders").live_directory is None
+
+    (tmp_path / "images").unlink()
+    assert play.run().end.kind is EndKind.ENDED_BY_ITSELF
+
+
+def test_a_second_run_is_refused_while_one_is_alive(stage: Callable[..., Stage]) -> None:
+    play = stage(PlayedQuery())
+    refused: list[LeaseHeldError] = []
+
+    def start_another() -> bool:
+        with pytest.raises(LeaseHeldError) as refusal:
+            run_job(play.job, RunRequest(run_id="second", start_query=play.start_query))
+        refused.append(refusal.value)
+        return True
+
+    play.run(interrupted=start_another)
+
+    assert "run run " in str(refused[0])
+    assert len(play.started_in) == len(play.ends()) == 1
+
+
+def test_a_cancel_and_a_suspend_end_a_run_that_has_not_committed_a_batch(stage: Callable[..., Stage]) -> None:
+    for kind, end in ((RequestKind.CANCEL, EndKind.CANCEL_REQUESTED), (RequestKind.SUSPEND, EndKind.SUSPENDED)):
+        play = stage(PlayedQuery())
+        play.job.register()
+        request = play.job.catalog.requests.submit("orders", kind, origin="a test")
+
+        assert play.run().end.kind is end
+        assert play.job.catalog.requests.get(request.request_id).status is RequestStatus.COMPLETED
+
+
+def test_a_savepoint_of_a_job_that_has_not_run_yet_is_refused(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.job.register()
+
+    with pytest.raises(NothingCommittedError, match="never ran"):
+        operations.trigger_savepoint(play.job, OPERATOR)
+
+    assert play.job.catalog.images.of_job("orders") == []
+
+
+@pytest.mark.parametrize(
+    "ask", [operations.stop_with_savepoint, operations.cancel, operations.suspend, operations.trigger_checkpoint]
+)
+def test_what_only_a_running_job_can_do_is_refused_of_one_that_does_not_run(
+    stage: Callable[..., Stage], ask: Callable[..., object]
+) -> None:
+    play = stage()
+    play.job.register()
+
+    with pytest.raises(RequestFailedError, match="does not run"):
+        ask(play.job, OPERATOR)
+
+    assert play.job.catalog.requests.pending("orders") == []
+
+
+def test_a_start_after_a_lost_lease_goes_on_in_a_fresh_directory(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path)
+    # Of a process on another machine nothing is ever proven; its lease has just run out.
+    shelf.job.catalog.leases.acquire("orders", replace(HOLDER, host="another-machine"), 0)
+    play = Stage(shelf.job, [PlayedQuery(ends=True)])
+
+    play.run()
+
+    assert play.started_in == [shelf.job.live_directory(2).url]
+    assert (shelf.live / "commits" / "0").exists()
+    assert (tmp_path / "live" / "orders" / "live-2" / "commits" / "0").exists()
+    shelf.job.catalog.close()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, Table, create_engine, event, text
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -23,6 +27,7 @@ _NOW = {
 }
 
 Clock = Callable[[], int]
+E = TypeVar("E", bound=Enum)
 
 
 class Database:
@@ -68,6 +73,14 @@ class Database:
         if self._clock is not None:
             return self._clock()
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
+
+    def insert_if_absent(self, connection: Connection, table: Table, **values: Any) -> bool:
+        """Insert a row unless one of its key is there; False if it was.
+
+        Two writers on PostgreSQL can both find a row missing: the later one waits here, and loses quietly.
+        """
+        insert = sqlite_insert if self.url.get_backend_name() == "sqlite" else postgresql_insert
+        return connection.execute(insert(table).values(**values).on_conflict_do_nothing()).rowcount == 1
 
     def tell(
         self,
@@ -120,6 +133,23 @@ def as_dict(value: str | None) -> dict[str, Any]:
     return optional_dict(value) or {}
 
 
+def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: list[str]) -> E:
+    """A stored status or kind; `unreadable`, and a word to `troubles`, where this version does not know it."""
+    try:
+        return known(value)
+    except ValueError:
+        troubles.append(f"unknown {column} {value!r:.80}")
+        return unreadable
+
+
+def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, Any] | None:
+    """A stored JSON object; None, and a word to `troubles`, where it cannot be read."""
+    read = optional_dict(value)
+    if value is not None and read is None:
+        troubles.append(f"{column} are not a JSON object: {value!r:.80}")
+    return read
+
+
 def optional_dict(value: str | None) -> dict[str, Any] | None:
     """A stored JSON object, or None where there is none or it cannot be read."""
     if value is None:
@@ -134,15 +164,23 @@ def optional_dict(value: str | None) -> dict[str, Any] | None:
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    # A port that is no number is a bare ValueError of SQLAlchemy's.
+    except (ArgumentError, ValueError) as error:
+        # Not chained: what SQLAlchemy says repeats the URL, and with it the password.
+        shown = re.sub(r":.*@", ":***@", url)
         raise CatalogError(
-            f"{url!r} is not a database URL. Give sqlite:////absolute/path/catalog.db or "
+            f"{shown!r} is not a database URL ({type(error).__name__}). Give sqlite:////absolute/path/catalog.db or "
             "postgresql+psycopg://user:password@host/database."
-        ) from error
+        ) from None
     if parsed.get_backend_name() not in _NOW:
         raise CatalogError(
             f"The catalog cannot live in {parsed.get_backend_name()} ({parsed.render_as_string(hide_password=True)}). "
             "Use SQLite or PostgreSQL."
+        )
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise CatalogError(
+            f"The catalog cannot live in memory ({parsed}): other processes could not see it, and it would end with "
+            "this one. Give a file: sqlite:////absolute/path/catalog.db."
         )
     return parsed
 

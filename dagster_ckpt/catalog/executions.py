@@ -6,16 +6,16 @@ from typing import Any
 
 from sqlalchemy import Row, Select, func, select
 
-from dagster_ckpt.catalog.database import Database, as_dict, as_text, optional_dict
+from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, StartCause
 from dagster_ckpt.catalog.tables import executions
 from dagster_ckpt.errors import CatalogError
 
-_ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING")]
+_ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 
 
 class ExecutionStore:
-    """What the catalog knows of executions."""
+    """What the catalog knows of executions. A row that cannot be read is listed as BROKEN, never left out."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -187,8 +187,9 @@ def _newest_first(job_id: str) -> Select[Any]:
 def _record(row: Row[Any]) -> ExecutionRecord:
     values = dict(row._mapping)
     del values["ordinal"]
-    values["cause"] = StartCause(values["cause"])
-    values["status"] = ExecutionStatus(values["status"])
-    values["recovery"] = optional_dict(values["recovery"])
-    values["progress"] = as_dict(values["progress"]) if values["progress"] is not None else None
-    return ExecutionRecord(**values)
+    troubles: list[str] = []
+    values["cause"] = read_enum(values["cause"], StartCause, StartCause.UNKNOWN, "cause", troubles)
+    values["recovery"] = read_dict(values["recovery"], "recovery", troubles)
+    values["progress"] = read_dict(values["progress"], "progress", troubles)
+    values["status"] = read_enum(values["status"], ExecutionStatus, ExecutionStatus.BROKEN, "status", troubles)
+    return ExecutionRecord(**values, broken="; ".join(troubles) or None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, select
 
-from dagster_ckpt.catalog.database import Database, as_text, optional_dict
+from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ImageRecord, ImageStatus, ImageTrigger
 from dagster_ckpt.catalog.tables import images, jobs
 from dagster_ckpt.errors import ImageNotFoundError
@@ -94,12 +94,13 @@ class ImageStore:
             )
 
     def deleted(self, image_id: str, reason: str) -> None:
-        """Record that the bytes of an image are gone, and why."""
+        """Record that the bytes of an image are gone, and why; told once, however many passes deleted it."""
         with self._database.writing() as connection:
-            connection.execute(
-                images.update().where(images.c.image_id == image_id).values(status=ImageStatus.DELETED.value)
-            )
+            present = (images.c.image_id == image_id) & (images.c.status != ImageStatus.DELETED.value)
+            gone = connection.execute(images.update().where(present).values(status=ImageStatus.DELETED.value)).rowcount
             image = _get(connection, image_id)
+            if not gone:
+                return
             payload = {"reason": reason, "location": image.location}
             self._database.tell(connection, image.job_id, EventType.IMAGE_DELETED, image_id=image_id, payload=payload)
 
@@ -119,7 +120,8 @@ class ImageStore:
             query = query.where(images.c.kind == kind)
         if status is not None:
             query = query.where(images.c.status == status.value)
-        return self._all(query)
+        # A row of that status in which something else cannot be read is BROKEN, not of that status.
+        return [image for image in self._all(query) if status is None or image.status is status]
 
     def completed(self, job_id: str) -> list[ImageRecord]:
         """Images of a job that a person may name as a starting point, newest first."""
@@ -175,20 +177,10 @@ def _get(connection: Connection, image_id: str) -> ImageRecord:
 def _record(row: Row[Any]) -> ImageRecord:
     names = {field.name for field in fields(ImageRecord)}
     values = {name: value for name, value in row._mapping.items() if name in names}
-    troubles = []
-    properties = optional_dict(values["properties"])
-    if properties is None:
-        troubles.append(f"properties are not JSON: {values['properties']!r:.80}")
-    values["properties"] = properties or {}
-    try:
-        values["trigger"] = ImageTrigger(values["trigger"])
-    except ValueError:
-        troubles.append(f"unknown trigger {values['trigger']!r}")
-        values["trigger"] = ImageTrigger.UNKNOWN
-    try:
-        values["status"] = ImageStatus(values["status"])
-    except ValueError:
-        troubles.append(f"unknown status {values['status']!r}")
+    troubles: list[str] = []
+    values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
+    values["trigger"] = read_enum(values["trigger"], ImageTrigger, ImageTrigger.UNKNOWN, "trigger", troubles)
+    values["status"] = read_enum(values["status"], ImageStatus, ImageStatus.BROKEN, "status", troubles)
     if troubles:
         values["status"] = ImageStatus.BROKEN
         values["broken"] = "; ".join(troubles)

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from dagster_ckpt.catalog.database import Database, as_dict, as_text, optional_dict
+from dagster_ckpt.catalog.database import Database, as_text, read_dict
 from dagster_ckpt.catalog.records import EventType, JobRecord
 from dagster_ckpt.catalog.tables import jobs
-from dagster_ckpt.errors import JobNotFoundError
+from dagster_ckpt.errors import CatalogError, JobNotFoundError
 
 _JSON = {"options", "pending_restore"}
 
@@ -25,13 +25,9 @@ class JobStore:
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             described = {"name": name, "asset_key": asset_key, "options": as_text(options), "updated_at_ms": now_ms}
-            known = connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(**described)).rowcount
-            if not known:
-                connection.execute(
-                    jobs.insert().values(
-                        job_id=job_id, live_generation=0, timeline=0, next_number=1, created_at_ms=now_ms, **described
-                    )
-                )
+            new = {"live_generation": 0, "timeline": 0, "next_number": 1, "created_at_ms": now_ms}
+            if not self._database.insert_if_absent(connection, jobs, job_id=job_id, **new, **described):
+                connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(**described))
             return _get(connection, job_id)
 
     def get(self, job_id: str) -> JobRecord:
@@ -39,12 +35,13 @@ class JobStore:
 
         Raises:
             JobNotFoundError: It was never started.
+            CatalogError: Its row says that a restore is to be finished, and not how.
         """
         with self._database.reading() as connection:
             return _get(connection, job_id)
 
     def all(self) -> list[JobRecord]:
-        """Every job, by id."""
+        """Every job, by id; one whose row cannot be read is among them, and says so in `broken`."""
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(jobs).order_by(jobs.c.job_id))]
 
@@ -91,20 +88,21 @@ class JobStore:
                 image, a new timeline begins with nothing.
         """
         with self._database.writing() as connection:
-            before = _get(connection, job_id)
             new_timeline = restored_image_id is not None or pending_restore is not None
+            # Counted by the database: two writers on PostgreSQL may both have read the same generation.
             connection.execute(
                 jobs.update()
                 .where(jobs.c.job_id == job_id)
                 .values(
                     live_directory=live_directory,
-                    live_generation=before.live_generation + 1,
-                    timeline=before.timeline + int(new_timeline),
-                    restored_image_id=restored_image_id if new_timeline else before.restored_image_id,
+                    live_generation=jobs.c.live_generation + 1,
+                    timeline=jobs.c.timeline + int(new_timeline),
+                    restored_image_id=restored_image_id if new_timeline else jobs.c.restored_image_id,
                     pending_restore=as_text(pending_restore) if pending_restore is not None else None,
                     updated_at_ms=self._database.now_ms(connection),
                 )
             )
+            job = _get(connection, job_id)
             self._database.tell(
                 connection,
                 job_id,
@@ -112,7 +110,7 @@ class JobStore:
                 image_id=restored_image_id,
                 payload={"live_directory": live_directory},
             )
-            return _get(connection, job_id)
+            return job
 
 
 def _get(connection: Connection, job_id: str) -> JobRecord:
@@ -123,11 +121,19 @@ def _get(connection: Connection, job_id: str) -> JobRecord:
             f"The catalog knows no job {job_id!r}: it was never started, or this is another catalog. "
             f"Jobs it knows: {known}."
         )
-    return _record(row)
+    job = _record(row)
+    if job.pending_restore is None and row.pending_restore is not None:
+        # Read as "nothing is pending" it would start the query on sinks that are not rolled back.
+        raise CatalogError(
+            f"Job {job_id!r} has a restore to finish, and the catalog cannot read which: {job.broken}. Bring the "
+            "catalog back from a backup; or, once its sinks are rolled back by hand, set jobs.pending_restore to NULL."
+        )
+    return job
 
 
 def _record(row: Row[Any]) -> JobRecord:
     values = dict(row._mapping)
-    values["options"] = as_dict(values["options"])
-    values["pending_restore"] = optional_dict(values["pending_restore"])
-    return JobRecord(**values)
+    troubles: list[str] = []
+    values["options"] = read_dict(values["options"], "options", troubles) or {}
+    values["pending_restore"] = read_dict(values["pending_restore"], "pending_restore", troubles)
+    return JobRecord(**values, broken="; ".join(troubles) or None)

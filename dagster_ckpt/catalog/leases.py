@@ -35,22 +35,21 @@ class LeaseStore:
             LeaseHeldError: Somebody holds it.
         """
         with self._database.writing() as connection:
+            self._database.insert_if_absent(connection, leases, job_id=job_id, token=0)
+            row = connection.execute(select(leases).where(leases.c.job_id == job_id).with_for_update()).one()
+            # Asked for once the row is ours: PostgreSQL may have kept us waiting for it.
             now_ms = self._database.now_ms(connection)
-            row = _row(connection, job_id, for_update=True)
-            before = _record(row, now_ms) if row is not None and row.execution_id is not None else None
+            before = _record(row, now_ms) if row.execution_id is not None else None
             if before is not None and not before.expired and before.token != take_over:
                 raise LeaseHeldError(_held(before, now_ms))
             values = {
                 **asdict(holder),
-                "token": (row.token if row is not None else 0) + 1,
+                "token": row.token + 1,
                 "acquired_at_ms": now_ms,
                 "renewed_at_ms": now_ms,
                 "expires_at_ms": now_ms + ttl_ms,
             }
-            if row is None:
-                connection.execute(leases.insert().values(job_id=job_id, **values))
-            else:
-                connection.execute(leases.update().where(leases.c.job_id == job_id).values(**values))
+            connection.execute(leases.update().where(leases.c.job_id == job_id).values(**values))
             if before is not None:
                 self._database.tell(
                     connection,
@@ -101,9 +100,8 @@ class LeaseStore:
                 raise LeaseLostError(_lost(job_id, row))
 
 
-def _row(connection: Connection, job_id: str, *, for_update: bool = False) -> Row[Any] | None:
-    query = select(leases).where(leases.c.job_id == job_id)
-    return connection.execute(query.with_for_update() if for_update else query).one_or_none()
+def _row(connection: Connection, job_id: str) -> Row[Any] | None:
+    return connection.execute(select(leases).where(leases.c.job_id == job_id)).one_or_none()
 
 
 def _record(row: Row[Any], now_ms: int) -> LeaseRecord:

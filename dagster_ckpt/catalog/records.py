@@ -13,10 +13,14 @@ class StartCause(StrEnum):
     MANUAL = "MANUAL"
     RESTART_IN_PLACE = "RESTART_IN_PLACE"
     RESTART_NEW_RUN = "RESTART_NEW_RUN"
+    UNKNOWN = "UNKNOWN"
 
 
 class ExecutionStatus(StrEnum):
-    """Where an execution is: STARTING → RUNNING → one of the others."""
+    """Where an execution is: STARTING → RUNNING → one of the others.
+
+    BROKEN is never stored: it is what a row that cannot be read is listed as.
+    """
 
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -24,6 +28,7 @@ class ExecutionStatus(StrEnum):
     CANCELED = "CANCELED"
     FAILED = "FAILED"
     SUSPENDED = "SUSPENDED"
+    BROKEN = "BROKEN"
 
 
 class ImageStatus(StrEnum):
@@ -58,16 +63,21 @@ class RequestKind(StrEnum):
     CANCEL = "CANCEL"
     SUSPEND = "SUSPEND"
     START = "START"
+    UNKNOWN = "UNKNOWN"
 
 
 class RequestStatus(StrEnum):
-    """Where a request is: PENDING → ACCEPTED → COMPLETED or FAILED; PENDING or ACCEPTED → WITHDRAWN."""
+    """Where a request is: PENDING → ACCEPTED → COMPLETED or FAILED; PENDING or ACCEPTED → WITHDRAWN.
+
+    BROKEN is never stored: it is what a row that cannot be read is listed as.
+    """
 
     PENDING = "PENDING"
     ACCEPTED = "ACCEPTED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     WITHDRAWN = "WITHDRAWN"
+    BROKEN = "BROKEN"
 
 
 class EventType(StrEnum):
@@ -103,6 +113,7 @@ class JobRecord:
         preferred_savepoint_id: What `preferred-savepoint` means.
         pending_restore: A restore whose sinks are still to be rolled back.
         next_number: Number of the next attempt.
+        broken: Why the row could not be read as it is, or None.
     """
 
     job_id: str
@@ -118,6 +129,7 @@ class JobRecord:
     next_number: int
     created_at_ms: int
     updated_at_ms: int
+    broken: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,7 @@ class ExecutionRecord:
         settled: Whether nothing is left to do for it: restarted, or its retention applied.
         recovery: What it started from.
         progress: The newest figures of its query.
+        broken: Why the row could not be read as it is, or None.
     """
 
     execution_id: str
@@ -145,6 +158,7 @@ class ExecutionRecord:
     live_directory: str | None
     progress: dict[str, Any] | None
     heartbeat_at_ms: int
+    broken: str | None = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +245,11 @@ class ImageRecord:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """Something that was asked of a job, and its answer."""
+    """Something that was asked of a job, and its answer.
+
+    Attributes:
+        broken: Why the row could not be read as it is, or None.
+    """
 
     request_id: str
     job_id: str
@@ -243,6 +261,7 @@ class RequestRecord:
     error: str | None
     created_at_ms: int
     resolved_at_ms: int | None
+    broken: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from dagster_ckpt.catalog.database import Database, as_dict, as_text
+from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.tables import requests
 from dagster_ckpt.errors import CatalogError
@@ -17,7 +17,7 @@ _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class RequestStore:
-    """The queue of requests."""
+    """The queue of requests. One that cannot be read is listed as UNKNOWN, which nobody carries out."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -102,7 +102,12 @@ class RequestStore:
 
 def _record(row: Row[Any]) -> RequestRecord:
     values = dict(row._mapping)
-    values["kind"] = RequestKind(values["kind"])
-    values["status"] = RequestStatus(values["status"])
-    values["arguments"] = as_dict(values["arguments"])
-    return RequestRecord(**values)
+    troubles: list[str] = []
+    values["kind"] = read_enum(values["kind"], RequestKind, RequestKind.UNKNOWN, "kind", troubles)
+    values["status"] = read_enum(values["status"], RequestStatus, RequestStatus.BROKEN, "status", troubles)
+    arguments = read_dict(values["arguments"], "arguments", troubles)
+    if arguments is None:
+        # What it asked for is lost: a savepoint without its folder, or a start without its image, is another request.
+        values["kind"] = RequestKind.UNKNOWN
+    values["arguments"] = arguments or {}
+    return RequestRecord(**values, broken="; ".join(troubles) or None)

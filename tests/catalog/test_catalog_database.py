@@ -52,6 +52,10 @@ def test_a_catalog_pickles_as_its_url(url: str) -> None:
     ("url", "message"),
     [
         ("nonsense", "is not a database URL"),
+        ("postgresql+psycopg//user:p@secret@localhost/x", "is not a database URL"),
+        ("postgresql+psycopg://user:secret@localhost:port/x", "is not a database URL"),
+        ("sqlite://", "cannot live in memory"),
+        ("sqlite:///:memory:", "cannot live in memory"),
         ("mysql://root@localhost/x", "cannot live in mysql"),
         ("sqlite:////no/such/folder/catalog.db", "unable to open database file"),
         ("postgresql+psycopg://user:secret@127.0.0.1:1/x", "cannot be used"),

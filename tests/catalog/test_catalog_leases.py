@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 
 import pytest
 
@@ -74,3 +75,15 @@ def test_of_many_processes_exactly_one_becomes_the_writer(url: str, catalog: Cat
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         winners = [name for name in pool.starmap(race, [(url, name) for name in "abcd"]) if name]
     assert len(winners) == 1
+
+
+def test_leases_go_by_the_clock_of_the_database(url: str, catalog: Catalog) -> None:
+    by_the_database = Catalog(url)
+    before_ms = time.time_ns() // 1_000_000
+    lease = by_the_database.leases.acquire("orders", holder("a"), TTL_MS)
+    # The server is on this machine; its clock is read to the ms.
+    assert before_ms - 1 <= lease.acquired_at_ms <= time.time_ns() // 1_000_000 + 1
+    assert lease.expires_at_ms == lease.acquired_at_ms + TTL_MS
+    by_the_database.leases.renew("orders", lease.token, 0)
+    assert by_the_database.leases.acquire("orders", holder("b"), TTL_MS).token == lease.token + 1
+    by_the_database.close()

@@ -1,0 +1,114 @@
+"""A row that cannot be read, of a newer version or damaged, hides no other and is never taken for a good one."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from dagster_ckpt.catalog import (
+    Catalog,
+    ExecutionStatus,
+    ImageStatus,
+    ImageTrigger,
+    RequestKind,
+    RequestStatus,
+    StartCause,
+)
+from dagster_ckpt.errors import CatalogError
+from tests.catalog.conftest import holder
+
+
+def damage(catalog: Catalog, statement: str) -> None:
+    with catalog.database.writing() as connection:
+        connection.execute(text(statement))
+
+
+@pytest.fixture
+def running(catalog: Catalog) -> Catalog:
+    """A catalog in which two jobs run."""
+    for job_id in ("broken", "orders"):
+        catalog.jobs.ensure(job_id, name=job_id, asset_key=job_id, options={})
+        catalog.executions.begin(
+            f"of-{job_id}", job_id=job_id, run_id="run", cause=StartCause.MANUAL, holder=holder(job_id)
+        )
+    return catalog
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("status", "MELTED"), ("cause", "COSMIC"), ("progress", "{oops"), ("recovery", "[]")]
+)
+def test_an_execution_that_cannot_be_read_does_not_hide_those_of_other_jobs(
+    running: Catalog, column: str, value: str
+) -> None:
+    damage(running, f"UPDATE executions SET {column} = '{value}' WHERE job_id = 'broken'")
+    broken, good = running.executions.unsettled()
+    assert (broken.job_id, good.job_id, good.broken) == ("broken", "orders", None)
+    assert value in (broken.broken or "")
+    assert column in (broken.broken or "")
+
+
+def test_an_execution_of_unknown_status_is_neither_running_nor_over(running: Catalog) -> None:
+    damage(running, "UPDATE executions SET status = 'MELTED' WHERE job_id = 'broken'")
+    assert running.executions.get("of-broken").status is ExecutionStatus.BROKEN
+    running.executions.end("of-broken", ExecutionStatus.FAILED, "its process died")
+    assert running.executions.get("of-broken").status is ExecutionStatus.FAILED
+
+
+@pytest.mark.parametrize(("column", "value"), [("kind", "DEFROST"), ("arguments", "{oops")])
+def test_a_request_that_cannot_be_read_is_listed_as_one_nobody_carries_out(
+    catalog: Catalog, column: str, value: str
+) -> None:
+    broken = catalog.requests.submit("orders", RequestKind.SAVEPOINT, arguments={"label": "x"}, origin="me")
+    damage(catalog, f"UPDATE requests SET {column} = '{value}'")
+    (listed,) = catalog.requests.pending("orders")
+    assert (listed.request_id, listed.kind, listed.arguments) == (
+        broken.request_id,
+        RequestKind.UNKNOWN,
+        {"label": "x"} if column == "kind" else {},
+    )
+    assert value in (listed.broken or "")
+    assert catalog.requests.withdraw(broken.request_id)
+
+
+def test_a_request_of_unknown_status_is_broken(catalog: Catalog) -> None:
+    request = catalog.requests.submit("orders", RequestKind.CANCEL, origin="me")
+    damage(catalog, "UPDATE requests SET status = 'MELTED'")
+    assert catalog.requests.get(request.request_id).status is RequestStatus.BROKEN
+
+
+def test_a_completed_image_that_cannot_be_read_is_listed_but_never_recovered_from(catalog: Catalog) -> None:
+    catalog.images.begin(
+        image_id="image-1",
+        job_id="orders",
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=1,
+        trigger=ImageTrigger.PERIODIC,
+        timeline=0,
+    )
+    catalog.images.complete("image-1", location="file:///c/orders/chk-1")
+    damage(catalog, "UPDATE images SET properties = '{oops'")
+    assert [image.status for image in catalog.images.of_job("orders")] == [ImageStatus.BROKEN]
+    assert catalog.images.completed("orders") == []
+    assert catalog.images.restorable("orders") == []
+    assert catalog.images.newest_checkpoint("orders") is None
+
+
+def test_a_job_whose_options_cannot_be_read_is_listed_and_still_starts(catalog: Catalog) -> None:
+    damage(catalog, "UPDATE jobs SET options = '{oops'")
+    (listed,) = catalog.jobs.all()
+    assert (listed.options, listed.broken) == ({}, "options are not a JSON object: '{oops'")
+    assert catalog.jobs.get("orders") == listed
+
+
+def test_a_restore_that_cannot_be_read_is_never_taken_for_none(catalog: Catalog) -> None:
+    catalog.jobs.switch_live_directory("orders", "/live/1", pending_restore={"location": "file:///c/orders/chk-1"})
+    damage(catalog, "UPDATE jobs SET pending_restore = '{oops'")
+    assert "pending_restore" in (catalog.jobs.all()[0].broken or "")
+    for start in (
+        lambda: catalog.jobs.get("orders"),
+        lambda: catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={}),
+    ):
+        with pytest.raises(CatalogError, match=r"restore to finish.*set jobs.pending_restore to NULL"):
+            start()
+    assert catalog.jobs.update("orders", pending_restore=None).broken is None

@@ -1,0 +1,94 @@
+"""Two writers at once, the second caught at the point where it could do harm: while the first has all but committed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from dagster_ckpt.catalog import Catalog, JobRecord
+from dagster_ckpt.errors import LeaseHeldError
+from tests.catalog.conftest import holder
+
+PATIENCE_S = 30
+# Where the second writer waits for the first: SQLite's from its begin, PostgreSQL's at the row.
+WAITS_AT = ("BEGIN IMMEDIATE", "INSERT INTO", "UPDATE jobs")
+
+
+@contextmanager
+def beside_an_uncommitted(url: str, change: Callable[[Catalog], object]) -> Iterator[Catalog]:
+    """A second catalog to write with, while `change` is made and not committed before that writer waits for it."""
+    first, second = Catalog(url), Catalog(url)
+    made, waiting = threading.Event(), threading.Event()
+
+    @event.listens_for(first.database.engine, "commit")
+    def hold(_connection: object) -> None:
+        made.set()
+        assert waiting.wait(PATIENCE_S)
+
+    @event.listens_for(second.database.engine, "before_cursor_execute")
+    def notice(_connection: object, _cursor: object, statement: str, *_rest: Any) -> None:
+        if statement.startswith(WAITS_AT):
+            waiting.set()
+
+    thread = threading.Thread(target=change, args=(first,))
+    thread.start()
+    try:
+        assert made.wait(PATIENCE_S)
+        yield second
+    finally:
+        waiting.set()
+        thread.join(PATIENCE_S)
+        first.close()
+        second.close()
+
+
+def test_of_two_first_holders_the_later_is_told_who_holds_the_lease(url: str, catalog: Catalog) -> None:
+    with (
+        beside_an_uncommitted(url, lambda first: first.leases.acquire("orders", holder("a"), 30_000)) as second,
+        pytest.raises(LeaseHeldError, match="run-a"),
+    ):
+        second.leases.acquire("orders", holder("b"), 30_000)
+
+
+def test_two_processes_make_a_job_known_at_once(url: str, catalog: Catalog) -> None:
+    def ensure(by: Catalog, name: str) -> JobRecord:
+        return by.jobs.ensure("new", name=name, asset_key="new", options={})
+
+    with beside_an_uncommitted(url, lambda first: ensure(first, "first")) as second:
+        assert ensure(second, "second").name == "second"
+    assert [job.job_id for job in catalog.jobs.all()] == ["new", "orders"]
+
+
+def test_two_switches_of_the_live_directory_both_count(url: str, catalog: Catalog) -> None:
+    def switch(by: Catalog, directory: str) -> JobRecord:
+        return by.jobs.switch_live_directory("orders", directory, restored_image_id="image-1")
+
+    with beside_an_uncommitted(url, lambda first: switch(first, "/live/a")) as second:
+        switched = switch(second, "/live/b")
+    assert (switched.live_generation, switched.timeline, switched.live_directory) == (2, 2, "/live/b")
+
+
+def test_an_image_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:
+    from dagster_ckpt.catalog import ImageTrigger
+
+    catalog.images.begin(
+        image_id="image-1",
+        job_id="orders",
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=1,
+        trigger=ImageTrigger.PERIODIC,
+        timeline=0,
+    )
+    catalog.images.complete("image-1", location="file:///c/orders/chk-1")
+    before = catalog.events.latest_sequence()
+    for _ in range(2):
+        catalog.images.mark_deleting("image-1")
+    for _ in range(2):
+        catalog.images.deleted("image-1", "subsumed")
+    assert len(catalog.events.after(before)) == 1

@@ -3,27 +3,31 @@
 Start with `streaming_asset` and `stream_definitions`; the names below are the whole of what most users need.
 """
 
-from dagster_ckpt.options import (
-    CheckpointConfig,
-    CheckpointingMode,
-    CustomCheckpointStorage,
-    ExternalizedCheckpointCleanup,
-    FileSystemCheckpointStorage,
-    JobManagerCheckpointStorage,
-    RestartStrategies,
-)
-from dagster_ckpt.orchestration import (
-    CheckpointCatalogResource,
-    CheckpointStorageResource,
-    StateBackendResource,
-    StreamingAsset,
-    build_catalog_sensor,
-    build_operator_jobs,
-    build_savepoint_schedule,
-    build_supervisor_sensor,
-    stream_definitions,
-    streaming_asset,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dagster_ckpt.options import (
+        CheckpointConfig,
+        CheckpointingMode,
+        CustomCheckpointStorage,
+        ExternalizedCheckpointCleanup,
+        FileSystemCheckpointStorage,
+        JobManagerCheckpointStorage,
+        RestartStrategies,
+    )
+    from dagster_ckpt.orchestration import (
+        CheckpointCatalogResource,
+        CheckpointStorageResource,
+        StateBackendResource,
+        StreamingAsset,
+        build_catalog_sensor,
+        build_operator_jobs,
+        build_savepoint_schedule,
+        build_supervisor_sensor,
+        stream_definitions,
+        streaming_asset,
+    )
 
 __all__ = [
     "CheckpointCatalogResource",
@@ -44,3 +48,27 @@ __all__ = [
     "stream_definitions",
     "streaming_asset",
 ]
+
+_OPTIONS = frozenset(
+    {
+        "CheckpointConfig",
+        "CheckpointingMode",
+        "CustomCheckpointStorage",
+        "ExternalizedCheckpointCleanup",
+        "FileSystemCheckpointStorage",
+        "JobManagerCheckpointStorage",
+        "RestartStrategies",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for: reading a live directory or a catalog needs no Dagster."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = "options" if name in _OPTIONS else "orchestration"
+    return getattr(import_module(f"{__name__}.{room}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

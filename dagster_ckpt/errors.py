@@ -86,9 +86,5 @@ class RequestTimeoutError(CkptError, TimeoutError):
     """The running execution did not answer a request in time; the request was withdrawn."""
 
 
-class RestartsExhaustedError(CkptError):
-    """The restart strategy allows no further restart."""
-
-
 class ImageAbortedError(CkptError):
     """An image was given up while it was written; what was written of it is removed."""

@@ -34,7 +34,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         description="Files smaller than this many bytes are stored inside the image's metadata "
         "(0 to 1048576). Default: 20480.",
     )
-    write_buffer_size: int = Field(default=-1, description="Bytes written at a time; -1 takes the default, 4096.")
+    write_buffer_size: int = Field(default=-1, description="Bytes written at a time on a local disk; -1 is 4096.")
     storage_options: dict[str, str] = Field(
         default_factory=dict,
         description="Options of the fsspec file system, such as key, secret and endpoint_url for S3.",

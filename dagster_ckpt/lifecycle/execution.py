@@ -20,12 +20,12 @@ from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_recovery
-from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
 from dagster_ckpt.lifecycle.unlisted import unlisted_image
 from dagster_ckpt.lifecycle.writer_lease import DEFAULT_TTL_MS, AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import FailureHistory, RestartAt
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, inspect_live_directory
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, inspect_live_directory, retained_batches
 
 StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 
@@ -132,6 +132,7 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
         predecessor_ended=predecessor_ended,
         prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
         start_from=start_from,
+        retained=retained_batches(live) if live is not None and start_from.point is StartPoint.BATCH else (),
     )
 
 

@@ -8,11 +8,12 @@ back, which may be done twice; then the note is cleared. What is cut off is fini
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dagster_ckpt.catalog import ImageRecord, JobRecord
-from dagster_ckpt.errors import ImageCorruptError, RestoreError
+from dagster_ckpt.errors import ImageCorruptError, RestoreError, SinkRollbackError
 from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image
@@ -23,8 +24,11 @@ from dagster_ckpt.spark import (
     WriteFile,
     clone,
     file_sink_path,
+    give_query_id,
     materialize,
+    own_past,
     roll_back,
+    roll_back_to_own_past,
 )
 
 BEFORE_THE_FIRST_BATCH = -1
@@ -56,6 +60,7 @@ def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
 
     Raises:
         ImageCorruptError: The image misses data or was altered; the live directory is as it was.
+        LiveDirectoryError: The live directory is not whole at the batch to go back to.
         RestoreError: The image makes no directory that Spark could start in.
         SinkRollbackError: A file sink could not be rolled back; the next start tries again.
         StorageAccessError: Something could not be read or written; the next start tries again.
@@ -70,7 +75,9 @@ def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
     # Left by a start that died before the catalog knew of it; nobody uses it.
     live.delete()
     if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
-        return _restore(job, plan.image, live)
+        return _restore(job, plan.image, live, fork=plan.new_query_id)
+    if plan.kind is RecoveryKind.REWIND and record.live_directory is not None and plan.to_batch is not None:
+        return _rewind(job, LiveDirectory(record.live_directory), plan.to_batch, live, fork=plan.new_query_id)
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
         clone(LiveDirectory(record.live_directory), live)
         job.catalog.jobs.switch_live_directory(job.job_id, live.url)
@@ -99,14 +106,37 @@ def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork:
     materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None)
 
 
-def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory) -> PreparedStart:
-    location = _location(image)
-    restore_into(job, location, live)
+def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory, *, fork: bool) -> PreparedStart:
+    location = image_location(image)
+    restore_into(job, location, live, fork=fork)
     job.catalog.jobs.switch_live_directory(
         job.job_id,
         live.url,
         restored_image_id=image.image_id,
         pending_restore={"location": location, "batch_id": image.batch_id},
+    )
+    return _finish_restore(job, job.catalog.jobs.get(job.job_id))
+
+
+def _rewind(job: StreamingJob, old: LiveDirectory, batch_id: int, live: LiveDirectory, *, fork: bool) -> PreparedStart:
+    sinks = job.catalog.executions.last_sinks(job.job_id)
+    if not sinks:
+        raise SinkRollbackError(
+            f"The catalog does not know yet which sinks job {job.job_id!r} writes to, so they cannot be brought back "
+            f"to batch {batch_id}. Start it once with start_from=latest, or go back to an image, which names them."
+        )
+    # Refuses before anything is changed where a sink cannot follow.
+    own_past(sinks, batch_id)
+    clone(old, live, at_batch=batch_id)
+    if fork:
+        give_query_id(live, str(uuid.uuid4()))
+    # What was the past of the old timeline up to here is the past of the new one.
+    past = [image for image in job.catalog.images.restorable(job.job_id) if (image.batch_id or 0) <= batch_id]
+    job.catalog.jobs.switch_live_directory(
+        job.job_id,
+        live.url,
+        restored_image_id=past[0].image_id if past else None,
+        pending_restore={"batch_id": batch_id, "sinks": sinks},
     )
     return _finish_restore(job, job.catalog.jobs.get(job.job_id))
 
@@ -118,12 +148,7 @@ def _finish_restore(job: StreamingJob, record: JobRecord) -> PreparedStart:
             f"Job {job.job_id!r} has an unfinished restore but no live directory. Start it with start_from naming "
             f"the image ({pending.get('location')}) to restore it anew."
         )
-    sinks = pending.get("sinks")
-    rolled_back, may_repeat = (
-        _roll_back_all(sinks, BEFORE_THE_FIRST_BATCH, {})
-        if sinks is not None
-        else _roll_back_to_image(job, str(pending["location"]))
-    )
+    rolled_back, may_repeat = _roll_back_pending(job, pending)
     job.catalog.jobs.update(job.job_id, pending_restore=None)
     return PreparedStart(LiveDirectory(record.live_directory), record.live_generation, rolled_back, may_repeat)
 
@@ -133,6 +158,19 @@ def _start_empty(job: StreamingJob, live: LiveDirectory) -> PreparedStart:
     sinks = list(job.catalog.executions.last_sinks(job.job_id))
     job.catalog.jobs.switch_live_directory(job.job_id, live.url, pending_restore={"sinks": sinks})
     return _finish_restore(job, job.catalog.jobs.get(job.job_id))
+
+
+def _roll_back_pending(job: StreamingJob, pending: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if "location" in pending:
+        return _roll_back_to_image(job, str(pending["location"]))
+    sinks = [str(sink) for sink in pending.get("sinks", ())]
+    others = tuple(sink for sink in sinks if file_sink_path(sink) is None)
+    if "batch_id" in pending:
+        return tuple(roll_back_to_own_past(sinks, int(pending["batch_id"]))), others
+    paths = tuple(path for path in map(file_sink_path, sinks) if path is not None)
+    for path in paths:
+        roll_back(path, BEFORE_THE_FIRST_BATCH, ())
+    return paths, others
 
 
 def _roll_back_to_image(job: StreamingJob, location: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -155,17 +193,12 @@ def _roll_back_to_image(job: StreamingJob, location: str) -> tuple[tuple[str, ..
     return tuple(rolled_back), tuple(str(sink) for sink in others) if isinstance(others, list) else ()
 
 
-def _roll_back_all(
-    sinks: Sequence[str], batch_id: int, entries: Mapping[int, Sequence[SinkEntry]]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    paths = [(index, file_sink_path(sink)) for index, sink in enumerate(sinks)]
-    for index, path in paths:
-        if path is not None:
-            roll_back(path, batch_id, entries.get(index, ()))
-    return tuple(path for _, path in paths if path), tuple(sink for sink in sinks if file_sink_path(sink) is None)
+def image_location(image: ImageRecord) -> str:
+    """Where an image is.
 
-
-def _location(image: ImageRecord) -> str:
+    Raises:
+        ImageCorruptError: The catalog does not say.
+    """
     if image.location is None:
         raise ImageCorruptError(
             f"The catalog does not say where {describe_image(image)} is. Start from its location instead, or from "

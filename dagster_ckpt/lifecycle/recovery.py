@@ -7,8 +7,9 @@
 | missing or broken | any | restore the newest image |
 | none yet | any | start empty |
 
-An explicit starting point (a savepoint, `latest-checkpoint`, a name) always restores into a
-fresh directory: that is a rewind, and the sinks that can be rolled back are.
+A batch named as starting point is gone back to in the live directory itself, as far as Spark retains it. Any other
+explicit starting point (a savepoint, `latest-checkpoint`, a name) restores an image. Both make a fresh directory: that
+is a rewind, and the sinks that can be rolled back are.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class RecoveryKind(Enum):
     RESUME = "RESUME"
     ADOPT = "ADOPT"
     RESTORE = "RESTORE"
+    REWIND = "REWIND"
     FINISH_RESTORE = "FINISH_RESTORE"
 
 
@@ -47,6 +49,7 @@ class RecoveryPlan:
         image: The image to restore, for RESTORE.
         from_batch: The batch the live directory stands at, where known.
         to_batch: The batch the query will stand at, where known; below `from_batch` it is a rewind.
+        new_query_id: Whether the query goes on as another one, for RESTORE and REWIND.
     """
 
     kind: RecoveryKind
@@ -54,6 +57,7 @@ class RecoveryPlan:
     image: ImageRecord | None = None
     from_batch: int | None = None
     to_batch: int | None = None
+    new_query_id: bool = False
 
     @property
     def rewound_batches(self) -> int:
@@ -70,6 +74,7 @@ class RecoveryPlan:
             "image_id": self.image.image_id if self.image else None,
             "from_batch": self.from_batch,
             "to_batch": self.to_batch,
+            "new_query_id": self.new_query_id,
         }
 
 
@@ -87,6 +92,7 @@ class RecoveryFacts:
         predecessor_ended: Whether the execution before can write nothing any more.
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
         start_from: What was asked for.
+        retained: Batches that the live directory can be rewound to, ascending; looked for where one is asked for.
     """
 
     job: JobRecord
@@ -98,6 +104,7 @@ class RecoveryFacts:
     predecessor_ended: bool
     prefer_checkpoint: bool
     start_from: StartFrom
+    retained: Sequence[int] = ()
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
@@ -106,7 +113,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
     Raises:
         ImageNotFoundError: The image asked for does not exist, or none exists.
         LiveDirectoryError: The live directory is lost or broken and there is no image; the
-            message says how to start empty on purpose.
+            message says how to start empty on purpose. Or the batch asked for is not retained there.
     """
     if facts.start_from.point is StartPoint.EMPTY:
         return RecoveryPlan(
@@ -114,6 +121,8 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             "start_from=empty: all state is left behind, the query starts from its sources' beginning",
             from_batch=_live_batch(facts),
         )
+    if facts.start_from.point is StartPoint.BATCH:
+        return _back_to_batch(facts)
     if facts.start_from.point is not StartPoint.LATEST:
         image = _asked_for(facts)
         return RecoveryPlan(
@@ -122,6 +131,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             image=image,
             from_batch=_live_batch(facts),
             to_batch=image.batch_id,
+            new_query_id=facts.start_from.new_query_id,
         )
     if facts.job.pending_restore is not None and _can_be_finished(facts, facts.job.pending_restore):
         return RecoveryPlan(
@@ -178,6 +188,25 @@ def is_named(image: ImageRecord, reference: str) -> bool:
     return plain in names
 
 
+def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
+    batch_id = facts.start_from.batch_id
+    if batch_id not in facts.retained:
+        retained = f"batches {facts.retained[0]} to {facts.retained[-1]}" if facts.retained else "no batch"
+        images = ", ".join(describe_image(image) for image in facts.all_images[:8]) or "none"
+        raise LiveDirectoryError(
+            f"Job {facts.job.job_id!r} cannot go back to batch {batch_id} in its live directory: it can to {retained} "
+            "(spark.sql.streaming.minBatchesToRetain says how many Spark keeps). Name one of them, or an image: "
+            f"{images}."
+        )
+    return RecoveryPlan(
+        RecoveryKind.REWIND,
+        f"start_from={facts.start_from}: go back in the live directory's own files",
+        from_batch=_live_batch(facts),
+        to_batch=batch_id,
+        new_query_id=facts.start_from.new_query_id,
+    )
+
+
 def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> RecoveryPlan:
     if facts.predecessor_ended:
         return RecoveryPlan(
@@ -195,8 +224,9 @@ def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> Recovery
 
 
 def _can_be_finished(facts: RecoveryFacts, pending: Mapping[str, object]) -> bool:
-    # An empty start has no directory yet. What an image was restored into may be lost before its query starts.
-    return "location" not in pending or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
+    # An empty start has no directory yet. What was restored or rewound may be lost before its query starts.
+    is_empty_start = "location" not in pending and "batch_id" not in pending
+    return is_empty_start or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
 
 
 def _was_never_used(facts: RecoveryFacts, live: LiveState) -> bool:

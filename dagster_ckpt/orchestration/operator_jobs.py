@@ -22,7 +22,8 @@ JOB_ID = "Job id (or asset key) of the streaming asset, such as departure_delays
 TIMEOUT = "Seconds to wait for the running stream's answer; after that the request is withdrawn."
 START_FROM = (
     "latest (live directory, else the newest image), latest-checkpoint, latest-savepoint, preferred-savepoint, empty "
-    "(give up all state), or the id, number (chk-7), label or location of an image."
+    "(give up all state), batch-<n> (back to a batch that Spark still retains), or the id, number (chk-7), label or "
+    "location of an image."
 )
 
 

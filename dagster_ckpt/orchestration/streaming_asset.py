@@ -45,7 +45,8 @@ class StreamRunConfig(dg.Config):
         default="latest",
         description="latest: go on where the query stopped (live directory, else the newest image). "
         "latest-checkpoint, latest-savepoint, preferred-savepoint, or the id, number (chk-7), label or location of "
-        "an image: rewind to it. empty: give up all state and begin again.",
+        "an image: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
+        "begin again.",
     )
 
 

@@ -12,6 +12,7 @@ from dagster_ckpt.spark.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.progress import QueryProgress
 from dagster_ckpt.spark.query import JvmProcess, SupervisedQuery, jvm_process, start_query
 from dagster_ckpt.spark.restore import Materialized, WriteFile, clone, materialize
+from dagster_ckpt.spark.rewind import give_query_id, own_past, retained_batches, roll_back_to_own_past
 from dagster_ckpt.spark.settings import apply_state_backend
 from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
 from dagster_ckpt.spark.staging import StagedCut, staged_cut
@@ -36,10 +37,14 @@ __all__ = [
     "clone",
     "cut",
     "file_sink_path",
+    "give_query_id",
     "inspect_live_directory",
     "jvm_process",
     "materialize",
+    "own_past",
+    "retained_batches",
     "roll_back",
+    "roll_back_to_own_past",
     "staged_cut",
     "start_query",
 ]

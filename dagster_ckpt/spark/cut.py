@@ -48,14 +48,22 @@ class Cut:
         return [file.source_file() for file in self.needed]
 
 
-def cut(live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = (), attempts: int = ATTEMPTS) -> Cut:
-    """Cut a live directory at its newest commit; a running query is not disturbed.
+def cut(
+    live: LiveDirectory,
+    *,
+    carry_in_flight: bool,
+    sinks: Sequence[str] = (),
+    attempts: int = ATTEMPTS,
+    at_batch: int | None = None,
+) -> Cut:
+    """Cut a live directory at a commit; a running query is not disturbed.
 
     Args:
         live: The live directory.
         carry_in_flight: Also take the planned offsets of a batch that runs, if one does.
         sinks: The query's sinks, as its progress names them.
         attempts: How often to begin again where Spark commits and purges meanwhile.
+        at_batch: A committed batch that Spark still retains, to resume after that one; default: the newest.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -66,8 +74,9 @@ def cut(live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = ()
     while True:
         attempts -= 1
         positions = live.positions()
+        at = positions if at_batch is None else _positions_at(live, at_batch)
         try:
-            return _cut_at(live, positions, carry_in_flight=carry_in_flight, sinks=sinks)
+            return _cut_at(live, at, carry_in_flight=carry_in_flight, sinks=sinks)
         except FileNotFoundError as error:
             if attempts <= 0:
                 raise _vanished(live, error) from error
@@ -75,6 +84,12 @@ def cut(live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = ()
             # Only a directory that moved on meanwhile may look different at the next try.
             if attempts <= 0 or live.positions() == positions:
                 raise
+
+
+def _positions_at(live: LiveDirectory, batch_id: int) -> Positions:
+    """Where the query was when it had committed a batch and planned the next one."""
+    planned = batch_id + 1 in batch_ids(live.folder, OFFSETS)
+    return Positions(batch_id, batch_id + 1 if planned else batch_id)
 
 
 def _cut_at(live: LiveDirectory, positions: Positions, *, carry_in_flight: bool, sinks: Sequence[str]) -> Cut:

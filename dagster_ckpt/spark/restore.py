@@ -73,7 +73,7 @@ def materialize(
     return Materialized(target, batch_id, query_id, sinks)
 
 
-def clone(live: LiveDirectory, target: LiveDirectory) -> Materialized:
+def clone(live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = None) -> Materialized:
     """Go on from a live directory in a fresh one, beside a writer that may still be there.
 
     The batch in flight is carried, so that exactly it is replayed. Files are linked where
@@ -82,6 +82,8 @@ def clone(live: LiveDirectory, target: LiveDirectory) -> Materialized:
     Args:
         live: The directory to go on from; it is left as it is.
         target: Where the query is to go on; nothing may be there.
+        at_batch: A committed batch that Spark still retains, to go back to it; exactly the batch after it is
+            replayed, and those after that are planned afresh. Default: the newest.
 
     Raises:
         NothingCommittedError: No batch is committed there yet.
@@ -89,7 +91,7 @@ def clone(live: LiveDirectory, target: LiveDirectory) -> Materialized:
         RestoreError: Something is at the target.
         StorageAccessError: A directory cannot be read or written.
     """
-    with staged_cut(live, carry_in_flight=True) as staged:
+    with staged_cut(live, carry_in_flight=True, at_batch=at_batch) as staged:
 
         def fill(write: WriteFile) -> None:
             for file in staged.held:

@@ -80,13 +80,16 @@ class StagedCut:
 
 
 @contextlib.contextmanager
-def staged_cut(live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = ()) -> Iterator[StagedCut]:
+def staged_cut(
+    live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = (), at_batch: int | None = None
+) -> Iterator[StagedCut]:
     """Cut a live directory and hold the files, beginning again where Spark purges in between.
 
     Args:
         live: The live directory.
         carry_in_flight: Also take the planned offsets of a batch that runs.
         sinks: The query's sinks, as its progress names them.
+        at_batch: A committed batch that Spark still retains; default: the newest.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -95,17 +98,23 @@ def staged_cut(live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[st
         StorageAccessError: The directory cannot be reached.
     """
     with contextlib.ExitStack() as stack:
-        yield _stage(live, stack, carry_in_flight=carry_in_flight, sinks=sinks)
+        yield _stage(live, stack, carry_in_flight=carry_in_flight, sinks=sinks, at_batch=at_batch)
 
 
 def _stage(
-    live: LiveDirectory, stack: contextlib.ExitStack, *, carry_in_flight: bool, sinks: Sequence[str]
+    live: LiveDirectory,
+    stack: contextlib.ExitStack,
+    *,
+    carry_in_flight: bool,
+    sinks: Sequence[str],
+    at_batch: int | None,
 ) -> StagedCut:
     for _ in range(ATTEMPTS - 1):
-        taken = cut(live, carry_in_flight=carry_in_flight, sinks=sinks)
+        taken = cut(live, carry_in_flight=carry_in_flight, sinks=sinks, at_batch=at_batch)
         with contextlib.suppress(IncompleteCutError):
             return stack.enter_context(StagedCut(taken, live))
-    return stack.enter_context(StagedCut(cut(live, carry_in_flight=carry_in_flight, sinks=sinks), live))
+    last = cut(live, carry_in_flight=carry_in_flight, sinks=sinks, at_batch=at_batch)
+    return stack.enter_context(StagedCut(last, live))
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         predecessor_ended=case.get("predecessor_ended", True),
         prefer_checkpoint=case.get("prefer_checkpoint", False),
         start_from=StartFrom.parse(case.get("start_from", "latest")),
+        retained=case.get("retained", ()),
     )
 
 
@@ -105,7 +106,7 @@ def test_the_table_has_a_row_for_every_kind_of_plan() -> None:
     assert {case["does"] for case in PLANS if "does" in case} == {kind.value for kind in RecoveryKind}
 
 
-@pytest.mark.parametrize("point", [point for point in StartPoint if point is not StartPoint.NAMED])
+@pytest.mark.parametrize("point", [point for point in StartPoint if point not in (StartPoint.NAMED, StartPoint.BATCH)])
 def test_the_words_for_starting_points_are_read_in_any_case_and_spacing(point: StartPoint) -> None:
     start_from = StartFrom.parse(f"  {point.value.upper()} ")
 
@@ -113,7 +114,24 @@ def test_the_words_for_starting_points_are_read_in_any_case_and_spacing(point: S
     assert StartFrom.parse(str(start_from)) == start_from
 
 
-@pytest.mark.parametrize("name", ["chk-7", "before the Migration", "s3://bucket/sp-1/_metadata", "named", "latest-"])
+@pytest.mark.parametrize(("text", "batch"), [("batch-0", 0), (" BATCH-012 ", 12)])
+def test_a_batch_is_named_by_its_number(text: str, batch: int) -> None:
+    start_from = StartFrom.parse(text)
+
+    assert (start_from.point, start_from.batch_id) == (StartPoint.BATCH, batch)
+    assert StartFrom.parse(str(start_from)) == start_from
+
+
+@pytest.mark.parametrize("word", ["latest", "empty"])
+def test_a_new_query_id_is_only_for_going_back(word: str) -> None:
+    with pytest.raises(OptionError, match="new_query_id is for a start from an image or a batch"):
+        StartFrom.parse(word, new_query_id=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["batch-", "batch-x", "batch", "chk-7", "before the Migration", "s3://bucket/sp-1/_metadata", "latest-"],
+)
 def test_anything_else_is_the_name_of_an_image(name: str) -> None:
     start_from = StartFrom.parse(f" {name}\n")
 

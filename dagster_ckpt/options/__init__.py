@@ -15,12 +15,17 @@ from dagster_ckpt.options.checkpoint_storage import (
 )
 from dagster_ckpt.options.durations import Duration
 from dagster_ckpt.options.effects import Effect, OptionDescription
+from dagster_ckpt.options.heap_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
+from dagster_ckpt.options.kafka_semantic import KafkaDelivery, Semantic, kafka_delivery
 from dagster_ckpt.options.modes import (
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
     TerminalState,
+    TimeCharacteristic,
 )
+from dagster_ckpt.options.options_factory import RocksDBOptionsFactory
+from dagster_ckpt.options.predefined_options import PredefinedOptions
 from dagster_ckpt.options.restart_decision import (
     DecidingRestartStrategy,
     FailureHistory,
@@ -37,12 +42,9 @@ from dagster_ckpt.options.retention import (
     images_to_keep_at,
     subsumed,
 )
-from dagster_ckpt.options.state_backend import (
-    CustomStateBackend,
-    HashMapStateBackend,
-    RocksDBStateBackend,
-    StateBackend,
-)
+from dagster_ckpt.options.rocksdb_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.options.rocksdb_options import RocksDBOptions
+from dagster_ckpt.options.state_backend import CustomStateBackend, StateBackend, storage_of_job
 
 __all__ = [
     "CheckpointConfig",
@@ -55,25 +57,36 @@ __all__ = [
     "DeploymentStorage",
     "Duration",
     "Effect",
+    "EmbeddedRocksDBStateBackend",
     "ExternalizedCheckpointCleanup",
     "ExternalizedCheckpointRetention",
     "FailureHistory",
     "FileSystemCheckpointStorage",
+    "FsStateBackend",
     "GiveUp",
     "HashMapStateBackend",
     "JobManagerCheckpointStorage",
+    "KafkaDelivery",
+    "MemoryStateBackend",
     "OptionDescription",
+    "PredefinedOptions",
     "RestartAt",
     "RestartStrategies",
     "RestartStrategyConfiguration",
     "Retained",
     "RetainedKind",
+    "RocksDBOptions",
+    "RocksDBOptionsFactory",
     "RocksDBStateBackend",
+    "Semantic",
     "StateBackend",
     "TerminalState",
+    "TimeCharacteristic",
     "deletes_live_directory",
     "effective_restart_strategy",
     "image_to_recover_from",
     "images_to_keep_at",
+    "kafka_delivery",
+    "storage_of_job",
     "subsumed",
 ]

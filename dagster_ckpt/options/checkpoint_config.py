@@ -188,12 +188,18 @@ class CheckpointConfig:
         """Set how many consecutive failures do not fail the job."""
         return self._with(tolerable_failures=tolerable_checkpoint_failure_number)
 
-    def enable_externalized_checkpoints(self, cleanup_mode: ExternalizedCheckpointCleanup) -> Self:
+    def enable_externalized_checkpoints(
+        self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
+    ) -> Self:
         """Set which checkpoints outlive the job; the older name of the next method."""
-        return self._with(cleanup=cleanup_mode)
+        return self.set_externalized_checkpoint_cleanup(cleanup_mode)
 
-    def set_externalized_checkpoint_cleanup(self, cleanup_mode: ExternalizedCheckpointCleanup) -> Self:
-        """Set which checkpoints outlive the job."""
+    def set_externalized_checkpoint_cleanup(
+        self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
+    ) -> Self:
+        """Set which checkpoints outlive the job, by either of Flink's enums."""
+        if isinstance(cleanup_mode, ExternalizedCheckpointRetention):
+            cleanup_mode = ExternalizedCheckpointCleanup[cleanup_mode.name]
         return self._with(cleanup=cleanup_mode)
 
     def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
@@ -213,8 +219,8 @@ class CheckpointConfig:
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether an image may be taken within a batch; never so under AT_LEAST_ONCE."""
-        return self._asked.unaligned and self._asked.mode is CheckpointingMode.EXACTLY_ONCE
+        """Return whether images within a batch were asked for. They have no effect under AT_LEAST_ONCE."""
+        return self._asked.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:
         """Take images without waiting for the running batch."""
@@ -228,8 +234,17 @@ class CheckpointConfig:
         """Return how long to wait for the batch boundary before going unaligned."""
         return Duration.of_millis(self._asked.alignment_timeout_ms)
 
-    def set_alignment_timeout(self, alignment_timeout: int | timedelta) -> Self:
-        """Set how long to wait for the batch boundary before going unaligned; 0 does not wait."""
+    def set_alignment_timeout(self, alignment_timeout: timedelta) -> Self:
+        """Set how long to wait for the batch boundary before going unaligned; 0 does not wait.
+
+        Args:
+            alignment_timeout: A `Duration`, or any timedelta. PyFlink takes no number here, so neither does this.
+        """
+        if not isinstance(alignment_timeout, timedelta):
+            raise OptionTypeError(
+                f"alignment timeout is {alignment_timeout!r} ({type(alignment_timeout).__name__}), "
+                "but must be a Duration or a timedelta, for example Duration.of_seconds(30)."
+            )
         return self._with(alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout))
 
     def is_force_unaligned_checkpoints(self) -> bool:

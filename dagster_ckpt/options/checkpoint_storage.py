@@ -230,7 +230,7 @@ class CustomCheckpointStorage(CheckpointStorage):
     factory: str
     settings: Mapping[str, Any] = field(hash=False, repr=False)
 
-    def __init__(self, factory: str, settings: Settings = ()) -> None:
+    def __init__(self, factory: str | None = None, settings: Settings = ()) -> None:
         allowed = "an import path such as 'package.module:Name'"
         if not isinstance(factory, str):
             raise OptionTypeError(f"factory is {factory!r} ({type(factory).__name__}), but must be {allowed}.")

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+from dagster_ckpt.errors import OptionError, OptionTypeError
+
 _MS_PER_SECOND = 1_000
 _MS_PER_MINUTE = 60 * _MS_PER_SECOND
 _MS_PER_HOUR = 60 * _MS_PER_MINUTE
@@ -18,27 +20,41 @@ class Duration(timedelta):
     @classmethod
     def of_days(cls, days: int) -> "Duration":
         """Return a duration of so many days."""
-        return cls(days=days)
+        return cls._of(days=days)
 
     @classmethod
     def of_hours(cls, hours: int) -> "Duration":
         """Return a duration of so many hours."""
-        return cls(hours=hours)
+        return cls._of(hours=hours)
 
     @classmethod
     def of_minutes(cls, minutes: int) -> "Duration":
         """Return a duration of so many minutes."""
-        return cls(minutes=minutes)
+        return cls._of(minutes=minutes)
 
     @classmethod
     def of_seconds(cls, seconds: int) -> "Duration":
         """Return a duration of so many seconds."""
-        return cls(seconds=seconds)
+        return cls._of(seconds=seconds)
 
     @classmethod
     def of_millis(cls, millis: int) -> "Duration":
         """Return a duration of so many milliseconds."""
-        return cls(milliseconds=millis)
+        return cls._of(milliseconds=millis)
+
+    @classmethod
+    def of_nanos(cls, nanos: int) -> "Duration":
+        """Return a duration of so many nanoseconds; fractions of a microsecond are dropped."""
+        return cls._of(microseconds=nanos // 1_000)
+
+    @classmethod
+    def _of(cls, **amount: int) -> "Duration":
+        try:
+            return cls(**amount)
+        except OverflowError as error:
+            raise OptionError(f"duration is {amount}, but must be at most {cls.max.days} days.") from error
+        except TypeError as error:
+            raise OptionTypeError(f"duration is {amount}, but must be a whole number.") from error
 
 
 def iso_duration(duration_ms: int) -> str:

@@ -41,6 +41,20 @@ class ExternalizedCheckpointRetention(Enum):
     NO_EXTERNALIZED_CHECKPOINTS = 2
 
 
+class TimeCharacteristic(Enum):
+    """Which clock time-dependent operations go by, as in Flink's `TimeCharacteristic`.
+
+    Attributes:
+        ProcessingTime: The clock of the machine that runs the operation.
+        IngestionTime: The time a row entered the query, stamped at the source.
+        EventTime: A column of the row, with a watermark.
+    """
+
+    ProcessingTime = 0
+    IngestionTime = 1
+    EventTime = 2
+
+
 class TerminalState(StrEnum):
     """How one execution of a job ended.
 

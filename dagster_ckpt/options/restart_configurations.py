@@ -39,17 +39,27 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
         return GiveUp("No restart strategy is set, so the first failure ends the job.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
     """So many restarts, each the same time after its failure.
 
-    Attributes:
+    Args:
         restart_attempts: How many restarts; the failure after the last one ends the job.
-        delay_ms: Time between a failure and its restart.
+        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+
+    Raises:
+        OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as PyFlink refuses it
+            when the job starts.
     """
 
     restart_attempts: int
     delay_ms: int
+
+    def __init__(
+        self, restart_attempts: int | None = None, delay_between_attempts_interval: int | timedelta | None = None
+    ) -> None:
+        object.__setattr__(self, "restart_attempts", _as_pyflink(ATTEMPTS, restart_attempts))
+        object.__setattr__(self, "delay_ms", _as_pyflink(DELAY, delay_between_attempts_interval))
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
@@ -79,19 +89,33 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         return failures.restart_after(self.delay_ms, now_ms, reason)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
     """Restarts for as long as failures do not come too often.
 
-    Attributes:
-        failure_rate: How many failures an interval may hold; one more ends the job.
-        failure_interval_ms: Length of the interval that ends with the last failure.
-        delay_ms: Time between a failure and its restart.
+    Args:
+        max_failure_rate: How many failures an interval may hold; one more ends the job.
+        failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
+        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+
+    Raises:
+        OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as PyFlink refuses it
+            when the job starts.
     """
 
     failure_rate: int
     failure_interval_ms: int
     delay_ms: int
+
+    def __init__(
+        self,
+        max_failure_rate: int | None = None,
+        failure_interval: int | timedelta | None = None,
+        delay_between_attempts_interval: int | timedelta | None = None,
+    ) -> None:
+        object.__setattr__(self, "failure_rate", _as_pyflink(FAILURE_RATE, max_failure_rate))
+        object.__setattr__(self, "failure_interval_ms", _as_pyflink(FAILURE_INTERVAL, failure_interval))
+        object.__setattr__(self, "delay_ms", _as_pyflink(DELAY_INTERVAL, delay_between_attempts_interval))
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
@@ -141,3 +165,9 @@ class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
     def get_description(self) -> str:
         """Return Flink's sentence."""
         return "Cluster level default restart strategy"
+
+
+def _as_pyflink(allowed: WholeNumber, value: object) -> int:
+    """Let a value below the range pass: PyFlink makes such an object, and the job's start refuses it."""
+    number = allowed.typed(value)
+    return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)

@@ -8,15 +8,10 @@ One strategy answers for a restart within the run and for one in a new run, from
 from datetime import timedelta
 
 from dagster_ckpt.errors import OptionTypeError
-from dagster_ckpt.options import exponential_delay, restart_configurations
-from dagster_ckpt.options.allowed_values import INT_MAX, WholeNumber
+from dagster_ckpt.options import exponential_delay
+from dagster_ckpt.options import restart_configurations as kinds
+from dagster_ckpt.options.allowed_values import INT_MAX
 from dagster_ckpt.options.exponential_delay import ExponentialDelayRestartStrategyConfiguration
-from dagster_ckpt.options.restart_configurations import (
-    FailureRateRestartStrategyConfiguration,
-    FallbackRestartStrategyConfiguration,
-    FixedDelayRestartStrategyConfiguration,
-    NoRestartStrategyConfiguration,
-)
 from dagster_ckpt.options.restart_decision import DecidingRestartStrategy, RestartStrategyConfiguration
 
 
@@ -28,45 +23,50 @@ class RestartStrategies:
         'Restart with fixed delay (PT1S). #3 restart attempts.'
     """
 
-    @staticmethod
-    def no_restart() -> NoRestartStrategyConfiguration:
-        """Never restart."""
-        return NoRestartStrategyConfiguration()
+    NoRestartStrategyConfiguration = kinds.NoRestartStrategyConfiguration
+    FixedDelayRestartStrategyConfiguration = kinds.FixedDelayRestartStrategyConfiguration
+    FailureRateRestartStrategyConfiguration = kinds.FailureRateRestartStrategyConfiguration
+    FallbackRestartStrategyConfiguration = kinds.FallbackRestartStrategyConfiguration
 
     @staticmethod
-    def fall_back_restart() -> FallbackRestartStrategyConfiguration:
+    def no_restart() -> kinds.NoRestartStrategyConfiguration:
+        """Never restart."""
+        return kinds.NoRestartStrategyConfiguration()
+
+    @staticmethod
+    def fall_back_restart() -> kinds.FallbackRestartStrategyConfiguration:
         """Leave it to the deployment."""
-        return FallbackRestartStrategyConfiguration()
+        return kinds.FallbackRestartStrategyConfiguration()
 
     @staticmethod
     def fixed_delay_restart(
         restart_attempts: int, delay_between_attempts: int | timedelta
-    ) -> FixedDelayRestartStrategyConfiguration:
+    ) -> kinds.FixedDelayRestartStrategyConfiguration:
         """Restart so many times, each after the same delay.
 
         Raises:
             OptionTypeError: A value has the wrong type. A negative one is refused by `validate`,
                 as PyFlink refuses it when the job starts.
         """
-        return FixedDelayRestartStrategyConfiguration(
-            _as_pyflink(restart_configurations.ATTEMPTS, restart_attempts),
-            _as_pyflink(restart_configurations.DELAY, delay_between_attempts),
+        return kinds.FixedDelayRestartStrategyConfiguration(
+            restart_attempts,
+            delay_between_attempts,
         )
 
     @staticmethod
     def failure_rate_restart(
         failure_rate: int, failure_interval: int | timedelta, delay_interval: int | timedelta
-    ) -> FailureRateRestartStrategyConfiguration:
+    ) -> kinds.FailureRateRestartStrategyConfiguration:
         """Restart unless an interval holds more failures than the rate.
 
         Raises:
             OptionTypeError: A value has the wrong type. One out of range is refused by `validate`,
                 as PyFlink refuses it when the job starts.
         """
-        return FailureRateRestartStrategyConfiguration(
-            _as_pyflink(restart_configurations.FAILURE_RATE, failure_rate),
-            _as_pyflink(restart_configurations.FAILURE_INTERVAL, failure_interval),
-            _as_pyflink(restart_configurations.DELAY_INTERVAL, delay_interval),
+        return kinds.FailureRateRestartStrategyConfiguration(
+            failure_rate,
+            failure_interval,
+            delay_interval,
         )
 
     @staticmethod
@@ -119,16 +119,10 @@ def effective_restart_strategy(
         if isinstance(strategy, DecidingRestartStrategy):
             strategy.validate()
             return strategy
-        if strategy is not None and not isinstance(strategy, FallbackRestartStrategyConfiguration):
+        if strategy is not None and not isinstance(strategy, kinds.FallbackRestartStrategyConfiguration):
             raise OptionTypeError(
                 f"{option} is {strategy!r} ({type(strategy).__name__}), but must be a value made by RestartStrategies."
             )
     if checkpointing_enabled:
         return ExponentialDelayRestartStrategyConfiguration()
-    return NoRestartStrategyConfiguration()
-
-
-def _as_pyflink(allowed: WholeNumber, value: object) -> int:
-    """Let a value below the range pass: PyFlink makes such an object, and the job's start refuses it."""
-    number = allowed.typed(value)
-    return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)
+    return kinds.NoRestartStrategyConfiguration()

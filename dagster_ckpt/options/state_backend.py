@@ -7,66 +7,47 @@ Streaming guide (https://spark.apache.org/docs/latest/streaming/apis-on-datafram
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.options.checkpoint_storage import CheckpointStorage
+from dagster_ckpt.options.effects import Effect, OptionDescription
+from dagster_ckpt.options.spark_setting_values import SettingValue, as_text, checked_settings
 
 PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"
-CHANGELOG_CHECKPOINTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
-_HDFS_BACKED = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-
-SettingValue = str | int | float | bool
+# Flink's `state.backend.rocksdb.checkpoint.transfer.thread.num`.
+DEFAULT_TRANSFER_THREADS = 4
 
 
 class StateBackend(ABC):
-    """How working state is kept. Values are immutable and pickle."""
+    """How working state is kept. Backends are configuration only: they pickle, and are safe to share."""
+
+    def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
+        """Refuse the abstract class itself, in words a user of PyFlink understands."""
+        if cls is StateBackend:
+            raise OptionTypeError(
+                "StateBackend() is abstract, so it cannot be made; it must be one of HashMapStateBackend, "
+                "EmbeddedRocksDBStateBackend, MemoryStateBackend, FsStateBackend, RocksDBStateBackend or "
+                "CustomStateBackend."
+            )
+        return super().__new__(cls)
 
     @abstractmethod
     def spark_settings(self) -> dict[str, str]:
         """Return the Spark settings that select and tune this backend."""
 
+    @abstractmethod
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect on Spark."""
 
-@dataclass(frozen=True)
-class HashMapStateBackend(StateBackend):
-    """State on the heap of the executors: Spark's HDFS-backed provider, its default."""
+    @property
+    def transfer_threads(self) -> int:
+        """How many threads of ours copy files while an image is taken or restored."""
+        return DEFAULT_TRANSFER_THREADS
 
-    def spark_settings(self) -> dict[str, str]:
-        """Return the provider setting."""
-        return {PROVIDER_CLASS: _HDFS_BACKED}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RocksDBStateBackend(StateBackend):
-    """State in RocksDB on the executors' disks, for state larger than memory.
-
-    Attributes:
-        enable_incremental_checkpointing: Whether Spark writes each batch's changes only (changelog
-            checkpointing) and the whole database in the background.
-        settings: More Spark settings, by full name. The two above cannot be among them.
-
-    Raises:
-        OptionError: A setting is not Spark's, or is one that this backend sets itself.
-        OptionTypeError: A value has the wrong type.
-    """
-
-    enable_incremental_checkpointing: bool = True
-    settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        if not isinstance(self.enable_incremental_checkpointing, bool):
-            raise OptionTypeError(
-                "enable_incremental_checkpointing is "
-                f"{self.enable_incremental_checkpointing!r}, but must be True or False."
-            )
-        own = {PROVIDER_CLASS, CHANGELOG_CHECKPOINTING}
-        object.__setattr__(self, "settings", _spark_settings(self.settings, own))
-
-    def spark_settings(self) -> dict[str, str]:
-        """Return the provider, the changelog switch and the further settings."""
-        incremental = _text(self.enable_incremental_checkpointing)
-        own = {PROVIDER_CLASS: _ROCKSDB, CHANGELOG_CHECKPOINTING: incremental}
-        return own | {name: _text(value) for name, value in self.settings.items()}
+    def checkpoint_storage(self) -> CheckpointStorage | None:
+        """Return where this backend says that images live; None where it says nothing, as the newer ones."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -82,40 +63,43 @@ class CustomStateBackend(StateBackend):
         OptionTypeError: A value has the wrong type.
     """
 
-    provider_class: str
+    # The default is refused with our message instead of Python's.
+    provider_class: str = ""
     settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Check the class name and the settings."""
         allowed = "the full name of a Java class such as com.example.MyStateStoreProvider"
-        if not isinstance(self.provider_class, str):
+        if not self.provider_class or not isinstance(self.provider_class, str):
             raise OptionTypeError(f"provider_class is {self.provider_class!r}, but must be {allowed}.")
         if not all(part.isidentifier() for part in self.provider_class.replace("$", "_").split(".")):
             raise OptionError(f"provider_class is {self.provider_class!r}, but must be {allowed}.")
-        object.__setattr__(self, "settings", _spark_settings(self.settings, {PROVIDER_CLASS}))
+        object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=[PROVIDER_CLASS]))
 
     def spark_settings(self) -> dict[str, str]:
         """Return the provider and the further settings."""
-        return {PROVIDER_CLASS: self.provider_class} | {name: _text(value) for name, value in self.settings.items()}
+        return {PROVIDER_CLASS: self.provider_class} | as_text(self.settings)
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect on Spark."""
+        provider = "The running query keeps its state in a provider of this class."
+        return [
+            OptionDescription("provider_class", self.provider_class, Effect.REAL, provider),
+            OptionDescription("settings", dict(self.settings), Effect.REAL, "Set on the session before the start."),
+        ]
 
 
-def _spark_settings(settings: Mapping[str, SettingValue], own: set[str]) -> dict[str, SettingValue]:
-    # Spark reads the RocksDB names without regard to case, so a second spelling would silently win or lose.
-    reserved = {name.lower() for name in own}
-    for name, value in settings.items():
-        if not isinstance(name, str) or not isinstance(value, str | int | float):
-            raise OptionTypeError(
-                f"settings has {name!r}: {value!r}, but must map names to strings, numbers or booleans."
-            )
-        if not name.startswith("spark."):
-            raise OptionError(f"settings has {name!r}, but must hold full Spark names: they begin with 'spark.'.")
-        if name.lower() in reserved:
-            raise OptionError(
-                f"settings has {name!r}: {value!r}, but the state backend sets that itself; "
-                "settings must hold other names: use the backend's own arguments instead."
-            )
-    return dict(settings)
+def storage_of_job(
+    configured: CheckpointStorage | None, backend: StateBackend, deployment: CheckpointStorage
+) -> CheckpointStorage:
+    """Return where a job's images live.
 
+    A backend that names a place itself (Memory, Fs, RocksDB) comes first, as in Flink's `CheckpointStorageLoader`,
+    then the job's own storage, then the deployment's.
 
-def _text(value: SettingValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    Args:
+        configured: The storage of the job's `CheckpointConfig`, if any.
+        backend: The job's state backend.
+        deployment: The deployment's storage.
+    """
+    return backend.checkpoint_storage() or configured or deployment

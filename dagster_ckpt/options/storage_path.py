@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
+# One letter is a Windows drive, to Flink as well.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+")
 _ALLOWED = "the URL of a directory below the root, for example file:///data/checkpoints or s3://bucket/checkpoints"
 
 
@@ -41,7 +42,7 @@ class StoragePath:
         """
         if not isinstance(value, str):
             raise OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {_ALLOWED}.")
-        scheme, colon, rest = value.strip().partition(":")
+        scheme, colon, rest = value.partition(":")
         if not colon or not _SCHEME.fullmatch(scheme):
             raise OptionError(f"{option} is {value!r}, which has no scheme; it must be {_ALLOWED}.")
         authority = ""

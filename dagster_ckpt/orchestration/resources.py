@@ -11,9 +11,9 @@ from dagster_ckpt.catalog import Catalog
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.options import (
     CheckpointStorage,
+    EmbeddedRocksDBStateBackend,
     FileSystemCheckpointStorage,
     HashMapStateBackend,
-    RocksDBStateBackend,
     StateBackend,
 )
 
@@ -87,7 +87,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
             OptionError: Settings were given that belong to another backend.
         """
         if self.kind is StateBackendKind.ROCKSDB:
-            return RocksDBStateBackend(enable_incremental_checkpointing=self.incremental, settings=self.settings)
+            return EmbeddedRocksDBStateBackend(self.incremental, settings=self.settings)
         if self.settings:
             raise OptionError(
                 f"state_backend: kind is hashmap, which takes no settings, but settings has {sorted(self.settings)}. "

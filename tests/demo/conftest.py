@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.demo.flights import FlightData, load_flights
-from dagster_ckpt.options.state_backend import RocksDBStateBackend
+from dagster_ckpt.options import EmbeddedRocksDBStateBackend
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        **RocksDBStateBackend().spark_settings(),
+        **EmbeddedRocksDBStateBackend(True).spark_settings(),
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

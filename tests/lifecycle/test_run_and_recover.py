@@ -35,10 +35,10 @@ from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import (
     CheckpointConfig,
+    EmbeddedRocksDBStateBackend,
     ExternalizedCheckpointCleanup,
     FileSystemCheckpointStorage,
     RestartStrategies,
-    RocksDBStateBackend,
     TerminalState,
 )
 from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, start_query
@@ -59,7 +59,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    apply_state_backend(session, RocksDBStateBackend())
+    apply_state_backend(session, EmbeddedRocksDBStateBackend(True))
     yield session
     session.stop()
 

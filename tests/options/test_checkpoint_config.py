@@ -110,6 +110,17 @@ def test_a_value_of_the_wrong_type_is_rejected(keywords: dict[str, Any], message
         CheckpointConfig(**keywords)
 
 
+@pytest.mark.parametrize("timeout", [1_000, "1s", None])
+def test_the_alignment_timeout_of_pyflink_is_no_number(timeout: Any) -> None:
+    with pytest.raises(OptionTypeError, match=r"alignment timeout is .* must be a Duration or a timedelta"):
+        CheckpointConfig().set_alignment_timeout(timeout)
+
+
+def test_either_enum_of_flink_names_the_cleanup() -> None:
+    config = CheckpointConfig().enable_externalized_checkpoints(ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION)
+    assert config.get_externalized_checkpoint_cleanup() is ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+
+
 def test_a_rejected_value_changes_nothing() -> None:
     config = CheckpointConfig(interval=1_000)
     with pytest.raises(OptionError):
@@ -161,7 +172,7 @@ def test_unaligned_checkpoints_exclude_several_at_once() -> None:
 
 def test_unaligned_checkpoints_are_off_under_at_least_once() -> None:
     config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, unaligned=True, max_concurrent=2)
-    assert not config.is_unaligned_checkpoints_enabled()
+    assert config.is_unaligned_checkpoints_enabled()  # what was asked for, as PyFlink answers
     assert not config.options.unaligned
 
 
@@ -215,11 +226,19 @@ def test_options_survive_pickling() -> None:
         (Duration.of_minutes(3), timedelta(minutes=3)),
         (Duration.of_seconds(4), timedelta(seconds=4)),
         (Duration.of_millis(5), timedelta(milliseconds=5)),
+        (Duration.of_nanos(6_000_999), timedelta(milliseconds=6)),
     ],
 )
 def test_a_duration_of_pyflink_is_a_timedelta(duration: Duration, same: timedelta) -> None:
     assert duration == same
     assert CheckpointConfig().set_alignment_timeout(duration).get_alignment_timeout() == same
+
+
+def test_a_duration_that_cannot_be_kept_is_rejected() -> None:
+    with pytest.raises(OptionError, match=r"duration is .* but must be at most 999999999 days"):
+        Duration.of_millis(2**62)
+    with pytest.raises(OptionTypeError, match=r"duration is .* but must be a whole number"):
+        Duration.of_seconds("1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dagster_ckpt.options import (
     [
         ("file:///data/c", "file:/data/c", "file:///data/c"),
         ("file:/data/c/", "file:/data/c", "file:///data/c"),
-        ("  s3://bucket//a///b/ ", "s3://bucket/a/b", "s3://bucket/a/b"),
+        ("s3://bucket//a///b/", "s3://bucket/a/b", "s3://bucket/a/b"),
         ("hdfs://namenode:8020/x/../y/./z", "hdfs://namenode:8020/y/z", "hdfs://namenode:8020/y/z"),
         ("hdfs://checkpoints", "hdfs://checkpoints", "hdfs://checkpoints"),
         ("gs://bucket/", "gs://bucket", "gs://bucket"),
@@ -38,6 +38,7 @@ def test_a_path_is_normalised_as_flink_does(given: str, shown: str, url: str) ->
     [
         "",
         " ",
+        " file:///x",
         "rel",
         "/abs",
         "file:rel",

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.errors import CkptError, NothingCommittedError
-from dagster_ckpt.options.state_backend import HashMapStateBackend, RocksDBStateBackend, StateBackend
+from dagster_ckpt.options import EmbeddedRocksDBStateBackend, HashMapStateBackend, StateBackend
 from dagster_ckpt.spark import (
     LiveDirectory,
     Materialized,
@@ -29,12 +29,12 @@ SCHEMA = "k long, v long, t timestamp"
 FILES = 8
 
 HEAP = HashMapStateBackend()
-ROCKSDB = RocksDBStateBackend(enable_incremental_checkpointing=False)
-ROCKSDB_CHANGELOG = RocksDBStateBackend()
+ROCKSDB = EmbeddedRocksDBStateBackend(False)
+ROCKSDB_CHANGELOG = EmbeddedRocksDBStateBackend(True)
 FORMAT_V2 = {"spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
-ROCKSDB_V2 = RocksDBStateBackend(settings=FORMAT_V2)
-ROCKSDB_V2_NO_CHANGELOG = RocksDBStateBackend(enable_incremental_checkpointing=False, settings=FORMAT_V2)
-ROCKSDB_JOIN_V3 = RocksDBStateBackend(settings={"spark.sql.streaming.join.stateFormatVersion": "3"})
+ROCKSDB_V2 = EmbeddedRocksDBStateBackend(True, settings=FORMAT_V2)
+ROCKSDB_V2_NO_CHANGELOG = EmbeddedRocksDBStateBackend(False, settings=FORMAT_V2)
+ROCKSDB_JOIN_V3 = EmbeddedRocksDBStateBackend(True, settings={"spark.sql.streaming.join.stateFormatVersion": "3"})
 
 
 def write_input(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_scenarios import FILES, FORMAT_V2, HEAP, Workload, aggregation, take_image
 
 from dagster_ckpt.errors import OptionError, QueryStopError
-from dagster_ckpt.options.state_backend import RocksDBStateBackend
+from dagster_ckpt.options import EmbeddedRocksDBStateBackend
 from dagster_ckpt.spark import (
     LiveDirectory,
     LiveStatus,
@@ -105,7 +105,9 @@ def test_a_stop_that_fails_is_an_error_only_while_the_query_runs() -> None:
 
 def test_a_state_backend_is_applied_to_the_session(spark: SparkSession) -> None:
     session = spark.newSession()
-    backend = RocksDBStateBackend(settings={**FORMAT_V2, "spark.sql.streaming.stateStore.rocksdb.blockSizeKB": 8})
+    backend = EmbeddedRocksDBStateBackend(
+        True, settings={**FORMAT_V2, "spark.sql.streaming.stateStore.rocksdb.blockSizeKB": 8}
+    )
 
     changed = apply_state_backend(session, backend)
 
@@ -115,7 +117,8 @@ def test_a_state_backend_is_applied_to_the_session(spark: SparkSession) -> None:
 
 
 def test_a_setting_of_the_application_is_refused_with_what_to_do(spark: SparkSession) -> None:
-    backend = RocksDBStateBackend(settings={"spark.local.dir": "/elsewhere"})
+    backend = EmbeddedRocksDBStateBackend(True)
+    backend.set_db_storage_paths("/elsewhere")
 
     with pytest.raises(OptionError, match=r"spark\.local\.dir.*when the application starts"):
         apply_state_backend(spark.newSession(), backend)

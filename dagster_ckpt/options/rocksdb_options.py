@@ -1,0 +1,153 @@
+"""The options of Spark's RocksDB state store as one frozen, checked value."""
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.options.allowed_values import Choice, Switch, WholeNumber
+from dagster_ckpt.options.effects import Effect, OptionDescription
+from dagster_ckpt.options.options_factory import options_factory
+from dagster_ckpt.options.predefined_options import ROCKSDB_SETTINGS, PredefinedOptions, spark_settings_of
+from dagster_ckpt.options.spark_setting_values import SettingValue, as_text, checked_settings
+from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS, PROVIDER_CLASS
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+CHANGELOG_CHECKPOINTING = f"{ROCKSDB_SETTINGS}changelogCheckpointing.enabled"
+MAINTENANCE_THREADS = "spark.sql.streaming.stateStore.numStateStoreMaintenanceThreads"
+LOCAL_DIRECTORIES = "spark.local.dir"
+
+INCREMENTAL = Switch("enable_incremental_checkpointing")
+PREDEFINED = Choice("predefined options", PredefinedOptions)
+TRANSFER_THREADS = WholeNumber("number of transfer threads", minimum=1)
+_PATH_ALLOWED = "an absolute path of a local directory, for example '/mnt/ssd' or 'file:///mnt/ssd'"
+
+
+@dataclass(frozen=True)
+class RocksDBOptions:
+    """The options of one RocksDB backend.
+
+    Attributes:
+        incremental: Whether Spark writes each batch's changes only; None is the default, False.
+        predefined: A predefined choice of RocksDB options.
+        factory: Import path of a `RocksDBOptionsFactory`, applied on top of the predefined options.
+        db_storage_paths: Local directories of the working state; None leaves Spark's.
+        transfer_threads: Threads that move files; None is the default, 4 for our copies and Spark's own choice
+            for its uploads.
+        ttl_compaction_filter: Flink's filter of expired state.
+        settings: More Spark settings, by full name, applied last.
+
+    Raises:
+        OptionError: A value is out of range, or the factory cannot be used.
+        OptionTypeError: A value has the wrong type.
+    """
+
+    incremental: bool | None = None
+    predefined: PredefinedOptions = PredefinedOptions.DEFAULT
+    factory: str | None = None
+    db_storage_paths: tuple[str, ...] | None = None
+    transfer_threads: int | None = None
+    ttl_compaction_filter: bool = True
+    settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Check each value."""
+        if self.incremental is not None:
+            INCREMENTAL.checked(self.incremental)
+        PREDEFINED.checked(self.predefined)
+        if self.factory is not None:
+            options_factory(self.factory)
+        if self.db_storage_paths is not None:
+            paths = tuple(local_directory(path) for path in self.db_storage_paths)
+            object.__setattr__(self, "db_storage_paths", paths)
+        if self.transfer_threads is not None:
+            TRANSFER_THREADS.checked(self.transfer_threads)
+        own = [PROVIDER_CLASS, CHANGELOG_CHECKPOINTING, LOCAL_DIRECTORIES, MAINTENANCE_THREADS]
+        object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=own))
+
+    def spark_settings(self) -> dict[str, str]:
+        """Return the settings of the session that the query is started in.
+
+        Raises:
+            OptionError: The factory gave a setting that Spark cannot take.
+            OptionTypeError: It gave one of the wrong type.
+        """
+        predefined = spark_settings_of(self.predefined)
+        own = as_text({PROVIDER_CLASS: ROCKSDB, CHANGELOG_CHECKPOINTING: bool(self.incremental)})
+        if self.transfer_threads is not None:
+            own[MAINTENANCE_THREADS] = str(self.transfer_threads)
+        if self.db_storage_paths:
+            own[LOCAL_DIRECTORIES] = ",".join(self.db_storage_paths)
+        made: Mapping[str, SettingValue] = {}
+        if self.factory is not None:
+            current = dict(predefined)
+            made = checked_settings(
+                f"options factory {self.factory}", options_factory(self.factory)().create_settings(current), own=own
+            )
+        return own | predefined | as_text(made) | as_text(self.settings)
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect on Spark."""
+        return [
+            OptionDescription("enable_incremental_checkpointing", self.incremental, Effect.REAL, self._incremental()),
+            OptionDescription(
+                "predefined_options",
+                self.predefined,
+                Effect.MAPPED,
+                f"The nearest Spark settings: {spark_settings_of(self.predefined) or 'none needed'}.",
+            ),
+            OptionDescription("options", self.factory, Effect.MAPPED, "Its settings go on top of the predefined ones."),
+            OptionDescription(
+                "db_storage_paths",
+                None if self.db_storage_paths is None else list(self.db_storage_paths),
+                Effect.MAPPED,
+                f"{LOCAL_DIRECTORIES}, which Spark reads once, when the application starts.",
+            ),
+            OptionDescription(
+                "number_of_transfer_threads",
+                self.transfer_threads,
+                Effect.MAPPED,
+                f"{MAINTENANCE_THREADS} where it is set, and {self.transfer_threads or DEFAULT_TRANSFER_THREADS} "
+                "threads of ours.",
+            ),
+            OptionDescription(
+                "ttl_compaction_filter",
+                self.ttl_compaction_filter,
+                Effect.NONE,
+                "Spark removes expired state itself, batch by batch; it has no compaction filter.",
+            ),
+            OptionDescription("settings", dict(self.settings), Effect.REAL, "Set on the session before the start."),
+        ]
+
+    def _incremental(self) -> str:
+        if self.incremental:
+            return "Spark writes each batch's changes, and snapshots in the background."
+        return "Spark writes a snapshot of the database with each batch; images here are incremental either way."
+
+
+def local_directory(path: object) -> str:
+    """Return a local directory as PyFlink's getter answers it: an absolute path, normalised.
+
+    Raises:
+        OptionTypeError: It is not a string.
+        OptionError: It is None, relative, of another file system, or cannot be one of several in a list.
+    """
+    if path is None:
+        raise OptionError(
+            f"db storage path is None, but must be {_PATH_ALLOWED}; set none to use the deployment's directories."
+        )
+    if not isinstance(path, str):
+        raise OptionTypeError(f"db storage path is {path!r} ({type(path).__name__}), but must be {_PATH_ALLOWED}.")
+    scheme, colon, rest = path.partition(":")
+    local = path
+    if colon and "/" not in scheme:
+        if scheme.lower() != "file":
+            raise OptionError(
+                f"db storage path is {path!r}, of a file system that is not local; it must be {_PATH_ALLOWED}."
+            )
+        local = "/" + rest[2:].partition("/")[2] if rest.startswith("//") else rest
+    if not local.startswith("/"):
+        raise OptionError(f"db storage path is {path!r}, a relative path; it must be {_PATH_ALLOWED}.")
+    if "," in local:
+        raise OptionError(f"db storage path is {path!r}, but Spark separates directories by commas; it must have none.")
+    return posixpath.normpath("/" + local.lstrip("/"))

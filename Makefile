@@ -1,6 +1,7 @@
 # make demo   the drill: kill, destroy, rewind a stream, and compare with an uninterrupted run
 # make dev    the Dagster page at http://localhost:3000
 # make test   formatting, types, room order, and every test
+# make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
 # Each sets itself up in .venv first. Needs Python 3.11+ and Java 17+.
 
 PYTHON ?= python3
@@ -8,12 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 3000
 PACE ?= 2
+# Sections of the bench, all of them when empty.
+ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test check format java clean
+.PHONY: help demo dev test bench check format java clean
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 demo: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.drill
@@ -23,6 +26,9 @@ dev: java $(VENV)/.demo
 
 test: java $(VENV)/.dev check
 	$(BIN)/pytest
+
+bench: java $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(ONLY)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,0 +1,83 @@
+"""Every call into the product that is measured, and nothing else of it: as a running driver makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dagster_ckpt import CheckpointConfig, RestartStrategies
+from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.prepare import restore_into
+from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, take_snapshot
+from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.storage import StoredImage, open_store
+
+JOB = "bench"
+
+
+class Engine:
+    """One streaming job, its live directory and its images.
+
+    Attributes:
+        live: The job's live directory; the first of its generations.
+
+    Args:
+        root: Folder of this machine for live directories and the catalog.
+        images: URL of the place for images.
+        storage_options: Arguments of its file system.
+    """
+
+    def __init__(self, root: Path, images: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        storage = FileSystemCheckpointStorage(
+            images, savepoint_path=f"{images}/savepoints", storage_options=storage_options or {}
+        )
+        self._job = StreamingJob(
+            job_id=JOB,
+            name=JOB,
+            asset_key=JOB,
+            catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
+            store=open_store(storage, JOB),
+            options=CheckpointConfig().options,
+            restart=RestartStrategies.no_restart(),
+            live_root=f"{root}/live",
+        )
+        self._number = 0
+        self.live = root / "live" / JOB / "live-1"
+        self.live.parent.mkdir(parents=True, exist_ok=True)
+
+    def checkpoint(self, base: str | None = None) -> StoredImage:
+        """Take a checkpoint of the live directory.
+
+        Args:
+            base: Location of the image before; None takes everything.
+        """
+        return self._take(ImageKind.CHECKPOINT, base)
+
+    def savepoint(self, base: str | None = None) -> StoredImage:
+        """Take a savepoint of the live directory.
+
+        Args:
+            base: Location of the image before.
+        """
+        return self._take(ImageKind.SAVEPOINT, base)
+
+    def restore(self, location: str, name: str) -> Path:
+        """Make a live directory of an image, ready for Spark; beside the job's own.
+
+        Args:
+            location: The image.
+            name: Name of the directory.
+        """
+        target = self.live.with_name(name)
+        restore_into(self._job, location, LiveDirectory(str(target)))
+        return target
+
+    def _take(self, kind: ImageKind, base: str | None) -> StoredImage:
+        self._number += 1
+        order = SnapshotOrder(kind=kind, number=self._number, base=base)
+        return take_snapshot(self._job, LiveDirectory(str(self.live)), order, now_ms=wall_clock_ms()).stored

@@ -1,0 +1,93 @@
+"""docs/performance.md, from the kept results of every section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.results import SectionResult, Table, Target
+
+HEAD = """# Performance
+
+Written by `make bench`, never by hand. Every figure was taken beside its peers in one run: on another machine, or in
+another hour, the seconds differ and the ratios hold. `x ours` is how many times longer a peer took: the median of the
+ratios within one repetition, and the ratio of the minima. CPU s is the user and system time of the measured call, or
+of the peer's whole process tree.
+"""
+
+
+def render(results: Sequence[SectionResult], machine: Mapping[str, str], missing: Sequence[str]) -> str:
+    """The page.
+
+    Args:
+        results: What the sections found, in their order.
+        machine: What the machine is.
+        missing: Names of sections without a result.
+    """
+    parts = [HEAD, _machine(machine), _summary(results)]
+    if missing:
+        parts.append(f"Not measured yet: {', '.join(missing)}.\n")
+    parts += [_section(result) for result in results]
+    return "\n".join(parts)
+
+
+def table_lines(table: Table) -> str:
+    """A table in Markdown."""
+    rule = ("---", *("---:" for _ in table.headings[1:]))
+    rows = (table.headings, rule, *table.rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def target_table(targets: Sequence[Target]) -> Table:
+    """Targets as a table."""
+    return Table(
+        title="Targets",
+        headings=("target", "wanted", "measured", ""),
+        rows=tuple((target.what, _wanted(target), _measured(target), _verdict(target)) for target in targets),
+    )
+
+
+def _machine(machine: Mapping[str, str]) -> str:
+    return "".join(f"- {name}: {value}\n" for name, value in machine.items())
+
+
+def _summary(results: Sequence[SectionResult]) -> str:
+    targets = [target for result in results for target in result.targets]
+    met = sum(target.met is True for target in targets)
+    return f"## Targets\n\n{met} of {len(targets)} are met.\n\n{table_lines(target_table(targets))}\n"
+
+
+def _section(result: SectionResult) -> str:
+    versions = ", ".join(f"{name}: {version}" for name, version in result.versions.items())
+    lines = [
+        f"## {result.title}",
+        "",
+        result.method,
+        "",
+        f"`make bench ONLY={result.name}`, {result.measured_at}, {result.took_s:.0f} s, load average "
+        f"{result.load[0]:.1f} before and {result.load[1]:.1f} after. {versions}".rstrip(),
+        "",
+    ]
+    for table in result.tables:
+        lines += [f"### {table.title}", "", table_lines(table), ""]
+        if table.note:
+            lines += [table.note, ""]
+    return "\n".join(lines)
+
+
+def _wanted(target: Target) -> str:
+    return f"{target.bound.value} {target.limit:g}{_unit(target)}"
+
+
+def _measured(target: Target) -> str:
+    if target.measured is None:
+        return f"not measured: {target.reason}"
+    digits = 0 if target.measured >= 100 or float(target.measured).is_integer() else 2
+    return f"{target.measured:.{digits}f}{_unit(target)}"
+
+
+def _verdict(target: Target) -> str:
+    return {True: "met", False: "**not met**", None: ""}[target.met]
+
+
+def _unit(target: Target) -> str:
+    return f" {target.unit}" if target.unit else ""

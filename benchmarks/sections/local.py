@@ -1,0 +1,201 @@
+"""Images on a local disk, beside `cp` and `rsync`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.bench import LARGE, Bench, Findings, Section, first_line
+from benchmarks.engine import Engine
+from benchmarks.growing import committed_at_ns, copy_of, grow
+from benchmarks.live_directories import KeptDirectory
+from benchmarks.measuring import Sample, Series, paired_ratio, run, timed, tree_size
+from benchmarks.packages import require_debian_packages
+from benchmarks.results import Bound, Table, Target, megabytes, seconds, timing_table
+
+OURS = "image"
+BESIDE = "restore, live directory there"
+LOST = "restore, live directory lost"
+RSYNC, LINK_DEST = "rsync -a", "rsync -a --link-dest"
+LIMIT = "reading the new bytes, one write"
+FILES_OF_A_FIGURE = 10_000
+
+
+@dataclass
+class _Figures:
+    full: Series = field(default_factory=Series)
+    incremental: Series = field(default_factory=Series)
+    every_batch: Series = field(default_factory=Series)
+    unchanged: Series = field(default_factory=Series)
+    restore: Series = field(default_factory=Series)
+    new_files: list[int] = field(default_factory=list)
+    # Files and bytes that the last repetition wrote.
+    cells: dict[str, tuple[str, str]] = field(default_factory=dict)
+    live_files: int = 0
+
+
+def _measure(bench: Bench) -> Findings:
+    require_debian_packages("rsync")
+    kept = bench.directory(LARGE)
+    figures = _Figures()
+    for repetition in range(bench.repetitions):
+        _repeat(bench.repetition(repetition), kept, figures, repetition)
+    return Findings(_tables(figures), _targets(figures), {"rsync": first_line("rsync", "--version")})
+
+
+def _repeat(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int) -> None:
+    engine = Engine(root / "job", f"file://{root}/images")
+    live = copy_of(kept.stages[0], engine.live)
+    # Hard links change the times of their sources, so the peers have a copy of their own.
+    theirs = copy_of(kept.stages[0], root / "theirs")
+    images, backup, base, linked = root / "images", root / "backup", root / "base", root / "linked"
+    locations: list[str] = []
+
+    def image() -> Sample:
+        return timed(lambda: locations.append(engine.checkpoint(locations[-1] if locations else None).location))
+
+    figures.full.interleave(
+        {
+            OURS: image,
+            "cp -a": lambda: run("cp", "-a", str(theirs), str(root / "copy")),
+            RSYNC: lambda: run("rsync", "-a", f"{theirs}/", str(backup)),
+        },
+        repetition,
+    )
+    run("rsync", "-a", f"{theirs}/", str(base))
+    grow(live, kept.stages[1])
+    grow(theirs, kept.stages[1])
+    before = {name: tree_size(path) for name, path in ((OURS, images), (RSYNC, backup), (LINK_DEST, base))}
+    figures.incremental.interleave(
+        {
+            OURS: image,
+            LINK_DEST: lambda: run("rsync", "-a", f"--link-dest={base}", f"{theirs}/", str(linked)),
+            RSYNC: lambda: run("rsync", "-a", f"{theirs}/", str(backup)),
+        },
+        repetition,
+    )
+    for name, path in ((OURS, images), (RSYNC, backup), (LINK_DEST, linked)):
+        after = tree_size(path, without=before[name])
+        new = after.files if name == LINK_DEST else after.files - before[name].files
+        figures.cells[name] = (str(new), megabytes(after.bytes))
+        if name == OURS:
+            figures.new_files.append(new)
+    figures.live_files = tree_size(live).files
+    figures.unchanged.add(OURS, image())
+    first, last = LARGE.stages[1], LARGE.stages[2]
+    for batch in range(first, last - 1):
+        added = grow(live, kept.stages[2], until_ns=committed_at_ns(kept.stages[2], batch))
+        wanted = [path for path in added if not path.name.startswith(".")]
+        written = root / f"one-write-{batch}"
+        limit = partial(_read_and_write, wanted, written)
+        competitors: dict[str, Callable[[], Sample]] = {OURS: image, LIMIT: partial(timed, limit)}
+        figures.every_batch.interleave(competitors, batch)
+    grow(live, kept.stages[2])
+    image()
+    _restore(root, engine, locations[-1], figures, repetition)
+
+
+def _restore(root: Path, engine: Engine, location: str, figures: _Figures, repetition: int) -> None:
+    # The peers copy exactly the files that a restore makes.
+    same_files = copy_of(engine.restore(location, "live-2"), root / "same-files")
+    figures.restore.interleave(
+        {
+            BESIDE: lambda: timed(lambda: engine.restore(location, "live-3")),
+            "cp -al": lambda: run("cp", "-al", str(same_files), str(root / "hard-linked")),
+            "cp -a": lambda: run("cp", "-a", str(same_files), str(root / "copied")),
+        },
+        repetition,
+    )
+    (root / "lost").mkdir()
+    for directory in list(engine.live.parent.iterdir()):
+        directory.rename(root / "lost" / directory.name)
+    figures.restore.add(LOST, timed(lambda: engine.restore(location, "live-4")))
+
+
+def _read_and_write(paths: Sequence[Path], target: Path) -> None:
+    """The physical limit: every new file that a restore needs is read once, and all of it written once."""
+    with target.open("wb") as stream:
+        for path in paths:
+            stream.write(path.read_bytes())
+
+
+def _per_ten_thousand_files(figures: _Figures) -> float:
+    return figures.unchanged.median(OURS) * 1000 * FILES_OF_A_FIGURE / figures.live_files
+
+
+def _tables(figures: _Figures) -> tuple[Table, ...]:
+    batches = figures.every_batch
+    return (
+        timing_table("First full image", figures.full, ours=OURS),
+        timing_table(
+            "Image after ten more batches",
+            figures.incremental,
+            ours=OURS,
+            headings=("new files", "MB written"),
+            cells={name: tuple(cells) for name, cells in figures.cells.items()},
+        ),
+        timing_table("Image at every batch", batches, ours=OURS, note="The limit leaves out checksum files, as we do."),
+        Table(
+            title="Finding that nothing changed",
+            headings=("", "median s", "min s", "files", "ms per 10,000 files"),
+            rows=(
+                (
+                    OURS,
+                    seconds(figures.unchanged.median(OURS)),
+                    seconds(min(figures.unchanged.walls(OURS))),
+                    str(figures.live_files),
+                    f"{_per_ten_thousand_files(figures):.0f}",
+                ),
+            ),
+            note="The whole image of it: listing, comparing, and publishing.",
+        ),
+        timing_table("Restore on the same file system", figures.restore, ours=BESIDE),
+    )
+
+
+def _targets(figures: _Figures) -> tuple[Target, ...]:
+    least, most = Bound.AT_LEAST, Bound.AT_MOST
+    incremental, restore, batches = figures.incremental, figures.restore, figures.every_batch
+    return (
+        Target(
+            what="first full image: `cp -a` / ours", bound=least, limit=1, measured=figures.full.ratio("cp -a", OURS)
+        ),
+        Target(
+            what="incremental: `rsync -a --link-dest` / ours",
+            bound=least,
+            limit=4,
+            measured=incremental.ratio(LINK_DEST, OURS),
+        ),
+        Target(what="incremental: `rsync -a` / ours", bound=least, limit=2, measured=incremental.ratio(RSYNC, OURS)),
+        Target(what="incremental: new files", bound=most, limit=20, measured=statistics.median(figures.new_files)),
+        Target(
+            what="image at every batch: ours / the new bytes read and written once",
+            bound=most,
+            limit=1.5,
+            measured=paired_ratio(batches.walls(OURS), batches.walls(LIMIT)),
+        ),
+        Target(what="restore: `cp -al` / ours", bound=least, limit=1, measured=restore.ratio("cp -al", BESIDE)),
+        Target(
+            what="nothing changed, per 10,000 files",
+            bound=most,
+            limit=50,
+            measured=_per_ten_thousand_files(figures),
+            unit="ms",
+        ),
+    )
+
+
+LOCAL = Section(
+    name="local",
+    title="Images on a local disk",
+    method=(
+        "A live directory of one million keys in 200 partitions, RocksDB with changelogs, as Spark left it after 13, "
+        "23 and 33 batches of which each but the first changes 1 % of the keys. A copy of it grows from one to the "
+        "next; images are taken of the copy, and the peers have a copy of their own. The peers are whole processes, "
+        "an image is a call in a process that runs already, as a driver's. Page cache warm, nothing is synced."
+    ),
+    measure=_measure,
+)

@@ -50,6 +50,10 @@ class IncompleteCutError(LiveDirectoryError):
     """Something that a restore would need is not in the live directory, so no image was taken."""
 
 
+class CutOvertakenError(IncompleteCutError):
+    """Spark purged or replaced a file after a cut was taken and before it was read; a new cut succeeds."""
+
+
 class RestoreError(CkptError):
     """An image could not be turned into a live directory."""
 

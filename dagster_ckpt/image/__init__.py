@@ -6,20 +6,25 @@ Nothing here knows Spark, a job's life or a file system: named byte streams in, 
 
 from dagster_ckpt.image.container import Metadata, pack_metadata, unpack_metadata
 from dagster_ckpt.image.manifest import FileEntry, ImageHeader, ImageKind, Manifest
+from dagster_ckpt.image.packs import RunTasks
 from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, verify_image
-from dagster_ckpt.image.reuse import object_name
-from dagster_ckpt.image.source import SourceFile
+from dagster_ckpt.image.reuse import Base, object_name
+from dagster_ckpt.image.source import Source, SourceFile
 from dagster_ckpt.image.space import ObjectSpace
-from dagster_ckpt.image.writer import METADATA_NAME, WriteOptions, WrittenImage, write_image
+from dagster_ckpt.image.writer import METADATA_NAME, Hold, WriteOptions, WrittenImage, write_image
 
 __all__ = [
     "METADATA_NAME",
+    "Base",
     "FileEntry",
+    "Hold",
     "ImageHeader",
     "ImageKind",
     "Manifest",
     "Metadata",
     "ObjectSpace",
+    "RunTasks",
+    "Source",
     "SourceFile",
     "WriteEntry",
     "WriteOptions",

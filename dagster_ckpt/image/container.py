@@ -1,21 +1,35 @@
-"""The bytes of `_metadata`: manifest and small files in one sealed container (docs/image-format.md, section 2)."""
+"""The bytes of `_metadata`: manifest and small files in one sealed ZIP (docs/image-format.md, section 2).
+
+Any tool for ZIP archives reads it. The seal, a checksum over every byte, is the comment of the archive.
+"""
 
 from __future__ import annotations
 
-import struct
+import io
+import json
+import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from blake3 import blake3
 from pydantic import ValidationError
 
 from dagster_ckpt.errors import ImageCorruptError
-from dagster_ckpt.image.manifest import FORMAT_VERSION, Manifest
+from dagster_ckpt.image import container_v1
+from dagster_ckpt.image.manifest import ImageHeader, Manifest
 
-MAGIC = b"DGCKPT"
-# Magic, format version, length of the compressed manifest, length of the inlined bytes; big-endian.
-_HEAD = struct.Struct(">6sHQQ")
-_SEAL_BYTES = 32
+FORMAT_VERSION = 2
+MANIFEST_NAME = "manifest.json"
+FILES_NAME = "files.jsonl"
+INLINE_NAME = "inline.bin"
+_ZIP_MAGIC = b"PK\x03\x04"
+_SEAL = b"blake3:"
+_SEAL_BYTES = len(_SEAL) + 64
+# Most of it are digests, which no level shrinks; level 1 takes a third of the time.
+_LEVEL = 1
+# The earliest time that the format knows: an image of the same content has the same bytes.
+_NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -31,17 +45,32 @@ class Metadata:
     inline: bytes
 
 
-def pack_metadata(manifest: Manifest, inline: bytes) -> bytes:
+def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
     """The bytes of a `_metadata`, sealed with a checksum over all of them."""
-    # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
-    body = zlib.compress(manifest.model_dump_json(exclude_none=True).encode(), level=1)
-    head = _HEAD.pack(MAGIC, manifest.format_version, len(body), len(inline))
-    sealed = head + body + inline
-    return sealed + blake3(sealed).digest()
+    described = {
+        "format_version": FORMAT_VERSION,
+        "header": manifest.header.model_dump(mode="json"),
+        "file_count": manifest.file_count,
+        "full_bytes": manifest.full_bytes,
+        "objects": {name: asdict(use) for name, use in manifest.uses.items()},
+    }
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr(_member(MANIFEST_NAME), json.dumps(described, indent=1), compresslevel=_LEVEL)
+        member = _member(FILES_NAME)
+        member._compresslevel = _LEVEL  # type: ignore[attr-defined]  # ZipFile.open takes no level
+        with archive.open(member, "w") as stream:
+            for line in manifest.lines:
+                stream.write(line)
+                stream.write(b"\n")
+        archive.writestr(_member(INLINE_NAME, zipfile.ZIP_STORED), bytes(inline))
+        archive.comment = bytes(_SEAL_BYTES)
+    sealed = target.getvalue()[:-_SEAL_BYTES]
+    return sealed + _SEAL + blake3(sealed).hexdigest().encode()
 
 
 def unpack_metadata(data: bytes, location: str) -> Metadata:
-    """Read a `_metadata`.
+    """Read a `_metadata`, of this version of the format or of the one before.
 
     Args:
         data: Its bytes.
@@ -50,35 +79,54 @@ def unpack_metadata(data: bytes, location: str) -> Metadata:
     Raises:
         ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
     """
-    if len(data) < _HEAD.size + _SEAL_BYTES:
-        raise ImageCorruptError(_advice(location, f"it ends after {len(data)} bytes, so it is truncated"))
-    magic, version, body_bytes, inline_bytes = _HEAD.unpack_from(data)
-    if magic != MAGIC:
-        raise ImageCorruptError(_advice(location, f"it begins with {magic!r}, not {MAGIC!r}: not an image's metadata"))
+    if data.startswith(container_v1.MAGIC):
+        header, entries, inline = container_v1.unpack(data, location)
+        metadata = Metadata(Manifest.of(header, entries), inline)
+    else:
+        metadata = _unpack(data, location)
+    if metadata.manifest.inline_length > len(metadata.inline):
+        outside = f"a file ends at {metadata.manifest.inline_length} of its {len(metadata.inline)} inlined bytes"
+        raise ImageCorruptError(cannot_be_trusted(location, outside))
+    return metadata
+
+
+def cannot_be_trusted(location: str, what: str) -> str:
+    """The message about damaged metadata."""
+    return f"{location} cannot be trusted: {what}. Start from another image."
+
+
+def _unpack(data: bytes, location: str) -> Metadata:
+    if len(data) < len(_ZIP_MAGIC) + _SEAL_BYTES:
+        raise ImageCorruptError(cannot_be_trusted(location, f"it ends after {len(data)} bytes, so it is truncated"))
+    if not data.startswith(_ZIP_MAGIC):
+        raise ImageCorruptError(
+            cannot_be_trusted(location, f"it begins with {data[:6]!r}: that is not an image's metadata")
+        )
+    sealed, seal = memoryview(data)[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
+    if seal != _SEAL + blake3(sealed).hexdigest().encode():
+        raise ImageCorruptError(cannot_be_trusted(location, "its checksum does not fit, so it is truncated or altered"))
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            described = json.loads(archive.read(MANIFEST_NAME))
+            _check_version(described, location)
+            header = ImageHeader.model_validate(described["header"])
+            with archive.open(FILES_NAME) as stream:
+                manifest = Manifest.read(header, (line.rstrip(b"\n") for line in stream))
+            return Metadata(manifest, archive.read(INLINE_NAME))
+    except (zipfile.BadZipFile, zlib.error, KeyError, TypeError, ValueError, ValidationError) as error:
+        raise ImageCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({error})")) from error
+
+
+def _check_version(described: Any, location: str) -> None:
+    version = described["format_version"]
     if version != FORMAT_VERSION:
         raise ImageCorruptError(
-            f"{location} has format version {version}; this dagster-ckpt reads version {FORMAT_VERSION}. "
+            f"{location} has format version {version}; this dagster-ckpt reads versions up to {FORMAT_VERSION}. "
             "Upgrade dagster-ckpt, or start from another image."
         )
-    expected = _HEAD.size + body_bytes + inline_bytes + _SEAL_BYTES
-    if len(data) != expected:
-        raise ImageCorruptError(
-            _advice(location, f"it has {len(data)} bytes instead of {expected}: truncated or altered")
-        )
-    sealed, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
-    if blake3(sealed).digest() != seal:
-        raise ImageCorruptError(_advice(location, "its checksum does not fit: it was altered"))
-    body = sealed[_HEAD.size : _HEAD.size + body_bytes]
-    try:
-        manifest = Manifest.model_validate_json(zlib.decompress(body))
-    except (zlib.error, ValidationError) as error:
-        raise ImageCorruptError(_advice(location, f"its manifest cannot be read ({error})")) from error
-    inline = sealed[_HEAD.size + body_bytes :]
-    for entry in manifest.files:
-        if entry.object is None and entry.offset + entry.size > len(inline):
-            raise ImageCorruptError(_advice(location, f"{entry.path} lies outside its {len(inline)} inlined bytes"))
-    return Metadata(manifest, inline)
 
 
-def _advice(location: str, what: str) -> str:
-    return f"{location} cannot be trusted: {what}. Start from another image."
+def _member(name: str, method: int = zipfile.ZIP_DEFLATED) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, _NO_TIME)
+    member.compress_type = method
+    return member

@@ -1,28 +1,39 @@
-"""The manifest of an image: what it is, and where each of its bytes lies (docs/image-format.md, section 3)."""
+"""The manifest of an image: what it is, and where each of its bytes lies (docs/image-format.md, section 3).
+
+An image may have a hundred thousand files. So a manifest keeps each as the line of text it has in the container, and
+an image that shares a file with the one before it shares the line: neither is parsed nor built anew.
+"""
 
 from __future__ import annotations
 
+import json
 import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT_VERSION = 1
-
-
-def _inside(path: str) -> str:
-    """Refuse a path that a restore would write outside its directory (section 3.2)."""
-    if posixpath.normpath(path) != path or path.startswith(("/", "../")) or path in (".", "..") or "\0" in path:
-        raise ValueError(f"{path!r} is not a plain relative path")
-    return path
-
-
-Path = Annotated[str, AfterValidator(_inside)]
-Bytes = Annotated[int, Field(ge=0)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-# Beside the manifest, or in the folder that the checkpoints of a job share: nowhere else (section 3.3).
-Reference = Annotated[str, Field(pattern=r"^(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*$")]
+_REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
+_DIGEST = re.compile("[0-9a-f]{64}")
+# What nearly every line looks like; any other is read slowly and checked in full.
+_SEGMENT = rb'(?!\.{1,2}[/"])[^"/\\\0-\x1f]+'
+_TEXT = rb'(?:null|"[^"\\\0-\x1f]*")'
+_PLAIN_LINE = re.compile(
+    rb'\["[0-9a-f]{64}","((?:'
+    + _SEGMENT
+    + rb"/)*"
+    + _SEGMENT
+    + rb')",([0-9]{1,18}),'
+    + _TEXT
+    + rb","
+    + _TEXT
+    + rb',(?:null|"((?:\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*)"),([0-9]{1,18})\]'
+)
+# A line begins with the digest, which is of fixed length: `["<64>",`.
+_AFTER_DIGEST = 68
 
 
 class ImageKind(StrEnum):
@@ -58,55 +69,203 @@ class ImageHeader(BaseModel):
     properties: dict[str, Any] = Field(default_factory=dict)
 
 
-class FileEntry(BaseModel):
+class FileEntry(NamedTuple):
     """One file of an image.
 
     Attributes:
+        digest: BLAKE3 of its content, hexadecimal.
         path: Its name.
         size: Its length in bytes.
-        digest: BLAKE3 of its content, hexadecimal.
-        identity: See `SourceFile.identity`.
+        identity: See `Source.identity`.
+        token: See `Source.token`.
         object: The data object it lies in, relative to the image's directory; None: in the metadata itself.
         offset: Where it begins there.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    digest: str
+    path: str
+    size: int
+    identity: str | None
+    token: str | None
+    object: str | None
+    offset: int
 
-    path: Path
-    size: Bytes
-    digest: Digest
-    identity: str | None = None
-    object: Reference | None = None
-    offset: Bytes
+    def line(self) -> bytes:
+        """The entry as a line of the manifest."""
+        return json.dumps(self, separators=(",", ":")).encode()
 
 
-class Manifest(BaseModel):
+@dataclass(slots=True)
+class ObjectUse:
+    """How an image uses a data object.
+
+    Attributes:
+        length: The object must have at least so many bytes.
+        used: Bytes of it that belong to files of the image.
+    """
+
+    length: int = 0
+    used: int = 0
+
+
+@dataclass
+class Manifest:
     """Header and files of an image.
 
     Attributes:
-        format_version: Version of the format; a reader refuses one it does not know.
         header: What the image says of itself.
-        files: Its files, by path.
+        uses: The data objects it refers to, relative to its directory.
+        file_count: Number of its files.
+        full_bytes: Bytes that a restore writes.
+        inline_length: Bytes of the files that lie in the metadata itself.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format_version: int = FORMAT_VERSION
     header: ImageHeader
-    files: tuple[FileEntry, ...]
+    uses: dict[str, ObjectUse] = field(default_factory=dict)
+    file_count: int = 0
+    full_bytes: int = 0
+    inline_length: int = 0
+    # By directory, so that a path is stored once and a directory is found at once.
+    _lines: dict[str, list[bytes]] = field(default_factory=dict, repr=False)
 
-    @model_validator(mode="after")
-    def _paths_differ(self) -> Self:
-        if len({entry.path for entry in self.files}) < len(self.files):
-            raise ValueError("two files of the image have the same path")
-        return self
+    @classmethod
+    def of(cls, header: ImageHeader, entries: Iterable[FileEntry]) -> Manifest:
+        """A manifest of entries."""
+        manifest = cls(header)
+        for entry in entries:
+            manifest.add(entry)
+        return manifest
 
     @property
     def objects(self) -> frozenset[str]:
         """The data objects it refers to, relative to its directory."""
-        return frozenset(entry.object for entry in self.files if entry.object is not None)
+        return frozenset(self.uses)
 
     @property
-    def full_bytes(self) -> int:
-        """Bytes that a restore writes."""
-        return sum(entry.size for entry in self.files)
+    def files(self) -> Iterator[FileEntry]:
+        """Its files, in the order they were added.
+
+        Raises:
+            ValueError: An entry is none that a writer of this format makes (section 3.2 to 3.4).
+        """
+        for lines in self._lines.values():
+            for line in lines:
+                yield parse_line(line)
+
+    @property
+    def lines(self) -> Iterator[bytes]:
+        """Its files as lines."""
+        for lines in self._lines.values():
+            yield from lines
+
+    def add(self, entry: FileEntry) -> None:
+        """Add a file."""
+        self.add_line(entry.path, entry.size, entry.object, entry.offset, entry.line())
+
+    def add_line(self, path: str, size: int, reference: str | None, offset: int, line: bytes) -> None:
+        """Add a file whose line exists already."""
+        self._lines.setdefault(path.rpartition("/")[0], []).append(line)
+        self.file_count += 1
+        self.full_bytes += size
+        end = offset + size
+        if reference is None:
+            self.inline_length = max(self.inline_length, end)
+            return
+        use = self.uses.get(reference)
+        if use is None:
+            use = self.uses[reference] = ObjectUse()
+        use.used += size
+        use.length = max(use.length, end)
+
+    @classmethod
+    def read(cls, header: ImageHeader, lines: Iterable[bytes]) -> Manifest:
+        """A manifest of lines that are checked.
+
+        Raises:
+            ValueError: A line is none that a writer of this format makes, or two files have the same path.
+        """
+        manifest = cls(header)
+        for line in lines:
+            plain = _PLAIN_LINE.fullmatch(line)
+            if plain is not None:
+                path, size, reference, offset = plain.groups()
+                place = None if reference is None else reference.decode()
+                manifest.add_line(path.decode(), int(size), place, int(offset), line)
+            else:
+                manifest.add(parse_line(line))
+        for in_directory in manifest._lines.values():
+            if len({line[_AFTER_DIGEST : line.index(b'",', _AFTER_DIGEST)] for line in in_directory}) < len(
+                in_directory
+            ):
+                raise ValueError("two files of the image have the same path")
+        return manifest
+
+    def find(self, path: str) -> bytes | None:
+        """The line of a file."""
+        start = f"{_quoted(path)},".encode()
+        for line in self._lines.get(path.rpartition("/")[0], ()):
+            if line.startswith(start, _AFTER_DIGEST):
+                return line
+        return None
+
+    def find_unchanged(self, path: str, size: int, identity: str | None, token: str | None) -> bytes | None:
+        """The line of a file that is the same for certain, by its path, size, identity and token."""
+        start = f"{_quoted(path)},{size},{_quoted_or_null(identity)},{_quoted_or_null(token)},".encode()
+        for line in self._lines.get(path.rpartition("/")[0], ()):
+            if line.startswith(start, _AFTER_DIGEST):
+                return line
+        return None
+
+
+def parse_line(line: bytes) -> FileEntry:
+    """Read one line of a manifest.
+
+    Raises:
+        ValueError: It is none that a writer of this format makes (section 3.2 to 3.4).
+    """
+    values = json.loads(line)
+    if not isinstance(values, list) or len(values) != len(FileEntry._fields):
+        raise ValueError(f"{line[:120]!r} is not an entry of a file")
+    entry = FileEntry(*values)
+    check_entry(entry)
+    return entry
+
+
+def check_entry(entry: FileEntry) -> None:
+    """Refuse an entry that no writer of this format makes, before it does harm.
+
+    Raises:
+        ValueError: A restore would write outside its directory, or read from another place.
+    """
+    path, reference = entry.path, entry.object
+    if not isinstance(path, str) or posixpath.normpath(path) != path or path.startswith(("/", "../")):
+        raise ValueError(f"{path!r} is not a plain relative path")
+    if path in (".", "..") or "\0" in path:
+        raise ValueError(f"{path!r} is not a plain relative path")
+    if not all(isinstance(number, int) and number >= 0 for number in (entry.size, entry.offset)):
+        raise ValueError(f"{path} has size {entry.size!r} and offset {entry.offset!r}")
+    if not isinstance(entry.digest, str) or not _DIGEST.fullmatch(entry.digest):
+        raise ValueError(f"{path} has the digest {entry.digest!r}")
+    if reference is not None and not is_reference(reference):
+        raise ValueError(f"{path} lies in {reference!r}, which is no data object of an image")
+
+
+def is_reference(reference: object) -> bool:
+    """Whether a name is beside the manifest, or in the folder that the checkpoints of a job share (section 3.3)."""
+    return isinstance(reference, str) and _REFERENCE.fullmatch(reference) is not None
+
+
+def place_of(line: bytes) -> tuple[str | None, int]:
+    """Data object and offset of a line, without reading all of it."""
+    _, reference, offset = line.rsplit(b",", 2)
+    return None if reference == b"null" else reference[1:-1].decode(), int(offset[:-1])
+
+
+def _quoted(text: str) -> str:
+    # Spark's names need no escapes; for others the detour through JSON is right and slower.
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return f'"{text}"' if plain else json.dumps(text)
+
+
+def _quoted_or_null(text: str | None) -> str:
+    return "null" if text is None else _quoted(text)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import io
 import posixpath
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import groupby
 from typing import BinaryIO
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.errors import ImageAbortedError, ImageCorruptError, ImageNotFoundError
 from dagster_ckpt.image.container import Metadata, unpack_metadata
 from dagster_ckpt.image.manifest import FileEntry
+from dagster_ckpt.image.packs import CHUNK_BYTES
 from dagster_ckpt.image.reuse import object_name
 from dagster_ckpt.image.space import ObjectSpace
-from dagster_ckpt.image.writer import CHUNK_BYTES, METADATA_NAME
+from dagster_ckpt.image.writer import METADATA_NAME
 
 WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
+# One piece of work for a thread: enough that opening the object again does not count.
+_SHARE_BYTES = 16 * 1024 * 1024
 
 
 def read_metadata(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> Metadata:
@@ -50,6 +54,7 @@ def extract(
     write: WriteEntry,
     *,
     only: Callable[[str], bool] = lambda _path: True,
+    threads: int = 1,
 ) -> None:
     """Hand out the files of an image, object by object, each checked against its digest.
 
@@ -58,7 +63,9 @@ def extract(
         directory: Its directory in the space.
         metadata: Its metadata.
         write: Takes an entry and its bytes, and must use them up. The last piece raises if the content is wrong.
+            With more than one thread it is called from several at once.
         only: Which paths to hand out.
+        threads: How many objects, or parts of one, are read at the same time.
 
     Raises:
         ImageCorruptError: Data is missing or was altered.
@@ -67,11 +74,30 @@ def extract(
         (entry for entry in metadata.manifest.files if only(entry.path)),
         key=lambda entry: (entry.object or "", entry.offset),
     )
-    for reference, group in groupby(entries, key=lambda entry: entry.object):
-        with _opened(space, directory, reference, metadata) as stream:
-            for entry in group:
-                stream.seek(entry.offset)
-                write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
+    failed = False
+
+    def hand_out(share: Sequence[FileEntry]) -> None:
+        nonlocal failed
+        try:
+            with _opened(space, directory, share[0].object, metadata) as stream:
+                for entry in share:
+                    if failed:
+                        raise ImageAbortedError(f"{space.url}/{directory} is not read any further.")
+                    write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
+        except BaseException:
+            failed = True
+            raise
+
+    shares = list(_shares(entries))
+    if threads < 2 or len(shares) < 2:
+        for share in shares:
+            hand_out(share)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="extract") as pool:
+        futures = [pool.submit(hand_out, share) for share in shares]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, ImageAbortedError)):
+        raise error
 
 
 def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> list[str]:
@@ -105,19 +131,30 @@ def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> li
 
 
 def _missing(space: ObjectSpace, directory: str, metadata: Metadata) -> list[str]:
-    needed: dict[str, int] = {}
-    for entry in metadata.manifest.files:
-        if entry.object is not None:
-            needed[entry.object] = max(needed.get(entry.object, 0), entry.offset + entry.size)
+    uses = {object_name(directory, name): use for name, use in metadata.manifest.uses.items()}
+    sizes = space.sizes(list(uses))
     problems = []
-    for reference, length in sorted(needed.items()):
-        name = object_name(directory, reference)
-        found = space.size(name)
+    for name, use in sorted(uses.items()):
+        found = sizes.get(name)
         if found is None:
             problems.append(f"{space.url}/{name} is missing")
-        elif found < length:
-            problems.append(f"{space.url}/{name} has {found} bytes, {length} are needed")
+        elif found < use.length:
+            problems.append(f"{space.url}/{name} has {found} bytes, {use.length} are needed")
     return problems
+
+
+def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
+    """Neighbours in one object, as much as one thread should take at a time."""
+    for _, group in groupby(entries, key=lambda entry: entry.object):
+        share: list[FileEntry] = []
+        size = 0
+        for entry in group:
+            if share and size + entry.size > _SHARE_BYTES:
+                yield share
+                share, size = [], 0
+            share.append(entry)
+            size += entry.size
+        yield share
 
 
 def _opened(space: ObjectSpace, directory: str, reference: str | None, metadata: Metadata) -> _Opened:
@@ -147,19 +184,36 @@ class _Opened:
 
 
 def _checked(stream: BinaryIO, entry: FileEntry, location: str) -> Iterator[bytes]:
+    stream.seek(entry.offset)
+    if entry.size <= CHUNK_BYTES:
+        data = stream.read(entry.size)
+        if len(data) < entry.size:
+            raise _ends_early(entry, entry.size - len(data), location)
+        if blake3(data).hexdigest() != entry.digest:
+            raise _altered(entry, location)
+        yield data
+        return
     digest = blake3()
     left = entry.size
     while left:
         chunk = stream.read(min(left, CHUNK_BYTES))
         if not chunk:
-            raise ImageCorruptError(
-                f"{location}: the data of {entry.path} ends {left} bytes early: truncated. Start from another image."
-            )
+            raise _ends_early(entry, left, location)
         digest.update(chunk)
         left -= len(chunk)
         yield chunk
     if digest.hexdigest() != entry.digest:
-        raise ImageCorruptError(
-            f"{location}: the content of {entry.path} does not have the digest it was written with: it was altered. "
-            "Start from another image."
-        )
+        raise _altered(entry, location)
+
+
+def _ends_early(entry: FileEntry, left: int, location: str) -> ImageCorruptError:
+    return ImageCorruptError(
+        f"{location}: the data of {entry.path} ends {left} bytes early: truncated. Start from another image."
+    )
+
+
+def _altered(entry: FileEntry, location: str) -> ImageCorruptError:
+    return ImageCorruptError(
+        f"{location}: the content of {entry.path} does not have the digest it was written with: it was altered. "
+        "Start from another image."
+    )

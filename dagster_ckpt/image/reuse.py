@@ -1,18 +1,24 @@
-"""What an image may take from the one before it, instead of writing the same bytes again."""
+"""What an image may take from an earlier one, instead of writing the same bytes again."""
 
 from __future__ import annotations
 
 import posixpath
-from collections import Counter
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from dagster_ckpt.image.manifest import FileEntry, Manifest
-from dagster_ckpt.image.source import SourceFile
+from dagster_ckpt.image.container import Metadata
+from dagster_ckpt.image.manifest import FileEntry, parse_line, place_of
+from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
 
 # Below this share of bytes in use an object is not shared any further: its last users are written anew, so that
 # it can be deleted. Rewriting costs at most a third of what it frees.
 SPARSE = 0.25
+
+# Takes an object of the base image by its reference there, and gives its reference in the new one; None: it cannot
+# be shared.
+Take = Callable[[str], str | None]
 
 
 def object_name(directory: str, reference: str) -> str:
@@ -20,64 +26,117 @@ def object_name(directory: str, reference: str) -> str:
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
+@dataclass(frozen=True)
+class Base:
+    """An earlier image, to share with.
+
+    Attributes:
+        metadata: Its metadata.
+        space: Where its data objects are.
+        directory: Its directory there.
+        is_beside: Whether both images refer to the same objects by the same names. Otherwise each object has to be
+            adopted first, and is not shared where it cannot be.
+    """
+
+    metadata: Metadata
+    space: ObjectSpace
+    directory: str
+    is_beside: bool = True
+
+
 class Reusable:
-    """Files of a base image, found by identity or by content.
+    """Files of a base image that a new one may share.
+
+    Left out are those in objects that are missing or too short, so that damage done to one image does not spread to
+    the next, and those in objects that hardly anything in use keeps alive.
 
     Args:
-        entries: What may be shared; each lies in a data object.
+        base: The image, or None to share nothing.
+        take: Takes an object of the base.
     """
 
-    def __init__(self, entries: Sequence[FileEntry] = ()) -> None:
-        self._by_identity = {entry.identity: entry for entry in entries if entry.identity is not None}
-        self._by_digest = {(entry.digest, entry.size): entry for entry in entries}
-        self._sizes = {entry.size for entry in entries}
+    def __init__(self, base: Base | None, take: Take) -> None:
+        self._base = base
+        self._take_object = take
+        self._references: dict[str, str | None] = {}
+        self._by_digest: dict[int, bytes] | None = None
+        self._sizes: Mapping[str, int] = {}
+        self._lock = threading.RLock()
+        if base is not None:
+            self._sizes = base.space.sizes([object_name(base.directory, name) for name in base.metadata.manifest.uses])
 
-    def by_identity(self, file: SourceFile) -> FileEntry | None:
-        """The entry of the same identity, which makes reading the file unnecessary."""
-        known = self._by_identity.get(file.identity) if file.identity is not None else None
-        return known if known is not None and known.size == file.size else None
+    @property
+    def inline(self) -> bytes:
+        """The inlined bytes of the base."""
+        return self._base.metadata.inline if self._base is not None else b""
 
-    def by_content(self, digest: str, size: int) -> FileEntry | None:
-        """The entry of the same content."""
-        return self._by_digest.get((digest, size))
+    def unchanged(self, file: Source) -> bytes | None:
+        """The line of a file that need not even be read, because it is the same for certain."""
+        if self._base is None or (file.identity is None and file.token is None):
+            return None
+        manifest = self._base.metadata.manifest
+        line = manifest.find_unchanged(file.path, file.size, file.identity, file.token)
+        if line is not None:
+            return self._shared(line)
+        # One of the two is enough: a linked file has another identity's token, and a restored one the same identity.
+        line = manifest.find(file.path)
+        if line is None:
+            return None
+        entry = parse_line(line)
+        same = (file.identity is not None and entry.identity == file.identity) or (
+            file.token is not None and entry.token == file.token
+        )
+        if not same or entry.size != file.size:
+            return None
+        return self._shared(entry._replace(identity=file.identity, token=file.token).line())
 
-    def is_likely(self, size: int) -> bool:
-        """Whether any entry could have the same content."""
-        return size in self._sizes
+    def is_likely(self, file: Source) -> bool:
+        """Whether a file may well have the content it had in the base."""
+        line = self._base.metadata.manifest.find(file.path) if self._base is not None else None
+        return line is not None and parse_line(line).size == file.size
 
-    def add(self, entry: FileEntry) -> None:
-        """Let later files of the same image share what was just written."""
-        self._by_digest[entry.digest, entry.size] = entry
-        self._sizes.add(entry.size)
+    def same_content(self, digest: str, file: Source) -> FileEntry | None:
+        """An entry for a file whose content an object of the base holds, under whatever name."""
+        if self._base is None:
+            return None
+        with self._lock:
+            if self._by_digest is None:
+                # Keyed by a part of the digest: this is the one table here with an entry for each file of an image.
+                self._by_digest = {int(line[2:18], 16): line for line in self._base.metadata.manifest.lines}
+            line = self._by_digest.get(int(digest[:16], 16))
+        if line is None:
+            return None
+        entry = parse_line(line)
+        if entry.digest != digest or entry.size != file.size or entry.object is None:
+            return None
+        taken = self._taken(entry.object)
+        if taken is None:
+            return None
+        return entry._replace(path=file.path, identity=file.identity, token=file.token, object=taken)
 
+    def _shared(self, line: bytes) -> bytes | None:
+        """The line as the new image has it; None where its object cannot be shared."""
+        reference, _ = place_of(line)
+        if reference is None:
+            return line
+        taken = self._taken(reference)
+        if taken is None or taken == reference:
+            return line if taken is not None else None
+        return parse_line(line)._replace(object=taken).line()
 
-def reusable(space: ObjectSpace, directory: str, base: Manifest | None, files: Sequence[SourceFile]) -> Reusable:
-    """Choose what may be shared with a base image.
+    def _taken(self, reference: str) -> str | None:
+        """Reference of an object of the base in the new image; None where it is not to be shared."""
+        with self._lock:
+            if reference not in self._references:
+                self._references[reference] = self._take(reference)
+            return self._references[reference]
 
-    Left out are the objects that are missing or too short, so that damage done to one image does not spread to the
-    next, and those that hardly anything in use keeps alive.
-
-    Args:
-        space: Where both images are.
-        directory: Directory of the new image, a sibling of the base's.
-        base: The image to share with.
-        files: Files of the new image.
-    """
-    if base is None:
-        return Reusable()
-    entries = [entry for entry in base.files if entry.object is not None]
-    identities = {file.identity for file in files if file.identity is not None}
-    places = {(file.path, file.size) for file in files}
-    needed: dict[str, int] = {}
-    in_use: Counter[str] = Counter()
-    for entry in entries:
-        name = entry.object or ""
-        needed[name] = max(needed.get(name, 0), entry.offset + entry.size)
-        if entry.identity in identities or (entry.path, entry.size) in places:
-            in_use[name] += entry.size
-    good = set()
-    for name, length in needed.items():
-        size = space.size(object_name(directory, name)) if in_use[name] else None
-        if size is not None and size >= length and in_use[name] >= size * SPARSE:
-            good.add(name)
-    return Reusable([entry for entry in entries if entry.object in good])
+    def _take(self, reference: str) -> str | None:
+        base = self._base
+        if base is None:
+            return None
+        use = base.metadata.manifest.uses[reference]
+        size = self._sizes.get(object_name(base.directory, reference))
+        if size is None or size < use.length or use.used < size * SPARSE:
+            return None
+        return self._take_object(reference)

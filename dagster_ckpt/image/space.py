@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
@@ -35,6 +36,18 @@ class ObjectSpace(Protocol):
 
     def size(self, name: str) -> int | None:
         """Length of an object in bytes, or None where there is none."""
+        ...
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Lengths of those objects that are there."""
+        ...
+
+    def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
+        """Make an object of this space from one of another without moving its bytes through this process.
+
+        Returns:
+            Whether it was done: only where both spaces are on one disk, or in one object store.
+        """
         ...
 
     def delete(self, name: str) -> None:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from blake3 import blake3
-
-from dagster_ckpt.errors import CkptError, ImageAbortedError, IncompleteCutError, StorageAccessError
+from dagster_ckpt.errors import CkptError, ImageAbortedError, StorageAccessError
 from dagster_ckpt.image.container import pack_metadata
-from dagster_ckpt.image.manifest import FileEntry, ImageHeader, Manifest
-from dagster_ckpt.image.reuse import Reusable, object_name, reusable
-from dagster_ckpt.image.source import SourceFile
+from dagster_ckpt.image.manifest import FileEntry, ImageHeader, Manifest, parse_line, place_of
+from dagster_ckpt.image.packs import Checks, PackTask, RunTasks, in_threads, read_file
+from dagster_ckpt.image.reuse import Base, Reusable, object_name
+from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
 
 METADATA_NAME = "_metadata"
+# Takes the files that will be read, gives them as they are to be read.
+Hold = Callable[[list[Source]], Sequence[Source]]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 # What is inlined is written again with every image: beyond this it is cheaper in an object that images share.
 INLINE_LIMIT_BYTES = 1024 * 1024
-# Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
-CHUNK_BYTES = 1024 * 1024
+# Below this a second thread costs more than it saves.
+BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,14 @@ class WriteOptions:
         inline_limit_bytes: All inlined files together; further small files go into a data object.
         pack_target_bytes: A data object of this size takes no further file. A file is never split.
         object_prefix: What goes before the name of a data object, relative to the image's directory.
+        threads: Data objects written at the same time, where there is enough to write.
     """
 
     inline_threshold: int | None = 20_480
     inline_limit_bytes: int = INLINE_LIMIT_BYTES
     pack_target_bytes: int = PACK_TARGET_BYTES
     object_prefix: str = ""
+    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,13 @@ class WrittenImage:
 
     Attributes:
         manifest: Its manifest.
+        inline: The bytes of the files that lie in its metadata.
         incremental_bytes: Bytes that were written for it, metadata included.
         new_objects: Names of the data objects that were made for it, relative to its directory.
     """
 
     manifest: Manifest
+    inline: bytes
     incremental_bytes: int
     new_objects: tuple[str, ...]
 
@@ -62,11 +67,13 @@ def write_image(
     space: ObjectSpace,
     directory: str,
     header: ImageHeader,
-    files: Sequence[SourceFile],
+    files: Iterable[Source],
     *,
     options: WriteOptions,
-    base: Manifest | None = None,
+    base: Base | None = None,
+    hold: Hold = list,
     should_abort: Callable[[], bool] = lambda: False,
+    run: RunTasks | None = None,
 ) -> WrittenImage:
     """Write an image: data objects first, `_metadata` last and at once (docs/image-format.md, section 4).
 
@@ -79,8 +86,10 @@ def write_image(
         header: What the image says of itself.
         files: Its files.
         options: How.
-        base: An image in a sibling directory whose data objects may be shared.
+        base: An earlier image whose data objects may be shared.
+        hold: Given the files that will be read, in time before any is; gives them as they are to be read.
         should_abort: Asked before each file.
+        run: Who writes the data objects; None: threads of this process.
 
     Raises:
         ImageAbortedError: `should_abort` said so.
@@ -92,13 +101,19 @@ def write_image(
             f"{space.url}/{directory} holds an image already, and an image is never overwritten. Give the new one "
             "another number, or delete that one first."
         )
-    known = reusable(space, directory, base, files)
-    writer = _Writer(space, directory, header, options, known)
+    writer = _Writer(space, directory, header, options, base)
+
+    def go_on() -> None:
+        if should_abort():
+            raise ImageAbortedError(f"{space.url}/{directory} was given up before it was whole.")
+
     try:
-        for file in files:
-            if should_abort():
-                raise ImageAbortedError(f"{space.url}/{directory} was given up before it was whole.")
-            writer.add(file)
+        unknown = hold(writer.share(files))
+        inline, packed = writer.split(unknown)
+        for file in inline:
+            go_on()
+            writer.inline(file)
+        writer.pack(packed, run or in_threads(options.threads), go_on)
         return writer.finish()
     except BaseException:
         writer.remove()
@@ -107,56 +122,84 @@ def write_image(
 
 class _Writer:
     def __init__(
-        self,
-        space: ObjectSpace,
-        directory: str,
-        header: ImageHeader,
-        options: WriteOptions,
-        known: Reusable,
+        self, space: ObjectSpace, directory: str, header: ImageHeader, options: WriteOptions, base: Base | None
     ) -> None:
         self._space = space
         self._directory = directory
-        self._header = header
         self._options = options
-        self._known = known
-        self._entries: list[FileEntry] = []
+        self._base = base
+        self._known = Reusable(base, self._take)
+        self._manifest = Manifest(header)
         self._inline = bytearray()
-        # An id of its own for each write: a second try of the same image must not touch what a first one wrote.
-        self._write_id = uuid.uuid4().hex[:8]
-        self._packs: list[str] = []
-        self._pack = contextlib.ExitStack()
-        self._pack_stream: BinaryIO | None = None
-        self._pack_bytes = 0
+        self._inlined: dict[str, int] = {}
+        # Of its own for each write: a second try of the same image must not touch what a first one wrote.
+        self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
+        self._made: list[str] = []
         self._written = 0
         self._publishing = False
 
-    def add(self, file: SourceFile) -> None:
-        known = self._known.by_identity(file)
-        if known is not None:
-            self._share(file, known)
-        elif file.size <= CHUNK_BYTES:
-            self._add_small(file)
-        else:
-            known = self._same_content(file)
-            if known is not None:
-                self._share(file, known)
+    def share(self, files: Iterable[Source]) -> list[Source]:
+        """Share what is unchanged for certain; returns the rest."""
+        rest = []
+        for file in files:
+            line = self._known.unchanged(file)
+            if line is None:
+                rest.append(file)
+                continue
+            reference, offset = place_of(line)
+            if reference is not None:
+                self._manifest.add_line(file.path, file.size, reference, offset, line)
+            elif self._may_inline(file.size):
+                data = self._known.inline[offset : offset + file.size]
+                self._note(parse_line(line)._replace(offset=len(self._inline)))
+                self._inline += data
             else:
-                self._add_large(file)
+                rest.append(file)
+        return rest
+
+    def split(self, files: Sequence[Source]) -> tuple[list[Source], list[Source]]:
+        """Those that go into the metadata, and those that go into data objects."""
+        inline, packed = [], []
+        size = len(self._inline)
+        for file in files:
+            if self._may_inline(file.size, size):
+                size += file.size
+                inline.append(file)
+            else:
+                packed.append(file)
+        return inline, packed
+
+    def inline(self, file: Source) -> None:
+        """Put a file into the metadata."""
+        data, digest = read_file(file)
+        offset = self._inlined.setdefault(digest, len(self._inline))
+        if offset == len(self._inline):
+            self._inline += data
+        self._note(FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset))
+
+    def pack(self, files: Sequence[Source], run: RunTasks, go_on: Callable[[], None]) -> None:
+        """Put files into data objects."""
+        if not files:
+            return
+        checks = Checks(self._known.same_content, self._known.is_likely, go_on, self._made.append)
+        for result in run(self._tasks(files), self._create, checks):
+            self._written += result.written
+            for entry in result.entries:
+                self._note(entry)
 
     def finish(self) -> WrittenImage:
-        self._close_pack()
-        manifest = Manifest(header=self._header, files=tuple(sorted(self._entries, key=lambda entry: entry.path)))
-        metadata = pack_metadata(manifest, bytes(self._inline))
+        """Make the image visible."""
+        inline = bytes(self._inline)
+        metadata = pack_metadata(self._manifest, inline)
         self._publishing = True
         self._space.publish(posixpath.join(self._directory, METADATA_NAME), metadata)
-        return WrittenImage(manifest, self._written + len(metadata), tuple(self._packs))
+        return WrittenImage(self._manifest, inline, self._written + len(metadata), tuple(self._made))
 
     def remove(self) -> None:
-        with contextlib.suppress(CkptError, OSError):
-            self._close_pack()
+        """Remove what was written of an image that is not to be."""
         if self._may_be_published():
             return
-        for name in self._packs:
+        for name in self._made:
             # What cannot be removed now is swept later; the error that led here is the one to tell.
             with contextlib.suppress(CkptError, OSError):
                 self._space.delete(object_name(self._directory, name))
@@ -170,96 +213,45 @@ class _Writer:
         except (CkptError, OSError):
             return True
 
-    def _share(self, file: SourceFile, known: FileEntry) -> None:
-        self._entries.append(known.model_copy(update={"path": file.path, "identity": file.identity}))
+    def _take(self, reference: str) -> str | None:
+        """Make an object of the base one of this image."""
+        base = self._base
+        if base is None or base.is_beside:
+            return reference
+        name = f"{self._options.object_prefix}{posixpath.basename(reference)}"
+        target, source = object_name(self._directory, name), object_name(base.directory, reference)
+        if self._space.size(target) is not None:
+            # Taken over by an earlier image already: names are never used twice.
+            return name
+        self._made.append(name)
+        return name if self._space.adopt(target, base.space, source) else None
 
-    def _same_content(self, file: SourceFile) -> FileEntry | None:
-        """An entry with the same content; a large file is read for it only if there is one of its size."""
-        if not self._known.is_likely(file.size):
-            return None
-        digest = blake3()
-        for chunk in _chunks(file):
-            digest.update(chunk)
-        return self._known.by_content(digest.hexdigest(), file.size)
+    def _note(self, entry: FileEntry) -> None:
+        self._manifest.add(entry)
 
-    def _add_small(self, file: SourceFile) -> None:
-        data = b"".join(_chunks(file))
-        digest = blake3(data).hexdigest()
-        known = self._known.by_content(digest, file.size)
-        if known is not None:
-            self._share(file, known)
-        elif self._goes_inline(file.size):
-            self._note(file, digest, None, len(self._inline))
-            self._inline += data
-        else:
-            offset = self._room_for(file.size)
-            self._write(data)
-            self._note(file, digest, self._packs[-1], offset)
-
-    def _add_large(self, file: SourceFile) -> None:
-        everything_inline = self._options.inline_threshold is None
-        digest = blake3()
-        offset = len(self._inline) if everything_inline else self._room_for(file.size)
-        for chunk in _chunks(file):
-            digest.update(chunk)
-            if everything_inline:
-                self._inline += chunk
-            else:
-                self._write(chunk)
-        self._note(file, digest.hexdigest(), None if everything_inline else self._packs[-1], offset)
-
-    def _goes_inline(self, size: int) -> bool:
+    def _may_inline(self, size: int, inlined: int | None = None) -> bool:
         threshold = self._options.inline_threshold
         # An empty file needs no object, whatever the threshold.
         if threshold is None or size == 0:
             return True
-        return size < threshold and len(self._inline) + size <= self._options.inline_limit_bytes
+        inlined = len(self._inline) if inlined is None else inlined
+        return size < threshold and inlined + size <= self._options.inline_limit_bytes
 
-    def _note(self, file: SourceFile, digest: str, reference: str | None, offset: int) -> None:
-        entry = FileEntry(
-            path=file.path, size=file.size, digest=digest, identity=file.identity, object=reference, offset=offset
-        )
-        self._entries.append(entry)
-        self._known.add(entry)
+    def _create(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        return self._space.create(object_name(self._directory, name))
 
-    def _room_for(self, size: int) -> int:
-        """Offset at which a file of this size goes into the open data object, which may be a new one."""
-        if self._pack_stream is None or self._pack_bytes + size > self._options.pack_target_bytes:
-            self._close_pack()
-            name = f"{self._options.object_prefix}{self._header.image_id}-{self._write_id}-{len(self._packs)}.pack"
-            # Noted first: an object that could be made only in part has to be removed as well.
-            self._packs.append(name)
-            self._pack_stream = self._pack.enter_context(self._space.create(object_name(self._directory, name)))
-            self._pack_bytes = 0
-        return self._pack_bytes
-
-    def _write(self, data: bytes) -> None:
-        if self._pack_stream is not None:
-            self._pack_stream.write(data)
-            self._pack_bytes += len(data)
-            self._written += len(data)
-
-    def _close_pack(self) -> None:
-        self._pack_stream = None
-        self._pack.close()
-
-
-def _chunks(file: SourceFile) -> Iterator[bytes]:
-    left = file.size
-    try:
-        with file.open() as stream:
-            # One byte more than expected, so that a file that has grown is noticed.
-            while chunk := stream.read(min(left + 1, CHUNK_BYTES)):
-                left -= len(chunk)
-                if left < 0:
-                    break
-                yield chunk
-    except FileNotFoundError as error:
-        raise IncompleteCutError(
-            f"{file.path} vanished before it was read, so no image was written. Take the image anew."
-        ) from error
-    if left:
-        raise IncompleteCutError(
-            f"{file.path} had {file.size} bytes when it was looked at, and another length when it was read: it "
-            "changed meanwhile, so no image was written. Take the image anew."
-        )
+    def _tasks(self, files: Sequence[Source]) -> list[PackTask]:
+        """Files in order, in about equal shares: one for each thread that has enough to do."""
+        total = sum(file.size for file in files)
+        shares = max(1, min(self._options.threads, total // BYTES_WORTH_A_THREAD))
+        groups: list[list[Source]] = [[] for _ in range(shares)]
+        before = 0
+        for file in files:
+            groups[min(shares - 1, before * shares // max(1, total))].append(file)
+            before += file.size
+        name = f"{self._options.object_prefix}{self._write_id}"
+        return [
+            PackTask(f"{name}-{index}" if shares > 1 else name, group, self._options.pack_target_bytes)
+            for index, group in enumerate(groups)
+            if group
+        ]

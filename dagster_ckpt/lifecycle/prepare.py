@@ -19,9 +19,9 @@ from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
+    Filler,
     LiveDirectory,
     SinkEntry,
-    WriteFile,
     clone,
     file_sink_path,
     give_query_id,
@@ -100,8 +100,8 @@ def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork:
         RestoreError: It makes no directory that Spark could start in.
     """
 
-    def fill(write: WriteFile) -> None:
-        job.store.extract(location, lambda entry, chunks: write(entry.path, chunks))
+    def fill(filler: Filler) -> None:
+        job.store.extract(location, lambda entry, chunks: filler(entry.path, chunks))
 
     materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None)
 

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dagster_ckpt.image import ImageHeader, ImageKind
+from dagster_ckpt.image import ImageHeader, ImageKind, Source
 from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.spark import LiveDirectory, file_sink_path, staged_cut
+from dagster_ckpt.spark import LiveDirectory, file_sink_path, staged_cut, until_not_overtaken
 from dagster_ckpt.storage import StoredImage
 
 
@@ -71,15 +71,15 @@ def take_snapshot(
 ) -> Snapshot:
     """Cut a live directory at its newest commit and store the cut.
 
-    The files that the cut needs are staged first (hard links on a local disk), so that Spark
-    may purge while a slow upload goes on.
+    The files that have to be read are held first (few are read, many are linked), so that Spark may purge while a
+    slow upload goes on. Where it purges or replaces one before, a new cut is taken.
 
     Args:
         job: The job.
         live: Its live directory, of a running or a stopped query.
         order: What to take.
         now_ms: Creation time that the image carries.
-        on_cut: Called with the batch id as soon as the consistent cut exists.
+        on_cut: Called with the batch id as soon as the files of a consistent cut are held.
         should_abort: Asked during the upload; True ends it and removes what was written.
 
     Raises:
@@ -87,9 +87,26 @@ def take_snapshot(
         IncompleteCutError: A file that a restore needs is missing.
         StorageAccessError: The image could not be written.
     """
+    return until_not_overtaken(lambda: _take(job, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort))
+
+
+def _take(
+    job: StreamingJob,
+    live: LiveDirectory,
+    order: SnapshotOrder,
+    *,
+    now_ms: int,
+    on_cut: Callable[[int], None],
+    should_abort: Callable[[], bool],
+) -> Snapshot:
     with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks) as staged:
         taken = staged.cut
-        on_cut(taken.batch_id)
+
+        def hold(files: list[Source]) -> list[Source]:
+            held = staged.hold(files)
+            on_cut(taken.batch_id)
+            return held
+
         others = [sink for sink in order.sinks if file_sink_path(sink) is None]
         properties = {**taken.properties, "other_sinks": others, **order.properties}
         header = ImageHeader(
@@ -103,9 +120,16 @@ def take_snapshot(
             properties=properties,
         )
         if order.kind is ImageKind.CHECKPOINT:
-            stored = job.store.write_checkpoint(header, staged.files, base=order.base, should_abort=should_abort)
+            stored = job.store.write_checkpoint(
+                header, staged.files, base=order.base, hold=hold, should_abort=should_abort
+            )
         else:
             stored = job.store.write_savepoint(
-                header, staged.files, target_directory=order.target_directory, should_abort=should_abort
+                header,
+                staged.files,
+                target_directory=order.target_directory,
+                base=order.base,
+                hold=hold,
+                should_abort=should_abort,
             )
     return Snapshot(order, taken.batch_id, taken.query_id, stored, properties)

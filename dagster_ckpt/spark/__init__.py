@@ -11,16 +11,17 @@ from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_direc
 from dagster_ckpt.spark.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.progress import QueryProgress
 from dagster_ckpt.spark.query import JvmProcess, SupervisedQuery, jvm_process, start_query
-from dagster_ckpt.spark.restore import Materialized, WriteFile, clone, materialize
+from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize
 from dagster_ckpt.spark.rewind import give_query_id, own_past, retained_batches, roll_back_to_own_past
 from dagster_ckpt.spark.settings import apply_state_backend
 from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
-from dagster_ckpt.spark.staging import StagedCut, staged_cut
+from dagster_ckpt.spark.staging import StagedCut, staged_cut, until_not_overtaken
 
 __all__ = [
     "SINKS_FOLDER",
     "CapturedSink",
     "Cut",
+    "Filler",
     "JvmProcess",
     "LiveDirectory",
     "LiveState",
@@ -31,7 +32,6 @@ __all__ = [
     "SinkEntry",
     "StagedCut",
     "SupervisedQuery",
-    "WriteFile",
     "apply_state_backend",
     "can_replay_a_batch",
     "clone",
@@ -47,4 +47,5 @@ __all__ = [
     "roll_back_to_own_past",
     "staged_cut",
     "start_query",
+    "until_not_overtaken",
 ]

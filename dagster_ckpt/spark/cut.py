@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
-from dagster_ckpt.image import SourceFile
+from dagster_ckpt.image import Source
 from dagster_ckpt.spark.file_sink import capture
 from dagster_ckpt.spark.file_source import source_files
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions, batch_ids
@@ -43,9 +43,9 @@ class Cut:
     properties: Mapping[str, Any]
 
     @property
-    def files(self) -> list[SourceFile]:
+    def files(self) -> Sequence[Source]:
         """The files as an image takes them, read from where Spark wrote them."""
-        return [file.source_file() for file in self.needed]
+        return self.needed
 
 
 def cut(

@@ -140,4 +140,4 @@ def _entry(folder: Folder, index: int, name: str | None, number: int, last: int)
             "to it. Do not delete files there; if this one is gone for good, write to a new folder."
         )
     source = f"{LOG}/{name}"
-    return NeededFile(folder, source, f"{SINKS_FOLDER}/{index}/{name}", folder.version(source))
+    return NeededFile(folder, source, f"{SINKS_FOLDER}/{index}/{name}", *folder.version(source))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import fsspec
 
@@ -21,19 +22,21 @@ from dagster_ckpt.errors import StorageAccessError
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
 # What the fsspec file systems call an entity tag, a generation or a time of change.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+_DELETE_ATTEMPTS = 10
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-@dataclass(frozen=True)
-class FileVersion:
+class FileVersion(NamedTuple):
     """What changes when a file is replaced by another one of the same name.
 
     Attributes:
         size: Bytes.
-        token: Inode and modification time, or an object store's entity tag.
+        token: Device, inode and modification time, or an object store's entity tag or generation. None where there
+            is nothing that another content could not have as well.
     """
 
     size: int
-    token: str
+    token: str | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,20 @@ class Entry:
     name: str
     is_directory: bool
     version: Callable[[], FileVersion]
+
+
+class Listing(ABC):
+    """The files of one directory, as they were at the first look.
+
+    Attributes:
+        names: Their names, hidden ones left out.
+    """
+
+    names: Set[str]
+
+    @abstractmethod
+    def version(self, name: str) -> FileVersion:
+        """Version of one of them. Raises FileNotFoundError where it is gone."""
 
 
 class Folder(ABC):
@@ -55,9 +72,18 @@ class Folder(ABC):
 
     url: str
 
+    def __init__(self) -> None:
+        # What was read of a file that did not change since: path to token and meaning. A running query is looked at
+        # again and again, and nearly all of its files stay as they are.
+        self.seen: dict[str, tuple[str, object]] = {}
+
     @abstractmethod
     def list(self, path: str = "") -> dict[str, Entry]:
         """Names in a directory, hidden ones left out; empty if there is no such directory."""
+
+    @abstractmethod
+    def listing(self, path: str) -> Listing:
+        """The same as `list`, for directories of many files of which few are looked at."""
 
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
@@ -70,6 +96,10 @@ class Folder(ABC):
     @abstractmethod
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file whole or not at all, in place of any other of that name."""
+
+    @abstractmethod
+    def create(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file where none is, in a tree that nobody reads yet: after a failure a part may be there."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -87,10 +117,10 @@ class Folder(ABC):
     def rename(self, url: str) -> None:
         """Move the whole tree to a place where nothing is yet."""
 
-    def read(self, path: str) -> bytes:
-        """Content of a file."""
+    def read(self, path: str, at_most: int = -1) -> bytes:
+        """Content of a file, or the first bytes of it."""
         with self.open(path) as stream:
-            return stream.read()
+            return stream.read(at_most)
 
     def files(self, path: str = "") -> Iterator[tuple[str, Entry]]:
         """Every file below a directory, with its path from the root."""
@@ -124,12 +154,29 @@ def local_path(url: str) -> Path | None:
     return None if "://" in url else Path(url).absolute()
 
 
+class LocalListing(Listing):
+    """Names from one call; versions one by one, as few are asked for."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            self.names = {name for name in os.listdir(path) if name[0] != "."}  # noqa: PTH208 - no object for each name
+        except (FileNotFoundError, NotADirectoryError):
+            self.names = frozenset()
+
+    def version(self, name: str) -> FileVersion:
+        """Version of a file."""
+        return version_of(os.stat(f"{self._path}/{name}"))  # noqa: PTH116 - ten thousand times an image
+
+
 class LocalFolder(Folder):
     """A local directory, read with the calls of the operating system."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__()
         self.root = root
         self.url = f"file://{root}"
+        self._prefix = f"{root}/"
 
     def list(self, path: str = "") -> dict[str, Entry]:
         """Names in a directory, hidden ones left out; empty if there is no such directory."""
@@ -143,10 +190,26 @@ class LocalFolder(Folder):
             return {}
         return entries
 
+    def listing(self, path: str) -> Listing:
+        """Names in a directory."""
+        with _access("list", self.url, path):
+            return LocalListing(self._prefix + path)
+
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""
         with _access("read", self.url, path):
             return (self.root / path).open("rb")
+
+    def read(self, path: str, at_most: int = -1) -> bytes:
+        """Content of a file, or the first bytes of it."""
+        if at_most < 0:
+            return super().read(path)
+        with _access("read", self.url, path):
+            descriptor = os.open(self._prefix + path, os.O_RDONLY)
+            try:
+                return os.read(descriptor, at_most)
+            finally:
+                os.close(descriptor)
 
     def version(self, path: str) -> FileVersion:
         """Version of a file as it is now."""
@@ -167,6 +230,23 @@ class LocalFolder(Folder):
                 unfinished.unlink(missing_ok=True)
                 raise
 
+    def create(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file where none is, in a tree that nobody reads yet."""
+        target = self._prefix + path
+        with _access("write", self.url, path):
+            try:
+                descriptor = os.open(target, _CREATE, 0o644)
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 - once a directory
+                descriptor = os.open(target, _CREATE, 0o644)
+            try:
+                for chunk in chunks:
+                    done = os.write(descriptor, chunk)
+                    while done < len(chunk):
+                        done += os.write(descriptor, memoryview(chunk)[done:])
+            finally:
+                os.close(descriptor)
+
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there is no error."""
         with _access("delete", self.url, path):
@@ -175,6 +255,15 @@ class LocalFolder(Folder):
     def delete_all(self) -> None:
         """Delete the whole tree; one that is not there is no error."""
         with contextlib.suppress(FileNotFoundError), _access("delete", self.url):
+            for _ in range(_DELETE_ATTEMPTS - 1):
+                try:
+                    shutil.rmtree(self.root)
+                except OSError as error:
+                    # State stores of a stopped query still upload a last snapshot.
+                    if error.errno != errno.ENOTEMPTY:
+                        raise
+                else:
+                    return
             shutil.rmtree(self.root)
 
     def exists(self) -> bool:
@@ -191,10 +280,23 @@ class LocalFolder(Folder):
             self.root.rename(target)
 
 
+class RemoteListing(Listing):
+    """Names and versions from one call."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = entries
+        self.names = entries.keys()
+
+    def version(self, name: str) -> FileVersion:
+        """Version of a file."""
+        return self._entries[name].version()
+
+
 class RemoteFolder(Folder):
     """A directory tree behind fsspec."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        super().__init__()
         self.url = url.rstrip("/")
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **storage_options)
@@ -220,6 +322,10 @@ class RemoteFolder(Folder):
                 entries[name] = Entry(name, info["type"] == "directory", partial(_remote_version, info))
         return entries
 
+    def listing(self, path: str) -> Listing:
+        """Names in a directory."""
+        return RemoteListing(self.list(path))
+
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""
         with _access("read", self.url, path):
@@ -239,6 +345,10 @@ class RemoteFolder(Folder):
             with self._fs.open(where, "wb") as stream:
                 for chunk in chunks:
                     stream.write(chunk)
+
+    def create(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file where none is."""
+        self.write(path, chunks)
 
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there is no error."""
@@ -267,7 +377,7 @@ class RemoteFolder(Folder):
 
 def version_of(stat: os.stat_result) -> FileVersion:
     """Version of a local file. Spark replaces files by renaming, so a replaced one has another inode."""
-    return FileVersion(stat.st_size, f"{stat.st_ino}:{stat.st_mtime_ns}")
+    return FileVersion(stat.st_size, f"{stat.st_dev:x}.{stat.st_ino:x}.{stat.st_mtime_ns:x}")
 
 
 def _lazy_version(entry: os.DirEntry[str]) -> Callable[[], FileVersion]:
@@ -277,8 +387,8 @@ def _lazy_version(entry: os.DirEntry[str]) -> Callable[[], FileVersion]:
 def _remote_version(info: Mapping[str, Any]) -> FileVersion:
     marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
     # Some file systems give one and the same time as a number in a listing and as a date elsewhere.
-    texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark) for mark in marks]
-    return FileVersion(int(info["size"] or 0), ":".join(texts))
+    texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
+    return FileVersion(int(info["size"] or 0), ":".join(texts) or None)
 
 
 @contextlib.contextmanager

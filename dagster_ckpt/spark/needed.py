@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import BinaryIO
 
-from dagster_ckpt.image import SourceFile
 from dagster_ckpt.spark.folder import FileVersion, Folder
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class NeededFile:
-    """One file of a cut.
+    """One file of a cut; a `Source` of an image.
 
     Attributes:
         folder: The directory tree it lies in.
         source: Its path there.
         path: Its path in the image.
-        version: Its version when it was looked at; another one means that Spark replaced it.
+        size: Its length in bytes.
+        token: See `FileVersion.token`; another one means that Spark replaced it.
         identity: A name that no other content will ever have (it holds a uuid), or None.
         data: Its content where it was read anyway.
     """
@@ -26,17 +26,23 @@ class NeededFile:
     folder: Folder
     source: str
     path: str
-    version: FileVersion
+    size: int
+    token: str | None = None
     identity: str | None = None
     data: bytes | None = None
+
+    @property
+    def version(self) -> FileVersion:
+        """What it was when it was looked at."""
+        return FileVersion(self.size, self.token)
 
     def open(self) -> BinaryIO:
         """Open the content."""
         return self.folder.open(self.source) if self.data is None else BytesIO(self.data)
 
-    def source_file(self) -> SourceFile:
-        """The file as an image takes it."""
-        return SourceFile(path=self.path, size=self.version.size, identity=self.identity, open=self.open)
+    def read(self) -> bytes:
+        """All of the content, or more than its size where it has grown."""
+        return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
 
 
 def read_needed(folder: Folder, path: str, *, image_path: str | None = None) -> NeededFile:
@@ -46,4 +52,4 @@ def read_needed(folder: Folder, path: str, *, image_path: str | None = None) -> 
         FileNotFoundError: It is not there (any more).
     """
     data = folder.read(path)
-    return NeededFile(folder, path, image_path or path, FileVersion(len(data), ""), data=data)
+    return NeededFile(folder, path, image_path or path, len(data), data=data)

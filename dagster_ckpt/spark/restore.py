@@ -6,17 +6,17 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dagster_ckpt.errors import CkptError, RestoreError
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
-from dagster_ckpt.spark.folder import Folder, LocalFolder
+from dagster_ckpt.spark.folder import Folder, LocalFolder, version_of
 from dagster_ckpt.spark.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.logs import parse_query_id
+from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.operators import is_metadata_v2, rewrite_schema_paths
-from dagster_ckpt.spark.staging import staged_cut
-
-WriteFile = Callable[[str, Iterable[bytes]], None]
+from dagster_ckpt.spark.staging import overtaken, staged_cut, until_not_overtaken
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,13 @@ class Materialized:
 
 
 def materialize(
-    target: LiveDirectory, fill: Callable[[WriteFile], None], *, new_query_id: str | None = None
+    target: LiveDirectory, fill: Callable[[Filler], None], *, new_query_id: str | None = None
 ) -> Materialized:
     """Build a live directory aside, check that it is whole, then move it into place.
 
     Args:
         target: Where it is to be; nothing may be there.
-        fill: Called once with a function that takes the path and the content of one file of the image;
-            calls it for every file.
+        fill: Called once with what takes the files of the image; gives it every file, from several threads if it likes.
         new_query_id: A fork's own query id. None keeps the image's: the query goes on, and
             sinks that remember query ids know it again.
 
@@ -55,21 +54,20 @@ def materialize(
     if target.exists():
         raise RestoreError(
             f"{target.url} exists already, and a live directory in use must not be overwritten. Restore into "
-            "another one, "
-            "or delete it if nothing of it is needed."
+            "another one, or delete it if nothing of it is needed."
         )
     unfinished = target.sibling(".partial")
     unfinished.delete()
-    writer = _Writer(unfinished.folder, target, new_query_id)
+    filler = Filler(unfinished.folder, target, new_query_id)
     try:
-        fill(writer.write)
+        fill(filler)
         batch_id = _checked(unfinished)
         unfinished.folder.rename(target.url)
     except BaseException:
         unfinished.delete()
         raise
     query_id = parse_query_id(target.folder.read(METADATA), f"{target.url}/{METADATA}")
-    sinks = {index: tuple(entries) for index, entries in sorted(writer.sinks.items())}
+    sinks = {index: tuple(entries) for index, entries in sorted(filler.sinks.items())}
     return Materialized(target, batch_id, query_id, sinks)
 
 
@@ -91,18 +89,81 @@ def clone(live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = 
         RestoreError: Something is at the target.
         StorageAccessError: A directory cannot be read or written.
     """
-    with staged_cut(live, carry_in_flight=True, at_batch=at_batch) as staged:
 
-        def fill(write: WriteFile) -> None:
-            for file in staged.held:
-                if file.data is None and _linked(
-                    file.folder, file.source, target.sibling(".partial").folder, file.path
-                ):
-                    continue
-                with file.open() as stream:
-                    write(file.path, iter(lambda: stream.read(1 << 20), b""))
+    def attempt() -> Materialized:
+        with staged_cut(live, carry_in_flight=True, at_batch=at_batch) as staged:
 
-        return materialize(target, fill)
+            def fill(filler: Filler) -> None:
+                rest = [file for file in staged.cut.needed if file.data is not None or not filler.link(file)]
+                for file in staged.hold(rest):
+                    with file.open() as stream:
+                        filler(file.path, iter(lambda: stream.read(1 << 20), b""))
+
+            return materialize(target, fill)
+
+    return until_not_overtaken(attempt)
+
+
+class Filler:
+    """Takes the files of an image, each to its place in a new live directory. Safe for several threads."""
+
+    def __init__(self, folder: Folder, target: LiveDirectory, new_query_id: str | None) -> None:
+        self._folder = folder
+        self._target = target
+        self._new_query_id = new_query_id
+        self.sinks: dict[int, list[SinkEntry]] = {}
+
+    def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Take one file.
+
+        Args:
+            path: Its path in the image.
+            chunks: Its content.
+        """
+        parts = path.split("/")
+        if path.startswith("/") or ".." in parts:
+            raise RestoreError(f"The image holds a file {path!r}, which lies outside of a live directory.")
+        if parts[0] == SINKS_FOLDER:
+            self.sinks.setdefault(int(parts[1]), []).append(SinkEntry(parts[2], b"".join(chunks)))
+        elif path == METADATA and self._new_query_id is not None:
+            # The old one is still checked, by being used up.
+            b"".join(chunks)
+            self._folder.create(path, [json.dumps({"id": self._new_query_id}, separators=(",", ":")).encode()])
+        elif is_metadata_v2(path):
+            try:
+                data = rewrite_schema_paths(b"".join(chunks), path, self._target.spark_location)
+            except CkptError as error:
+                raise RestoreError(f"The image cannot be restored: {error}") from error
+            self._folder.create(path, [data])
+        else:
+            self._folder.create(path, chunks)
+
+    def link(self, file: NeededFile) -> bool:
+        """Take a file by a hard link instead of its bytes.
+
+        Returns:
+            False where that is impossible: then it has to be given as bytes.
+
+        Raises:
+            CutOvertakenError: It is not there any more, or is another one by now.
+        """
+        if not isinstance(file.folder, LocalFolder) or not isinstance(self._folder, LocalFolder):
+            return False
+        if not self.takes_as_it_is(file.path):
+            return False
+        target = self._folder.root / file.path
+        try:
+            linked = _linked(file.folder.root / file.source, target)
+        except FileNotFoundError as error:
+            raise overtaken(file, "was purged") from error
+        if linked and version_of(target.stat()) != file.version:
+            raise overtaken(file, "was replaced")
+        return linked
+
+    def takes_as_it_is(self, path: str) -> bool:
+        """Whether a file goes into the live directory, and with the bytes it has in the image."""
+        is_rewritten = is_metadata_v2(path) or (path == METADATA and self._new_query_id is not None)
+        return not is_rewritten and not path.startswith(f"{SINKS_FOLDER}/")
 
 
 def _checked(live: LiveDirectory) -> int:
@@ -114,41 +175,14 @@ def _checked(live: LiveDirectory) -> int:
     )
 
 
-class _Writer:
-    """Takes the files of an image, each to its place."""
-
-    def __init__(self, folder: Folder, target: LiveDirectory, new_query_id: str | None) -> None:
-        self._folder = folder
-        self._target = target
-        self._new_query_id = new_query_id
-        self.sinks: dict[int, list[SinkEntry]] = {}
-
-    def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Take one file."""
-        parts = path.split("/")
-        if path.startswith("/") or ".." in parts:
-            raise RestoreError(f"The image holds a file {path!r}, which lies outside of a live directory.")
-        if parts[0] == SINKS_FOLDER:
-            self.sinks.setdefault(int(parts[1]), []).append(SinkEntry(parts[2], b"".join(chunks)))
-        elif path == METADATA and self._new_query_id is not None:
-            self._folder.write(path, [json.dumps({"id": self._new_query_id}, separators=(",", ":")).encode()])
-        elif is_metadata_v2(path):
-            try:
-                data = rewrite_schema_paths(b"".join(chunks), path, self._target.spark_location)
-            except CkptError as error:
-                raise RestoreError(f"The image cannot be restored: {error}") from error
-            self._folder.write(path, [data])
-        else:
-            self._folder.write(path, chunks)
-
-
-def _linked(source: Folder, name: str, target: Folder, path: str) -> bool:
-    if not isinstance(source, LocalFolder) or not isinstance(target, LocalFolder):
-        return False
-    place = target.root / path
+def _linked(source: Path, target: Path) -> bool:
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.link(source.root / name, place)
+        os.link(source, target)
+    except FileNotFoundError:
+        if not source.exists():
+            raise
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source, target)
     except OSError:
         return False
     return True

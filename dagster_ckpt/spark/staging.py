@@ -1,7 +1,8 @@
 """Holding on to the files of a cut, so that Spark may purge while a slow upload goes on.
 
-On a local disk a hard link is an ideal hold: it costs no bytes, and Spark never modifies a file in place
-(it writes anew and renames), so a linked file can neither vanish nor change.
+Only what an image has to read is held. A little is read at once, which has to be done anyway. For more, a hard link
+on the local disk is an ideal hold: it costs no bytes, and Spark never modifies a file in place (it writes anew and
+renames), so a linked file can neither vanish nor change.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from typing import TypeVar, cast
 
-from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, StorageAccessError
-from dagster_ckpt.image import SourceFile
+from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
+from dagster_ckpt.image import Source
 from dagster_ckpt.spark.cut import ATTEMPTS, Cut, cut
 from dagster_ckpt.spark.folder import FileVersion, LocalFolder, version_of
 from dagster_ckpt.spark.layout import LiveDirectory
@@ -27,63 +28,64 @@ from dagster_ckpt.spark.needed import NeededFile
 _MARK = ".cut-"
 # No links here: another device, a file system or a file that takes none, a limit reached.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
+# So much is held in memory.
+HELD_IN_MEMORY_BYTES = 16 * 1024 * 1024
+
+T = TypeVar("T")
 
 
 class StagedCut:
-    """A cut whose files stay as they were, until it is left.
+    """A cut, and a hold on those of its files that are asked for.
 
-    Content that the cut has read is kept in memory. Other local files are linked, or copied where links
-    are impossible. Remote files that can never change (their name holds a uuid) are read in place, which lets
-    an incremental image pass over them; other remote files are copied to this machine.
+    Content that the cut has read is kept in memory. Other local files are read at once if they are few, else linked,
+    or copied where links are impossible. Remote files that can never change (their name holds a uuid) are read in
+    place; other remote files are copied to this machine.
 
     Attributes:
         cut: The cut.
     """
 
-    def __init__(self, taken: Cut, live: LiveDirectory) -> None:
+    def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:
         self.cut = taken
         self._live = live
-        self._place: _Place | None = None
-        self._held: list[NeededFile] = []
+        self._release = release
 
     @property
-    def files(self) -> list[SourceFile]:
-        """The files as an image takes them."""
-        return [file.source_file() for file in self._held]
+    def files(self) -> Sequence[Source]:
+        """The files as an image takes them. Those that it reads must be held first."""
+        return self.cut.needed
 
-    @property
-    def held(self) -> Sequence[NeededFile]:
-        """The files where they are held."""
-        return tuple(self._held)
+    def hold(self, files: Sequence[Source]) -> list[Source]:
+        """Hold some of the files until the cut is left.
 
-    def __enter__(self) -> StagedCut:
-        """Hold the files.
+        Args:
+            files: Some of `files`.
+
+        Returns:
+            The same, in the same order, as they are to be read.
 
         Raises:
-            IncompleteCutError: Spark replaced or purged one since the cut was taken.
-            StorageAccessError: A file could not be read or the place for it not be written.
+            CutOvertakenError: Spark replaced or purged one since the cut was taken.
+            StorageAccessError: A file could not be read, or the place for it not be written.
         """
-        self._place = _Place.beside(self._live)
-        try:
-            self._held = [self._place.hold(file, str(index)) for index, file in enumerate(self.cut.needed)]
-        except BaseException:
-            self._place.remove()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Let the files go."""
-        if self._place is not None:
-            self._place.remove()
+        wanted = cast("Sequence[NeededFile]", files)
+        unread = [file for file in wanted if file.data is None]
+        if not unread:
+            return list(wanted)
+        if self._live.local_path is not None and sum(file.size for file in unread) <= HELD_IN_MEMORY_BYTES:
+            for file in unread:
+                _read_now(file)
+            return list(wanted)
+        place = _Place.beside(self._live)
+        self._release.callback(place.remove)
+        return [place.hold(file, str(index)) for index, file in enumerate(wanted)]
 
 
 @contextlib.contextmanager
 def staged_cut(
     live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = (), at_batch: int | None = None
 ) -> Iterator[StagedCut]:
-    """Cut a live directory and hold the files, beginning again where Spark purges in between.
+    """Cut a live directory, for an image that reads what it needs under a hold.
 
     Args:
         live: The live directory.
@@ -97,24 +99,20 @@ def staged_cut(
         LiveDirectoryError: A file cannot be read.
         StorageAccessError: The directory cannot be reached.
     """
-    with contextlib.ExitStack() as stack:
-        yield _stage(live, stack, carry_in_flight=carry_in_flight, sinks=sinks, at_batch=at_batch)
+    with contextlib.ExitStack() as release:
+        yield StagedCut(cut(live, carry_in_flight=carry_in_flight, sinks=sinks, at_batch=at_batch), live, release)
 
 
-def _stage(
-    live: LiveDirectory,
-    stack: contextlib.ExitStack,
-    *,
-    carry_in_flight: bool,
-    sinks: Sequence[str],
-    at_batch: int | None,
-) -> StagedCut:
+def until_not_overtaken(work: Callable[[], T]) -> T:
+    """Do something with a cut, and again with a new one where Spark was faster.
+
+    Raises:
+        CutOvertakenError: Spark was faster each time.
+    """
     for _ in range(ATTEMPTS - 1):
-        taken = cut(live, carry_in_flight=carry_in_flight, sinks=sinks, at_batch=at_batch)
-        with contextlib.suppress(IncompleteCutError):
-            return stack.enter_context(StagedCut(taken, live))
-    last = cut(live, carry_in_flight=carry_in_flight, sinks=sinks, at_batch=at_batch)
-    return stack.enter_context(StagedCut(last, live))
+        with contextlib.suppress(CutOvertakenError):
+            return work()
+    return work()
 
 
 @dataclass(frozen=True)
@@ -171,15 +169,34 @@ class _Place:
                 else _copy(file, target)
             )
         except FileNotFoundError as error:
-            raise _changed(file, "was purged") from error
+            raise overtaken(file, "was purged") from error
         except OSError as error:
             raise StorageAccessError(
                 f"Cannot hold {file.folder.url}/{file.source} for an image: {error}. Check space and rights "
                 f"in {self.path.parent}."
             ) from error
         if version != file.version:
-            raise _changed(file, "was replaced")
+            raise overtaken(file, "was replaced")
         return replace(file, folder=LocalFolder(self.path), source=name)
+
+
+def _read_now(file: NeededFile) -> None:
+    try:
+        data = file.read()
+    except FileNotFoundError as error:
+        raise overtaken(file, "was purged") from error
+    # After the bytes: a file replaced while it was read has another version by now.
+    if len(data) != file.size or _version_now(file) != file.version:
+        raise overtaken(file, "was replaced")
+    file.data = data
+
+
+def _version_now(file: NeededFile) -> FileVersion | None:
+    try:
+        return file.folder.version(file.source)
+    except FileNotFoundError:
+        # Purged only after it was read: what was read is what it was.
+        return file.version
 
 
 def _link(source: Path, target: Path) -> FileVersion:
@@ -215,8 +232,9 @@ def _remove_abandoned(root: Path) -> None:
                 os.close(lock)
 
 
-def _changed(file: NeededFile, what: str) -> IncompleteCutError:
-    return IncompleteCutError(
+def overtaken(file: NeededFile, what: str) -> CutOvertakenError:
+    """The error that says what Spark did to a file of a cut."""
+    return CutOvertakenError(
         f"{file.folder.url}/{file.source} {what} by Spark after the cut was taken. Take a new cut; raise "
         "spark.sql.streaming.minBatchesToRetain if this happens often."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, BinaryIO, cast
@@ -13,6 +13,7 @@ import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.image import ObjectSpace
 from dagster_ckpt.storage.access import Guarded, accessing, reading
 
 # Object stores take parts of at least 5 MiB; fsspec's files are cut into blocks of this size.
@@ -93,6 +94,22 @@ class FsspecSpace:
             except FileNotFoundError:
                 return None
 
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Lengths of those objects that are there, by one listing of each folder."""
+        sizes: dict[str, int] = {}
+        for folder in {name.rpartition("/")[0] for name in names}:
+            prefix = f"{folder}/" if folder else ""
+            sizes |= {f"{prefix}{name}": int(entry["size"] or 0) for name, entry in self._entries(folder).items()}
+        return {name: sizes[name] for name in names if name in sizes}
+
+    def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
+        """Let the store copy an object of its own."""
+        if not isinstance(source, FsspecSpace) or source._fs is not self._fs or self._has_folders:
+            return False
+        with accessing("write", f"{self._url}/{name}"):
+            self._fs.cp_file(source._path(source_name), self._path(name))
+        return True
+
     def delete(self, name: str) -> None:
         """Delete an object."""
         path = self._path(name)
@@ -106,6 +123,9 @@ class FsspecSpace:
 
     def list(self, prefix: str) -> dict[str, int]:
         """Names directly below a prefix, with the time of their last change in ms (0: a folder)."""
+        return {name: _changed_ms(entry) for name, entry in self._entries(prefix).items()}
+
+    def _entries(self, prefix: str) -> dict[str, dict[str, Any]]:
         path = self._path(prefix)
         with accessing("list", f"{self._url}/{prefix}"):
             self._fs.invalidate_cache(path)
@@ -113,8 +133,8 @@ class FsspecSpace:
                 entries = self._fs.ls(path, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return {}
-            found = {str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]: _changed_ms(entry) for entry in entries}
-            return {name: changed for name, changed in found.items() if name}
+            named = ((str(entry["name"]).rstrip("/").rsplit("/", 1)[-1], entry) for entry in entries)
+            return {name: entry for name, entry in named if name}
 
     def _whole(self, path: str) -> bytes:
         if isinstance(self._fs, MemoryFileSystem):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from dagster_ckpt.image import ObjectSpace
 from dagster_ckpt.storage.access import Guarded, accessing, reading
 
 # Many small files lie side by side in one object.
@@ -78,6 +79,24 @@ class LocalSpace:
                 return (self._root / name).stat().st_size
             except FileNotFoundError:
                 return None
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Lengths of those objects that are there."""
+        return {name: size for name in names if (size := self.size(name)) is not None}
+
+    def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
+        """Link an object of another space on the same disk: it costs no bytes, and lives as long as either."""
+        if not isinstance(source, LocalSpace):
+            return False
+        path = self._root / name
+        with accessing("write", f"file://{path}"):
+            self._make_folder(path.parent)
+            try:
+                path.hardlink_to(source._root / source_name)
+            except OSError:
+                # Another device, a disk without links, a limit reached: then the bytes are written anew.
+                return False
+        return True
 
     def delete(self, name: str) -> None:
         """Delete an object, and its folder if that is empty then."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
+
+from dagster_ckpt.image import ObjectSpace
 
 
 class MemorySpace:
@@ -52,6 +54,17 @@ class MemorySpace:
         with self._lock:
             kept = self._objects.get(name)
         return len(kept[1]) if kept is not None else None
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Lengths of those objects that are there."""
+        return {name: size for name in names if (size := self.size(name)) is not None}
+
+    def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
+        """Keep an object of another job's memory under a name here."""
+        if not isinstance(source, MemorySpace) or source.size(source_name) is None:
+            return False
+        self.publish(name, source.read(source_name))
+        return True
 
     def delete(self, name: str) -> None:
         """Forget an object."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from dagster_ckpt.errors import (
     CkptError,
@@ -19,10 +20,14 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.image import (
     METADATA_NAME,
+    Base,
+    Hold,
     ImageHeader,
     Manifest,
+    Metadata,
     ObjectSpace,
-    SourceFile,
+    RunTasks,
+    Source,
     WriteEntry,
     WriteOptions,
     WrittenImage,
@@ -31,6 +36,7 @@ from dagster_ckpt.image import (
     verify_image,
     write_image,
 )
+from dagster_ckpt.image.writer import PACK_TARGET_BYTES
 from dagster_ckpt.storage.deletion import (
     INCOMPLETE_NAME,
     SHARED,
@@ -43,8 +49,8 @@ from dagster_ckpt.storage.location import normalised
 from dagster_ckpt.storage.store import StoredImage
 
 SHARED_PREFIX = f"../{SHARED}/"
-# Manifests kept in memory: each image is written against the one before it.
-_REMEMBERED_MANIFESTS = 4
+# Metadata kept in memory: each image is written against the one before it.
+_REMEMBERED = 2
 
 OpenSpace = Callable[[str], ObjectSpace]
 
@@ -59,6 +65,8 @@ class StoreLayout:
         savepoint_root: URL of the folder of savepoints, or None where none is configured.
         inline_threshold: See `WriteOptions`.
         max_bytes: Larger checkpoints are refused; None takes any.
+        transfer_threads: Data objects written or read at the same time, where there is enough to do.
+        pack_target_bytes: See `WriteOptions`.
     """
 
     job_id: str
@@ -66,6 +74,8 @@ class StoreLayout:
     savepoint_root: str | None
     inline_threshold: int | None
     max_bytes: int | None = None
+    transfer_threads: int = 1
+    pack_target_bytes: int = PACK_TARGET_BYTES
 
 
 class ObjectImageStore:
@@ -80,7 +90,8 @@ class ObjectImageStore:
         self._layout = layout
         self._open_space = open_space
         self._job_space = open_space(layout.job_root)
-        self._remembered = lru_cache(maxsize=_REMEMBERED_MANIFESTS)(self._read_manifest)
+        self._remembered: OrderedDict[str, Metadata] = OrderedDict()
+        self._lock = threading.Lock()
 
     def check_access(self) -> None:
         """Make sure now that images can be written, by writing and deleting a probe."""
@@ -95,12 +106,14 @@ class ObjectImageStore:
     def write_checkpoint(
         self,
         header: ImageHeader,
-        files: Sequence[SourceFile],
+        files: Sequence[Source],
         *,
         base: str | None = None,
+        hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
+        run: RunTasks | None = None,
     ) -> StoredImage:
-        """Write a checkpoint as `chk-<n>`; bytes that the one at `base` has are shared with it."""
+        """Write a checkpoint as `chk-<n>`; bytes that the image at `base` has are shared with it."""
         if header.number is None:
             raise OptionError(f"The checkpoint of job {header.job_id!r} has no number. Give it one.")
         size = sum(file.size for file in files)
@@ -111,26 +124,37 @@ class ObjectImageStore:
                 "FileSystemCheckpointStorage."
             )
         directory = f"chk-{header.number}"
+        location = f"{self._job_space.url}/{directory}"
         written = write_image(
             self._job_space,
             directory,
             header,
             files,
             options=self._options(SHARED_PREFIX),
-            base=self._base(base),
+            base=self._base(base, self._job_space.url),
+            hold=hold,
             should_abort=should_abort,
+            run=run,
         )
-        return self._stored(f"{self._job_space.url}/{directory}", written)
+        self._remember(location, Metadata(written.manifest, written.inline))
+        return self._stored(location, written)
 
     def write_savepoint(
         self,
         header: ImageHeader,
-        files: Sequence[SourceFile],
+        files: Sequence[Source],
         *,
         target_directory: str | None = None,
+        base: str | None = None,
+        hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
+        run: RunTasks | None = None,
     ) -> StoredImage:
-        """Write a self-contained savepoint into a folder of its own."""
+        """Write a self-contained savepoint into a folder of its own.
+
+        Data objects of the image at `base` are linked into it on the same disk, or copied by the object store itself:
+        the savepoint needs no other image, and its bytes do not pass through this process.
+        """
         root = normalised(target_directory) if target_directory else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(
@@ -144,7 +168,17 @@ class ObjectImageStore:
         mark = f"{directory}/{INCOMPLETE_NAME}"
         space.publish(mark, header.job_id.encode())
         try:
-            written = write_image(space, directory, header, files, options=self._options(""), should_abort=should_abort)
+            written = write_image(
+                space,
+                directory,
+                header,
+                files,
+                options=self._options(""),
+                base=self._base(base, None),
+                hold=hold,
+                should_abort=should_abort,
+                run=run,
+            )
         except CkptError:
             # Where the mark cannot be deleted either, the sweep finds it.
             with contextlib.suppress(StorageAccessError):
@@ -156,12 +190,14 @@ class ObjectImageStore:
 
     def manifest(self, location: str) -> Manifest:
         """The manifest of an image."""
-        return self._read_manifest(_folder(location))
+        space, directory = self._at(location)
+        return read_metadata(space, directory).manifest
 
     def extract(self, location: str, write: WriteEntry, *, only: Callable[[str], bool] = lambda _path: True) -> None:
         """Hand out the files of an image, each checked against its digest."""
         space, directory = self._at(location)
-        extract(space, directory, read_metadata(space, directory), write, only=only)
+        metadata = read_metadata(space, directory)
+        extract(space, directory, metadata, write, only=only, threads=self._layout.transfer_threads)
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
         """What is wrong with an image; an empty list is a good one."""
@@ -183,7 +219,8 @@ class ObjectImageStore:
                 f"{location} is not deleted: an attempt under way builds on it. Try again when that has ended."
             )
         space, directory = self._at(location)
-        self._remembered.cache_clear()
+        with self._lock:
+            self._remembered.pop(_folder(location), None)
         delete_image(space, directory, _beside(space, held))
 
     def sweep(self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = ()) -> int:
@@ -196,20 +233,33 @@ class ObjectImageStore:
             swept += sweep_savepoints(space, self._layout.job_id, before_ms=before_ms)
         return swept
 
-    def _base(self, location: str | None) -> Manifest | None:
-        # Objects can only be shared below one root: a savepoint, or another job's image, is no base.
-        if location is None or _folder(location).rpartition("/")[0] != self._job_space.url:
+    def _base(self, location: str | None, root: str | None) -> Base | None:
+        """An earlier image to share with; one of the same root shares its objects in place."""
+        if location is None:
             return None
+        folder = _folder(location)
+        space, directory = self._at(folder)
         try:
-            return self._remembered(_folder(location))
+            metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(space, directory))
         except (ImageNotFoundError, ImageCorruptError):
             # Gone or broken meanwhile: the image is written in full, which is never wrong.
             return None
+        return Base(metadata, space, directory, is_beside=space.url == root)
+
+    def _remember(self, folder: str, metadata: Metadata) -> Metadata:
+        with self._lock:
+            self._remembered[folder] = metadata
+            self._remembered.move_to_end(folder)
+            while len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
+        return metadata
 
     def _options(self, object_prefix: str) -> WriteOptions:
         return WriteOptions(
             inline_threshold=self._layout.inline_threshold,
             object_prefix=object_prefix,
+            pack_target_bytes=self._layout.pack_target_bytes,
+            threads=self._layout.transfer_threads,
         )
 
     def _stored(self, location: str, written: WrittenImage) -> StoredImage:
@@ -217,16 +267,12 @@ class ObjectImageStore:
             location,
             full_bytes=written.manifest.full_bytes,
             incremental_bytes=written.incremental_bytes,
-            file_count=len(written.manifest.files),
+            file_count=written.manifest.file_count,
         )
 
     def _at(self, location: str) -> tuple[ObjectSpace, str]:
         root, _, directory = _folder(location).rpartition("/")
         return (self._job_space if root == self._job_space.url else self._open_space(root)), directory
-
-    def _read_manifest(self, location: str) -> Manifest:
-        space, directory = self._at(location)
-        return read_metadata(space, directory).manifest
 
 
 def _folder(location: str) -> str:

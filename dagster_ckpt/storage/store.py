@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dagster_ckpt.image import ImageHeader, Manifest, SourceFile, WriteEntry
+from dagster_ckpt.image import Hold, ImageHeader, Manifest, RunTasks, Source, WriteEntry
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,22 @@ class ImageStore(Protocol):
     def write_checkpoint(
         self,
         header: ImageHeader,
-        files: Sequence[SourceFile],
+        files: Sequence[Source],
         *,
         base: str | None = None,
+        hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
+        run: RunTasks | None = None,
     ) -> StoredImage:
-        """Write a checkpoint; bytes that the one at `base` has are shared with it.
+        """Write a checkpoint; bytes that the image at `base` has are shared with it.
+
+        Args:
+            header: What the image says of itself.
+            files: Its files.
+            base: Location of an image that still has to be there when this returns, or None.
+            hold: Given the files that will be read, before any is; gives them as they are to be read.
+            should_abort: Asked before each file.
+            run: Who writes the data objects; None: threads of this process.
 
         Raises:
             ImageTooLargeError: The store does not take images of this size.
@@ -56,12 +66,24 @@ class ImageStore(Protocol):
     def write_savepoint(
         self,
         header: ImageHeader,
-        files: Sequence[SourceFile],
+        files: Sequence[Source],
         *,
         target_directory: str | None = None,
+        base: str | None = None,
+        hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
+        run: RunTasks | None = None,
     ) -> StoredImage:
-        """Write a self-contained savepoint.
+        """Write a self-contained savepoint: it needs no other image, whatever it was made from.
+
+        Args:
+            header: What the image says of itself.
+            files: Its files.
+            target_directory: Where to, if not to the configured folder.
+            base: Location of an image whose bytes need not pass through this process again, or None.
+            hold: Given the files that will be read, before any is; gives them as they are to be read.
+            should_abort: Asked before each file.
+            run: Who writes the data objects; None: threads of this process.
 
         Raises:
             ImageAbortedError: `should_abort` said so.

@@ -1,8 +1,8 @@
 """docs/image-format.md, sections 2 and 3: what a reader accepts and what it refuses."""
 
+import io
 import json
-import struct
-import zlib
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -19,33 +19,54 @@ HEADER = ImageHeader(
     image_id="i", job_id="j", kind=ImageKind.SAVEPOINT, number=1, created_at_ms=2, batch_id=3, query_id="q"
 )
 INLINE = b"offsets of batch 3"
-ENTRY = FileEntry(path="offsets/3", size=len(INLINE), digest=blake3(INLINE).hexdigest(), offset=0)
-PACKED = FileEntry(path="state/0/0/1.zip", size=9, digest="0" * 64, identity="u", object="../shared/a.pack", offset=4)
-WHOLE = pack_metadata(Manifest(header=HEADER, files=(ENTRY, PACKED)), INLINE)
+DIGEST = blake3(INLINE).hexdigest()
+ENTRY = FileEntry(DIGEST, "offsets/3", len(INLINE), None, None, None, 0)
+PACKED = FileEntry("0" * 64, "state/0/0/1.zip", 9, "u", "801.1f.2a", "../shared/a.pack", 4)
+WHOLE = pack_metadata(Manifest.of(HEADER, [ENTRY, PACKED]), INLINE)
 
 
-def sealed(document: Any, inline: bytes = INLINE, version: int = 1) -> bytes:
+def line(**changed: Any) -> str:
+    return json.dumps([*ENTRY._replace(**changed)])
+
+
+def sealed(lines: str, inline: bytes = INLINE, version: int = 2, header: Any = None) -> bytes:
     """A container as section 2 describes it, written without the code under test."""
-    body = zlib.compress(json.dumps(document).encode())
-    data = struct.pack(">6sHQQ", b"DGCKPT", version, len(body), len(inline)) + body + inline
-    return data + blake3(data).digest()
+    target = io.BytesIO()
+    described = {"format_version": version, "header": header or HEADER.model_dump(mode="json")}
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("manifest.json", json.dumps(described))
+        archive.writestr("files.jsonl", lines)
+        archive.writestr("inline.bin", inline, zipfile.ZIP_STORED)
+        archive.comment = bytes(71)
+    return seal(target.getvalue()[:-71])
 
 
-def document(**entry: Any) -> dict[str, Any]:
-    file = {"path": "offsets/3", "size": len(INLINE), "digest": blake3(INLINE).hexdigest(), "offset": 0, **entry}
-    return {"format_version": 1, "header": HEADER.model_dump(mode="json"), "files": [file]}
+def seal(data: bytes) -> bytes:
+    return data + b"blake3:" + blake3(data).hexdigest().encode()
 
 
 def test_section_2_a_container_is_read_as_it_was_written() -> None:
     metadata = unpack_metadata(WHOLE, WHERE)
     assert metadata.inline == INLINE
-    assert metadata.manifest == Manifest(header=HEADER, files=(ENTRY, PACKED))
+    assert metadata.manifest == Manifest.of(HEADER, [ENTRY, PACKED])
+    assert list(metadata.manifest.files) == [ENTRY, PACKED]
     assert metadata.manifest.objects == {"../shared/a.pack"}
     assert metadata.manifest.full_bytes == len(INLINE) + 9
 
 
 def test_section_2_a_container_written_by_another_program_is_read() -> None:
-    assert unpack_metadata(sealed(document()), WHERE).manifest == Manifest(header=HEADER, files=(ENTRY,))
+    # Spaces after the commas, which ours leaves out.
+    assert list(unpack_metadata(sealed(line() + "\n"), WHERE).manifest.files) == [ENTRY]
+
+
+def test_section_2_any_reader_of_zip_archives_reads_it() -> None:
+    with zipfile.ZipFile(io.BytesIO(WHOLE)) as archive:
+        assert archive.testzip() is None
+        described = json.loads(archive.read("manifest.json"))
+        assert described["header"]["batch_id"] == 3
+        assert described["objects"] == {"../shared/a.pack": {"length": 13, "used": 9}}
+        entries = [json.loads(text) for text in archive.read("files.jsonl").splitlines()]
+    assert [entry[1] for entry in entries] == ["offsets/3", "state/0/0/1.zip"]
 
 
 @given(length=st.integers(min_value=0, max_value=len(WHOLE) - 1))
@@ -69,14 +90,24 @@ def test_section_2_bytes_after_the_end_are_detected(extra: bytes) -> None:
 
 
 def test_section_2_a_newer_format_says_to_upgrade() -> None:
-    with pytest.raises(ImageCorruptError, match=r"format version 2.*Upgrade dagster-ckpt"):
-        unpack_metadata(sealed(document(), version=2), WHERE)
+    with pytest.raises(ImageCorruptError, match=r"format version 3.*Upgrade dagster-ckpt"):
+        unpack_metadata(sealed(line(), version=3), WHERE)
 
 
-@pytest.mark.parametrize("path", ["", "/etc/passwd", "../other", "a/../../b", "a//b", "./a", "..", "a\0b", "a/"])
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../other", "a/../../b", "a//b", "./a", "..", ".", "a\0b", "a/", "a/.", "a/..", "a/./b"]
+)
 def test_section_3_a_path_that_leaves_the_directory_is_refused(path: str) -> None:
     with pytest.raises(ImageCorruptError, match="is not a plain relative path"):
-        unpack_metadata(sealed(document(path=path)), WHERE)
+        unpack_metadata(sealed(line(path=path)), WHERE)
+
+
+@pytest.mark.parametrize("path", ["a.b/..c", "a/...", 'quote"d', "back\\slash", "ümlaut/ß", "sp ace", "tab\t"])
+def test_section_3_any_other_path_is_taken(path: str) -> None:
+    data = pack_metadata(Manifest.of(HEADER, [ENTRY._replace(path=path)]), INLINE)
+    manifest = unpack_metadata(data, WHERE).manifest
+    assert [entry.path for entry in manifest.files] == [path]
+    assert manifest.find(path) is not None
 
 
 @pytest.mark.parametrize(
@@ -84,29 +115,71 @@ def test_section_3_a_path_that_leaves_the_directory_is_refused(path: str) -> Non
 )
 def test_section_3_an_object_elsewhere_is_refused(reference: str) -> None:
     with pytest.raises(ImageCorruptError, match="manifest cannot be read"):
-        unpack_metadata(sealed(document(object=reference)), WHERE)
+        unpack_metadata(sealed(line(object=reference)), WHERE)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"size": -1}, {"offset": -1}, {"digest": "xyz"}, {"size": len(INLINE) + 1}, {"offset": 1}, {"surprise": 1}],
+    [{"size": -1}, {"offset": -1}, {"digest": "xyz"}, {"size": len(INLINE) + 1}, {"offset": 1}, {"size": "1"}],
     ids=str,
 )
 def test_section_3_an_entry_that_cannot_be_right_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ImageCorruptError, match=WHERE):
-        unpack_metadata(sealed(document(**wrong)), WHERE)
+        unpack_metadata(sealed(line(**wrong)), WHERE)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '["a"]', "1", line()[:-1] + ", 1]", "\n" + line()])
+def test_section_3_a_line_that_is_no_entry_is_refused(text: str) -> None:
+    with pytest.raises(ImageCorruptError, match="manifest cannot be read"):
+        unpack_metadata(sealed(text), WHERE)
 
 
 def test_section_3_two_files_of_one_path_are_refused() -> None:
-    twice = document()
-    twice["files"] *= 2
     with pytest.raises(ImageCorruptError, match="same path"):
-        unpack_metadata(sealed(twice), WHERE)
+        unpack_metadata(sealed(f"{line()}\n{line(digest='1' * 64)}\n"), WHERE)
 
 
-@pytest.mark.parametrize("make", [lambda: b"not zlib", lambda: zlib.compress(b"{")], ids=["no zlib", "no JSON"])
-def test_section_2_a_body_that_is_no_manifest_is_refused(make: Callable[[], bytes]) -> None:
-    body = make()
-    data = struct.pack(">6sHQQ", b"DGCKPT", 1, len(body), 0) + body
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: seal(b"PK\x03\x04 no archive at all"),
+        lambda: sealed(line(), header={"image_id": "i"}),
+        lambda: seal(_archive({"manifest.json": "{"})),
+        lambda: seal(_archive({"manifest.json": "{}"})),
+        lambda: seal(_archive({"files.jsonl": line()})),
+    ],
+    ids=["no archive", "half a header", "no JSON", "no version", "no manifest"],
+)
+def test_section_2_an_archive_that_is_no_manifest_is_refused(make: Callable[[], bytes]) -> None:
     with pytest.raises(ImageCorruptError, match="manifest cannot be read"):
-        unpack_metadata(data + blake3(data).digest(), WHERE)
+        unpack_metadata(make(), WHERE)
+
+
+def _archive(members: dict[str, str]) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+        archive.comment = bytes(71)
+    return target.getvalue()[:-71]
+
+
+paths = st.lists(st.text(min_size=1, max_size=8).filter(lambda t: "/" not in t and t not in (".", "..")), min_size=1)
+
+
+@given(
+    path=paths.map("/".join),
+    identity=st.none() | st.text(max_size=20),
+    token=st.none() | st.text(max_size=20),
+    size=st.integers(0, 2**50),
+)
+def test_section_3_whatever_names_a_file_has_it_is_found_again(path: str, identity: Any, token: Any, size: int) -> None:
+    if "\0" in path:
+        return
+    entry = FileEntry("1" * 64, path, size, identity, token, "a.pack", 7)
+    manifest = Manifest.of(HEADER, [ENTRY._replace(path="other"), entry])
+    read = unpack_metadata(pack_metadata(manifest, INLINE), WHERE).manifest
+    assert read == manifest
+    assert read.find(path) == read.find_unchanged(path, size, identity, token) == entry.line()
+    assert read.find_unchanged(path, size + 1, identity, token) is None
+    assert read.find_unchanged(path, size, identity, f"{token}x") is None

@@ -14,9 +14,10 @@ from dagster_ckpt.errors import (
     StorageAccessError,
 )
 from dagster_ckpt.image import (
+    Base,
     FileEntry,
     ImageHeader,
-    Manifest,
+    Metadata,
     SourceFile,
     WriteOptions,
     WrittenImage,
@@ -25,7 +26,7 @@ from dagster_ckpt.image import (
     verify_image,
     write_image,
 )
-from dagster_ckpt.image import writer as writer_module
+from dagster_ckpt.image.packs import CHUNK_BYTES
 from dagster_ckpt.storage.memory_space import MemorySpace
 
 MakeHeader = Callable[[int], ImageHeader]
@@ -42,12 +43,18 @@ def restored(space: MemorySpace, directory: str) -> dict[str, bytes]:
     return files
 
 
+def base_of(space: MemorySpace, written: WrittenImage) -> Base:
+    header = written.manifest.header
+    return Base(Metadata(written.manifest, written.inline), space, f"chk-{header.number}")
+
+
 @pytest.fixture
 def write(space: MemorySpace, header: MakeHeader) -> Callable[..., WrittenImage]:
     def _write(
-        number: int, files: list[SourceFile], base: Manifest | None = None, options: WriteOptions = SHARED
+        number: int, files: list[SourceFile], base: WrittenImage | None = None, options: WriteOptions = SHARED
     ) -> WrittenImage:
-        return write_image(space, f"chk-{number}", header(number), files, options=options, base=base)
+        shared = base_of(space, base) if base is not None else None
+        return write_image(space, f"chk-{number}", header(number), files, options=options, base=shared)
 
     return _write
 
@@ -79,7 +86,8 @@ def test_a_chain_of_images_gives_back_each_of_them(header, content, images, opti
     base = None
     for number, files in enumerate(images):
         sources = [content(data).file(path) for path, data in files.items()]
-        base = write_image(space, f"chk-{number}", header(number), sources, options=options, base=base).manifest
+        written = write_image(space, f"chk-{number}", header(number), sources, options=options, base=base)
+        base = base_of(space, written)
     assert [restored(space, f"chk-{number}") for number in range(len(images))] == images
 
 
@@ -87,7 +95,7 @@ def test_a_file_of_known_identity_is_not_even_opened(write, content) -> None:
     sst = content(b"s" * 100)
     first = write(1, [sst.file("state/1.sst", identity="1-uuid")])
     opened = sst.opened
-    second = write(2, [sst.file("state/renamed.sst", identity="1-uuid")], first.manifest)
+    second = write(2, [sst.file("state/1.sst", identity="1-uuid")], first)
     assert sst.opened == opened
     assert second.new_objects == ()
     assert second.manifest.objects == first.manifest.objects
@@ -95,21 +103,21 @@ def test_a_file_of_known_identity_is_not_even_opened(write, content) -> None:
 
 def test_equal_content_is_stored_once_even_under_another_name(write, content) -> None:
     first = write(1, [content(b"v" * 100).file("1.delta")])
-    second = write(2, [content(b"v" * 100).file("1.delta"), content(b"v" * 100).file("2.delta")], first.manifest)
+    second = write(2, [content(b"v" * 100).file("1.delta"), content(b"v" * 100).file("2.delta")], first)
     assert second.new_objects == ()
     assert {entry.object for entry in second.manifest.files} == first.manifest.objects
 
 
 def test_a_replaced_file_of_the_same_name_and_size_is_written(space, write, content) -> None:
     first = write(1, [content(b"a" * 2_000_000).file("1.zip")])
-    write(2, [content(b"b" * 2_000_000).file("1.zip")], first.manifest)
+    write(2, [content(b"b" * 2_000_000).file("1.zip")], first)
     assert restored(space, "chk-1") == {"1.zip": b"a" * 2_000_000}
     assert restored(space, "chk-2") == {"1.zip": b"b" * 2_000_000}
 
 
 def test_an_identity_of_another_size_is_not_believed(space, write, content) -> None:
     first = write(1, [content(b"a" * 50).file("x", identity="id")])
-    write(2, [content(b"b" * 60).file("x", identity="id")], first.manifest)
+    write(2, [content(b"b" * 60).file("x", identity="id")], first)
     assert restored(space, "chk-2") == {"x": b"b" * 60}
 
 
@@ -139,7 +147,7 @@ def test_damage_to_the_base_does_not_spread(space, write, content) -> None:
     first = write(1, [sst.file("a", identity="id")])
     (pack,) = first.new_objects
     space.publish(pack.removeprefix("../"), b"s" * 99)
-    write(2, [sst.file("a", identity="id")], first.manifest)
+    write(2, [sst.file("a", identity="id")], first)
     assert verify_image(space, "chk-1") != []
     assert restored(space, "chk-2") == {"a": b"s" * 100}
 
@@ -147,8 +155,10 @@ def test_damage_to_the_base_does_not_spread(space, write, content) -> None:
 def test_an_object_that_is_hardly_used_any_more_is_given_up(write, content) -> None:
     survivor = content(b"s" * 20)
     first = write(1, [survivor.file("a", identity="a"), content(b"x" * 100).file("b")])
-    second = write(2, [survivor.file("a", identity="a")], first.manifest)
-    assert not second.manifest.objects & first.manifest.objects
+    second = write(2, [survivor.file("a", identity="a")], first)
+    assert second.manifest.uses[first.new_objects[0]].used == 20
+    third = write(3, [survivor.file("a", identity="a")], second)
+    assert not third.manifest.objects & first.manifest.objects
 
 
 @pytest.mark.parametrize("wrong", [5, 99, 101, 2_000_000])
@@ -253,7 +263,7 @@ def test_an_unfinished_image_is_no_image(space) -> None:
 
 def test_large_files_are_read_in_chunks(write, content) -> None:
     sizes: list[int] = []
-    data = content(b"z" * (2 * writer_module.CHUNK_BYTES + 7))
+    data = content(b"z" * (2 * CHUNK_BYTES + 7))
 
     class Watched:
         def __init__(self) -> None:
@@ -270,4 +280,4 @@ def test_large_files_are_read_in_chunks(write, content) -> None:
             return self.stream.read(size)
 
     write(1, [SourceFile("big", len(data.data), None, Watched)])
-    assert max(sizes) == writer_module.CHUNK_BYTES
+    assert max(sizes) == CHUNK_BYTES

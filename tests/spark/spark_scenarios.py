@@ -23,6 +23,7 @@ from dagster_ckpt.spark import (
     roll_back,
     staged_cut,
     start_query,
+    until_not_overtaken,
 )
 
 SCHEMA = "k long, v long, t timestamp"
@@ -120,12 +121,15 @@ class TakenImage:
 
 
 def take_image(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None = None) -> TakenImage:
+    return until_not_overtaken(lambda: _take(live, carry_in_flight=carry_in_flight, output=output))
+
+
+def _take(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None) -> TakenImage:
     sinks = (f"FileSink[file:{output}]",) if output else ()
     with staged_cut(live, carry_in_flight=carry_in_flight, sinks=sinks) as staged:
         files = {}
-        for file in staged.files:
-            with file.open() as stream:
-                files[file.path] = stream.read()
+        for file in staged.hold(staged.files):
+            files[file.path] = file.read()
             assert len(files[file.path]) == file.size
         return TakenImage(staged.cut.batch_id, staged.cut.in_flight, files, staged.cut.properties["sinks"])
 

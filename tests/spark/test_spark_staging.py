@@ -3,14 +3,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import fsspec
 import pytest
 from live_files import ROCKSDB, LiveFiles, snapshot_zip
 
-from dagster_ckpt.errors import IncompleteCutError
-from dagster_ckpt.spark import LiveDirectory, StagedCut, cut, staged_cut
+from dagster_ckpt.errors import CutOvertakenError
+from dagster_ckpt.image import Source
+from dagster_ckpt.spark import LiveDirectory, StagedCut, staged_cut, staging
 
 
 @pytest.fixture
@@ -23,49 +25,70 @@ def files(tmp_path: Path) -> LiveFiles:
     return made
 
 
-def contents(staged: StagedCut) -> dict[str, bytes]:
-    return {file.path: file.open().read() for file in staged.files}
+@pytest.fixture(params=["in memory", "as links"], autouse=True)
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "as links":
+        monkeypatch.setattr(staging, "HELD_IN_MEMORY_BYTES", 0)
+    return str(request.param)
+
+
+def held(staged: StagedCut) -> Sequence[Source]:
+    return staged.hold(staged.files)
+
+
+def contents(files: Sequence[Source]) -> dict[str, bytes]:
+    return {file.path: file.read() for file in files}
 
 
 def test_held_files_survive_a_purge(files: LiveFiles) -> None:
     with staged_cut(files.live, carry_in_flight=False) as staged:
+        kept = held(staged)
         shutil.rmtree(files.root)
+        found = contents(kept)
 
-        held = contents(staged)
-
-    assert held["state/0/0/2.delta"] == b"two"
-    assert held["commits/1"].startswith(b"v1")
+    assert found["state/0/0/2.delta"] == b"two"
+    assert found["commits/1"].startswith(b"v1")
 
 
-def test_held_files_are_links_and_cost_no_bytes(files: LiveFiles) -> None:
-    with staged_cut(files.live, carry_in_flight=False):
-        assert (files.root / "state/0/0/2.delta").stat().st_nlink == 2
+def test_many_held_files_are_links_and_cost_no_bytes(files: LiveFiles, how: str) -> None:
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        held(staged)
+        assert (files.root / "state/0/0/2.delta").stat().st_nlink == (2 if how == "as links" else 1)
+
+
+def test_what_is_not_read_is_not_held(files: LiveFiles) -> None:
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        (one,) = staged.hold([file for file in staged.files if file.path == "state/0/0/2.delta"])
+        files.remove("state/0/0/1.delta")
+
+        assert one.read() == b"two"
 
 
 def test_held_files_do_not_change_when_spark_replaces_them(files: LiveFiles) -> None:
     with staged_cut(files.live, carry_in_flight=False) as staged:
+        kept = held(staged)
         files.live.folder.write("state/0/0/2.delta", [b"replayed"])
 
-        assert contents(staged)["state/0/0/2.delta"] == b"two"
+        assert contents(kept)["state/0/0/2.delta"] == b"two"
 
 
 def test_nothing_is_left_behind(files: LiveFiles) -> None:
-    with staged_cut(files.live, carry_in_flight=False):
-        assert len(list(files.root.parent.iterdir())) == 2
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        held(staged)
 
     assert [path.name for path in files.root.parent.iterdir()] == ["live-0"]
 
 
-@pytest.mark.parametrize("change", [b"other", None])
+@pytest.mark.parametrize("change", [b"new", b"other", None])
 def test_a_file_that_changed_since_the_cut_is_noticed(files: LiveFiles, change: bytes | None) -> None:
-    taken = cut(files.live, carry_in_flight=False)
-    if change is None:
-        files.remove("state/0/0/1.delta")
-    else:
-        files.live.folder.write("state/0/0/1.delta", [change])
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        if change is None:
+            files.remove("state/0/0/1.delta")
+        else:
+            files.live.folder.write("state/0/0/1.delta", [change])
 
-    with pytest.raises(IncompleteCutError, match=r"1\.delta was (purged|replaced)"), StagedCut(taken, files.live):
-        pass
+        with pytest.raises(CutOvertakenError, match=r"1\.delta was (purged|replaced)"):
+            held(staged)
 
     assert [path.name for path in files.root.parent.iterdir()] == ["live-0"]
 
@@ -76,22 +99,28 @@ def test_where_links_are_impossible_files_are_copied(files: LiveFiles, monkeypat
 
     monkeypatch.setattr(os, "link", no_links)
     with staged_cut(files.live, carry_in_flight=False) as staged:
+        kept = held(staged)
         shutil.rmtree(files.root)
 
-        assert contents(staged)["state/0/0/1.delta"] == b"one"
+        assert contents(kept)["state/0/0/1.delta"] == b"one"
 
 
-def test_what_a_killed_process_held_is_let_go_by_the_next(files: LiveFiles) -> None:
+def test_what_a_killed_process_held_is_let_go_by_the_next(files: LiveFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import os, sys\n"
-        "from dagster_ckpt.spark import LiveDirectory, staged_cut\n"
-        "with staged_cut(LiveDirectory(sys.argv[1]), carry_in_flight=False):\n"
+        "from dagster_ckpt.spark import LiveDirectory, staged_cut, staging\n"
+        "staging.HELD_IN_MEMORY_BYTES = 0\n"
+        "with staged_cut(LiveDirectory(sys.argv[1]), carry_in_flight=False) as staged:\n"
+        "    staged.hold(staged.files)\n"
         "    os._exit(9)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(files.root)], check=False)
     assert len(list(files.root.parent.iterdir())) == 2
+    monkeypatch.setattr(staging, "HELD_IN_MEMORY_BYTES", 0)
 
-    with staged_cut(files.live, carry_in_flight=False), staged_cut(files.live, carry_in_flight=False):
+    with staged_cut(files.live, carry_in_flight=False) as one, staged_cut(files.live, carry_in_flight=False) as two:
+        held(one)
+        held(two)
         assert len(list(files.root.parent.iterdir())) == 3
 
 
@@ -107,12 +136,12 @@ def test_in_an_object_store_only_files_that_may_change_are_copied(tmp_path: Path
     live = LiveDirectory("memory://staging/live-0")
 
     with staged_cut(live, carry_in_flight=False) as staged:
+        kept = held(staged)
         memory.rm("/staging/live-0/state/0/0/2.changelog")
+        found = contents(kept)
 
-        held = contents(staged)
-
-    assert held["state/0/0/2.changelog"] == b"log"
-    assert held["state/0/0/SSTs/000001-aa.sst"] == b"abc"
-    assert {file.folder.url for file in staged.held if file.identity} == {"memory://staging/live-0"}
+    assert found["state/0/0/2.changelog"] == b"log"
+    assert found["state/0/0/SSTs/000001-aa.sst"] == b"abc"
+    assert {file.folder.url for file in kept if file.identity} == {"memory://staging/live-0"}
     live.delete()
     assert not live.exists()

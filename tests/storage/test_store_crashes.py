@@ -233,7 +233,7 @@ def test_an_object_that_only_a_protected_image_refers_to_stays(world) -> None:
     space.delete("chk-1/_metadata")
     job.store.discard(second, protected=[first])
     assert job.store.checkpoints() == []
-    old_objects = {name for name in world.objects() if "/shared/image-1" in name}
+    old_objects = {name for name in world.objects() if "/shared/1-" in name}
     assert len(old_objects) == 1
 
 

@@ -39,6 +39,7 @@ def state_files(
         LiveDirectoryError: The state cannot be understood.
     """
     version = commit.batch_id + 1
+    of_version = _version_files(offsets)
     files: list[NeededFile] = []
     for operator in operators:
         ids = None if commit.state_ids is None else _ids(folder, commit, operator)
@@ -50,7 +51,7 @@ def state_files(
                 if ids is not None:
                     files += rocksdb_v2.version_files(store, version, ids[partition][index])
                 else:
-                    files += _version_files(offsets)(store, version)
+                    files += of_version(store, version)
     return files
 
 
@@ -61,9 +62,10 @@ def _version_files(offsets: OffsetEntry) -> VersionFiles:
 
 def _by_file_names(provider: str | None, store: StoreDirectory, version: int) -> list[NeededFile]:
     """Files of a provider that is not Spark's own: those that extend one of Spark's write as it does."""
-    if store.versions(".delta", version) or store.versions(".snapshot", version):
+    suffixes = {name.rpartition(".")[2] for name in store.names}
+    if suffixes & {"delta", "snapshot"}:
         return hdfs.version_files(store, version)
-    if store.versions(".zip", version) or store.versions(".changelog", version):
+    if suffixes & {"zip", "changelog"}:
         return rocksdb.version_files(store, version)
     raise LiveDirectoryError(
         f"{store.folder.url}/{store.path} holds no state in a format of Spark's own providers (provider: "

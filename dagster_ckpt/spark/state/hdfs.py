@@ -15,8 +15,7 @@ def version_files(store: StoreDirectory, version: int) -> list[NeededFile]:
     Raises:
         IncompleteCutError: One of them is missing.
     """
-    snapshots = store.versions(".snapshot", version)
-    base = snapshots[-1] if snapshots else 0
+    base = store.newest(".snapshot", version)
     files = [store.need(f"{base}.snapshot", "it holds the state")] if base else []
     since = f"{base}.snapshot" if base else "the empty state"
     why = f"version {version} is {since} and every delta after it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from typing import cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -17,6 +18,10 @@ from dagster_ckpt.spark.state.store import StoreDirectory
 
 _SSTS = "SSTs"
 _LOGS = "logs"
+
+
+# Directory, name and size of a file that a zip names.
+_Named = tuple[str, str, int]
 
 
 class _SstFile(BaseModel):
@@ -41,8 +46,7 @@ def version_files(store: StoreDirectory, version: int) -> list[NeededFile]:
         IncompleteCutError: One of them is missing, or has another size than noted.
         LiveDirectoryError: The snapshot's zip cannot be read.
     """
-    snapshots = store.versions(".zip", version)
-    base = snapshots[-1] if snapshots else 0
+    base = store.newest(".zip", version)
     files = snapshot_files(store, f"{base}.zip") if base else []
     since = f"{base}.zip" if base else "the empty database"
     why = f"there is no {version}.zip, so version {version} is {since} and every changelog after it"
@@ -58,27 +62,37 @@ def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
         IncompleteCutError: One of them is missing, or has another size than noted.
         LiveDirectoryError: The zip cannot be read.
     """
-    zip_file = store.need_read(name, "it is the snapshot of the database")
-    snapshot = _read_snapshot(zip_file)
+    zip_file = store.need(name, "it is the snapshot of the database")
     files = [zip_file]
-    for directory, named in ((_SSTS, snapshot.ssts), (_LOGS, snapshot.logs or [])):
-        if not named:
-            continue
-        below = StoreDirectory(store.folder, f"{store.path}/{directory}")
-        for item in named:
-            # Names hold a uuid made for one upload, so equal names are equal bytes, in any image.
-            file = below.need(item.name, f"{name} is built on it", identity=item.name)
-            if file.version.size != item.size:
-                raise below.incomplete(
-                    item.name, f"{name} needs {item.size} bytes of it, but {file.version.size} are there"
-                )
-            files.append(file)
+    stores = {directory: StoreDirectory(store.folder, f"{store.path}/{directory}") for directory in (_SSTS, _LOGS)}
+    for directory, item, size in _named_files(zip_file):
+        # Names hold a uuid made for one upload, so equal names are equal bytes, in any image.
+        file = stores[directory].need(item, f"{name} is built on it", identity=item)
+        if file.size != size:
+            raise stores[directory].incomplete(item, f"{name} needs {size} bytes of it, but {file.size} are there")
+        files.append(file)
     return files
 
 
-def _read_snapshot(file: NeededFile) -> _Snapshot:
+def _named_files(file: NeededFile) -> tuple[_Named, ...]:
+    """What a zip names; one that has not changed since the last look is not read again."""
+    seen = file.folder.seen.get(file.source)
+    if seen is not None and seen[0] == file.token:
+        return cast("tuple[_Named, ...]", seen[1])
+    data = file.folder.read(file.source)
+    if len(data) == file.size:
+        file.data = data
+    snapshot = _read_snapshot(file, data)
+    named = tuple((_SSTS, item.name, item.size) for item in snapshot.ssts)
+    named += tuple((_LOGS, item.name, item.size) for item in snapshot.logs or [])
+    if file.token is not None:
+        file.folder.seen[file.source] = (file.token, named)
+    return named
+
+
+def _read_snapshot(file: NeededFile, data: bytes) -> _Snapshot:
     try:
-        with zipfile.ZipFile(io.BytesIO(file.data or b"")) as archive:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             text = archive.read("metadata").decode("utf-8")
         return _Snapshot.model_validate_json(text.partition("\n")[2])
     except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, ValidationError) as error:

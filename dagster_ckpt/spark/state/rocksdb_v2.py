@@ -30,14 +30,14 @@ def version_files(store: StoreDirectory, version: int, unique_id: str) -> list[N
         LiveDirectoryError: A changelog or zip cannot be read.
     """
     newest = f"{version}_{unique_id}"
-    if f"{newest}.zip" in store.entries:
+    if f"{newest}.zip" in store.names:
         return _snapshot(store, newest)
     why = f"there is no {newest}.zip"
     store.need(f"{newest}.changelog", why)
     path = f"{store.path}/{newest}.changelog"
     with store.folder.open(path) as stream:
         lineage = {**read_lineage(stream, f"{store.folder.url}/{path}"), version: unique_id}
-    base = max((v for v, uid in lineage.items() if v <= version and f"{v}_{uid}.zip" in store.entries), default=0)
+    base = max((v for v, uid in lineage.items() if v <= version and f"{v}_{uid}.zip" in store.names), default=0)
     files = _snapshot(store, f"{base}_{lineage[base]}") if base else []
     why = f"version {version} is built on {f'the snapshot {base}' if base else 'the empty database'} and it"
     for number in range(base + 1, version + 1):
@@ -56,7 +56,7 @@ def _snapshot(store: StoreDirectory, name: str) -> list[NeededFile]:
 
 def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[NeededFile]:
     """Spark's checksum beside a file (`ChecksumCheckpointFileManager`), if there is one."""
-    if f"{name}{_CHECKSUM}" not in store.entries:
+    if f"{name}{_CHECKSUM}" not in store.names:
         return []
     file = store.need_read(f"{name}{_CHECKSUM}", "it is Spark's checksum")
     try:
@@ -66,6 +66,6 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
             f"{store.folder.url}/{file.source} is not a checksum that can be read: {error}. "
             "The live directory is damaged: restore an image."
         ) from error
-    if noted != main.version.size:
-        raise store.incomplete(name, f"its checksum is of {noted} bytes, but {main.version.size} are there")
+    if noted != main.size:
+        raise store.incomplete(name, f"its checksum is of {noted} bytes, but {main.size} are there")
     return [file]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import cached_property
 
 from dagster_ckpt.errors import IncompleteCutError
-from dagster_ckpt.spark.folder import Entry, Folder
+from dagster_ckpt.spark.folder import Folder, Listing
 from dagster_ckpt.spark.needed import NeededFile, read_needed
 
 
@@ -16,15 +17,16 @@ class StoreDirectory:
         self.folder = folder
         self.path = path
 
-    @cached_property
-    def entries(self) -> dict[str, Entry]:
+    @property
+    def names(self) -> Set[str]:
         """Names in the directory, as they were at the first look."""
-        return self.folder.list(self.path)
+        return self._listing.names
 
-    def versions(self, suffix: str, at_most: int) -> list[int]:
-        """Versions up to `at_most` that have a file `<version><suffix>`, ascending."""
-        numbers = (name.removesuffix(suffix) for name in self.entries if name.endswith(suffix))
-        return sorted(int(number) for number in numbers if number.isdecimal() and int(number) <= at_most)
+    def newest(self, suffix: str, at_most: int) -> int:
+        """Newest version up to `at_most` that has a file `<version><suffix>`; 0 without one."""
+        names = self.names
+        # Spark writes one every few versions, so counting down finds it sooner than looking at every name.
+        return next((version for version in range(at_most, 0, -1) if f"{version}{suffix}" in names), 0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
         """A file that must be there.
@@ -32,11 +34,11 @@ class StoreDirectory:
         Raises:
             IncompleteCutError: It is not.
         """
-        entry = self.entries.get(name)
-        if entry is None:
+        if name not in self.names:
             raise self.incomplete(name, why)
+        size, token = self._listing.version(name)
         path = f"{self.path}/{name}"
-        return NeededFile(self.folder, path, path, entry.version(), identity=identity)
+        return NeededFile(self.folder, path, path, size, token, identity)
 
     def need_read(self, name: str, why: str) -> NeededFile:
         """A small file that must be there, with its content.
@@ -44,14 +46,17 @@ class StoreDirectory:
         Raises:
             IncompleteCutError: It is not there.
         """
-        if name not in self.entries:
+        if name not in self.names:
             raise self.incomplete(name, why)
         return read_needed(self.folder, f"{self.path}/{name}")
 
     def incomplete(self, name: str, why: str) -> IncompleteCutError:
         """The error that says what is missing, and why it is needed."""
         return IncompleteCutError(
-            f"{self.folder.url}/{self.path}/{name} is missing: {why}. If the query runs, the next attempt "
-            "reads a "
+            f"{self.folder.url}/{self.path}/{name} is missing: {why}. If the query runs, the next attempt reads a "
             "newer commit. Where it stays missing, the live directory is damaged: restore an image."
         )
+
+    @cached_property
+    def _listing(self) -> Listing:
+        return self.folder.listing(self.path)

@@ -1,0 +1,249 @@
+"""Writing files one after the other into few large data objects."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from dagster_ckpt.errors import ImageAbortedError, IncompleteCutError
+from dagster_ckpt.image.manifest import FileEntry
+from dagster_ckpt.image.source import Source
+
+# Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
+CHUNK_BYTES = 1024 * 1024
+# Equal files of one image are stored once, as long as a table of so many digests can tell.
+_REMEMBERED_DIGESTS = 20_000
+
+Create = Callable[[str], AbstractContextManager[BinaryIO]]
+
+
+@dataclass(frozen=True)
+class PackTask:
+    """Files that one worker writes.
+
+    Attributes:
+        name: What the names of its data objects begin with, unlike any other's.
+        files: The files.
+        target_bytes: A data object of this size takes no further file. A file is never split.
+    """
+
+    name: str
+    files: Sequence[Source]
+    target_bytes: int
+
+
+@dataclass
+class PackResult:
+    """What a worker wrote.
+
+    Attributes:
+        entries: The files, each with the name of its data object.
+        packs: Names of the data objects it made, also where it failed.
+        written: Bytes in them.
+    """
+
+    entries: list[FileEntry] = field(default_factory=list)
+    packs: list[str] = field(default_factory=list)
+    written: int = 0
+
+
+KnownContent = Callable[[str, Source], FileEntry | None]
+RunTasks = Callable[[Sequence[PackTask], Create, "Checks"], list[PackResult]]
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a worker asks while it writes.
+
+    Attributes:
+        known: The entry of content that need not be written, by digest and file.
+        is_likely_known: Whether a large file is worth reading for its digest first.
+        go_on: Called before each file; raises ImageAbortedError where the image is given up.
+        made: Told of each data object before it is made: one that could be made only in part has to be removed too.
+    """
+
+    known: KnownContent
+    is_likely_known: Callable[[Source], bool]
+    go_on: Callable[[], None]
+    made: Callable[[str], None]
+
+
+def write_packs(task: PackTask, create: Create, checks: Checks) -> PackResult:
+    """Write the files of a task.
+
+    Args:
+        task: What to write.
+        create: Opens a new data object by name.
+        checks: What to ask meanwhile.
+
+    Raises:
+        ImageAbortedError: The image is given up.
+        IncompleteCutError: A file vanished, or had another length than was said of it.
+        StorageAccessError: A data object could not be written.
+    """
+    with _PackWriter(task, create, checks) as writer:
+        for file in task.files:
+            checks.go_on()
+            writer.add(file)
+        return writer.result
+
+
+def in_threads(threads: int) -> RunTasks:
+    """Run tasks in threads of this process; a single one in the caller's."""
+
+    def run(tasks: Sequence[PackTask], create: Create, checks: Checks) -> list[PackResult]:
+        if len(tasks) < 2:
+            return [write_packs(task, create, checks) for task in tasks]
+        failed = False
+
+        def go_on() -> None:
+            if failed:
+                raise ImageAbortedError("Another part of the image could not be written.")
+            checks.go_on()
+
+        def work(task: PackTask) -> PackResult:
+            nonlocal failed
+            try:
+                return write_packs(task, create, replace(checks, go_on=go_on))
+            except BaseException:
+                # The others need not go on.
+                failed = True
+                raise
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="packs") as pool:
+            futures = [pool.submit(work, task) for task in tasks]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        # Of several, the one that made the others give up.
+        for error in sorted(errors, key=lambda error: isinstance(error, ImageAbortedError)):
+            raise error
+        return [future.result() for future in futures]
+
+    return run
+
+
+def read_file(file: Source) -> tuple[bytes, str]:
+    """All bytes of a small file, and their digest.
+
+    Raises:
+        IncompleteCutError: It vanished, or has another length than was said of it.
+    """
+    try:
+        data = file.read()
+    except FileNotFoundError as error:
+        raise vanished(file) from error
+    if len(data) != file.size:
+        raise _changed(file)
+    return data, blake3(data).hexdigest()
+
+
+def vanished(file: Source) -> IncompleteCutError:
+    """The error about a file that is not there any more."""
+    return IncompleteCutError(f"{file.path} vanished before it was read, so no image was written. Take the image anew.")
+
+
+class _PackWriter:
+    def __init__(self, task: PackTask, create: Create, checks: Checks) -> None:
+        self._task = task
+        self._create = create
+        self._checks = checks
+        self._open = contextlib.ExitStack()
+        self._stream: BinaryIO | None = None
+        self._length = 0
+        self._places: dict[str, tuple[str, int, int]] = {}
+        self.result = PackResult()
+
+    def __enter__(self) -> _PackWriter:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if details[0] is None:
+            self._open.close()
+            return
+        with contextlib.suppress(Exception):
+            self._open.close()
+
+    def add(self, file: Source) -> None:
+        if file.size > CHUNK_BYTES:
+            self._add_large(file)
+            return
+        data, digest = read_file(file)
+        entry = self._checks.known(digest, file) or self._seen(digest, file)
+        if entry is None:
+            offset = self._room_for(file.size)
+            self._write(data)
+            entry = self._entry(file, digest, offset)
+        self.result.entries.append(entry)
+
+    def _add_large(self, file: Source) -> None:
+        if self._checks.is_likely_known(file):
+            read = blake3()
+            for chunk in _chunks(file):
+                read.update(chunk)
+            entry = self._checks.known(read.hexdigest(), file)
+            if entry is not None:
+                self.result.entries.append(entry)
+                return
+        offset = self._room_for(file.size)
+        digest = blake3()
+        for chunk in _chunks(file):
+            digest.update(chunk)
+            self._write(chunk)
+        self.result.entries.append(self._entry(file, digest.hexdigest(), offset))
+
+    def _seen(self, digest: str, file: Source) -> FileEntry | None:
+        place = self._places.get(digest)
+        if place is None or place[2] != file.size:
+            return None
+        return FileEntry(digest, file.path, file.size, file.identity, file.token, place[0], place[1])
+
+    def _entry(self, file: Source, digest: str, offset: int) -> FileEntry:
+        pack = self.result.packs[-1]
+        if len(self._places) < _REMEMBERED_DIGESTS:
+            self._places[digest] = (pack, offset, file.size)
+        return FileEntry(digest, file.path, file.size, file.identity, file.token, pack, offset)
+
+    def _room_for(self, size: int) -> int:
+        """Offset at which a file of this size goes into the open data object, which may be a new one."""
+        if self._stream is None or self._length + size > self._task.target_bytes:
+            self._open.close()
+            name = f"{self._task.name}-{len(self.result.packs)}.pack"
+            self._checks.made(name)
+            self.result.packs.append(name)
+            self._stream = self._open.enter_context(self._create(name))
+            self._length = 0
+        return self._length
+
+    def _write(self, data: bytes) -> None:
+        if self._stream is not None:
+            self._stream.write(data)
+            self._length += len(data)
+            self.result.written += len(data)
+
+
+def _chunks(file: Source) -> Iterator[bytes]:
+    left = file.size
+    try:
+        with file.open() as stream:
+            # One byte more than expected, so that a file that has grown is noticed.
+            while chunk := stream.read(min(left + 1, CHUNK_BYTES)):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                yield chunk
+    except FileNotFoundError as error:
+        raise vanished(file) from error
+    if left:
+        raise _changed(file)
+
+
+def _changed(file: Source) -> IncompleteCutError:
+    return IncompleteCutError(
+        f"{file.path} had {file.size} bytes when it was looked at, and another length when it was read: it "
+        "changed meanwhile, so no image was written. Take the image anew."
+    )

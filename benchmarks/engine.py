@@ -49,6 +49,7 @@ class Engine:
         self._number = 0
         self.live = root / "live" / JOB / "live-1"
         self.live.parent.mkdir(parents=True, exist_ok=True)
+        self._running = LiveDirectory(str(self.live))
 
     def checkpoint(self, base: str | None = None) -> StoredImage:
         """Take a checkpoint of the live directory.
@@ -80,4 +81,4 @@ class Engine:
     def _take(self, kind: ImageKind, base: str | None) -> StoredImage:
         self._number += 1
         order = SnapshotOrder(kind=kind, number=self._number, base=base)
-        return take_snapshot(self._job, LiveDirectory(str(self.live)), order, now_ms=wall_clock_ms()).stored
+        return take_snapshot(self._job, self._running, order, now_ms=wall_clock_ms()).stored

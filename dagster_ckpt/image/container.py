@@ -1,6 +1,7 @@
 """The bytes of `_metadata`: manifest and small files in one sealed ZIP (docs/image-format.md, section 2).
 
-Any tool for ZIP archives reads it. The seal, a checksum over every byte, is the comment of the archive.
+Any tool for ZIP archives reads it, and `zcat` the list of files in it. The seal, a checksum over every byte, is the
+comment of the archive.
 """
 
 from __future__ import annotations
@@ -9,25 +10,23 @@ import io
 import json
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from blake3 import blake3
-from pydantic import ValidationError
 
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import container_v1
-from dagster_ckpt.image.manifest import ImageHeader, Manifest
+from dagster_ckpt.image.manifest import ImageHeader, Manifest, Segment
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
-FILES_NAME = "files.jsonl"
+FILES_NAME = "files.jsonl.gz"
 INLINE_NAME = "inline.bin"
 _ZIP_MAGIC = b"PK\x03\x04"
 _SEAL = b"blake3:"
 _SEAL_BYTES = len(_SEAL) + 64
-# Most of it are digests, which no level shrinks; level 1 takes a third of the time.
-_LEVEL = 1
 # The earliest time that the format knows: an image of the same content has the same bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -47,26 +46,24 @@ class Metadata:
 
 def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
     """The bytes of a `_metadata`, sealed with a checksum over all of them."""
+    packed = [segment.packed for segment in manifest.segments]
     described = {
         "format_version": FORMAT_VERSION,
         "header": manifest.header.model_dump(mode="json"),
         "file_count": manifest.file_count,
         "full_bytes": manifest.full_bytes,
         "objects": {name: asdict(use) for name, use in manifest.uses.items()},
+        # Length of each part of the file list; the last one holds the files that are not stable.
+        "segments": [len(part) for part in packed],
     }
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
-        archive.writestr(_member(MANIFEST_NAME), json.dumps(described, indent=1), compresslevel=_LEVEL)
-        member = _member(FILES_NAME)
-        member._compresslevel = _LEVEL  # type: ignore[attr-defined]  # ZipFile.open takes no level
-        with archive.open(member, "w") as stream:
-            for line in manifest.lines:
-                stream.write(line)
-                stream.write(b"\n")
-        archive.writestr(_member(INLINE_NAME, zipfile.ZIP_STORED), bytes(inline))
+        archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _NO_TIME), json.dumps(described, indent=1))
+        archive.writestr(zipfile.ZipInfo(FILES_NAME, _NO_TIME), b"".join(packed))
+        archive.writestr(zipfile.ZipInfo(INLINE_NAME, _NO_TIME), bytes(inline))
         archive.comment = bytes(_SEAL_BYTES)
-    sealed = target.getvalue()[:-_SEAL_BYTES]
-    return sealed + _SEAL + blake3(sealed).hexdigest().encode()
+    sealed = memoryview(target.getbuffer())[:-_SEAL_BYTES]
+    return b"".join((sealed, _SEAL, blake3(sealed).hexdigest().encode()))
 
 
 def unpack_metadata(data: bytes, location: str) -> Metadata:
@@ -110,10 +107,11 @@ def _unpack(data: bytes, location: str) -> Metadata:
             described = json.loads(archive.read(MANIFEST_NAME))
             _check_version(described, location)
             header = ImageHeader.model_validate(described["header"])
-            with archive.open(FILES_NAME) as stream:
-                manifest = Manifest.read(header, (line.rstrip(b"\n") for line in stream))
+            *stable, rest = _segments(archive.read(FILES_NAME), described["segments"])
+            manifest = Manifest(header, tuple(stable), rest)
+            manifest.check()
             return Metadata(manifest, archive.read(INLINE_NAME))
-    except (zipfile.BadZipFile, zlib.error, KeyError, TypeError, ValueError, ValidationError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError) as error:
         raise ImageCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({error})")) from error
 
 
@@ -126,7 +124,10 @@ def _check_version(described: Any, location: str) -> None:
         )
 
 
-def _member(name: str, method: int = zipfile.ZIP_DEFLATED) -> zipfile.ZipInfo:
-    member = zipfile.ZipInfo(name, _NO_TIME)
-    member.compress_type = method
-    return member
+def _segments(packed: bytes, lengths: list[int]) -> Iterator[Segment]:
+    if not lengths or sum(lengths) != len(packed):
+        raise ValueError(f"its segments have {lengths} bytes, and {FILES_NAME} has {len(packed)}")
+    begin = 0
+    for length in lengths:
+        yield Segment.read(packed[begin : begin + length])
+        begin += length

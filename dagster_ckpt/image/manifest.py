@@ -6,9 +6,11 @@ an image that shares a file with the one before it shares the line: neither is p
 
 from __future__ import annotations
 
+import gzip
 import json
 import posixpath
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,6 +34,8 @@ _PLAIN_LINE = re.compile(
     + _TEXT
     + rb',(?:null|"((?:\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*)"),([0-9]{1,18})\]'
 )
+# zlib's way to ask for a gzip header.
+_GZIP = 31
 # A line begins with the digest, which is of fixed length: `["<64>",`.
 _AFTER_DIGEST = 68
 
@@ -109,54 +113,59 @@ class ObjectUse:
 
 
 @dataclass
-class Manifest:
-    """Header and files of an image.
+class Segment:
+    """Files of an image that are kept together.
 
     Attributes:
-        header: What the image says of itself.
-        uses: The data objects it refers to, relative to its directory.
-        file_count: Number of its files.
-        full_bytes: Bytes that a restore writes.
-        inline_length: Bytes of the files that lie in the metadata itself.
+        uses: The data objects they lie in, relative to the image's directory.
+        file_count: How many they are.
+        full_bytes: Their bytes.
+        inline_length: Where the last of those ends that lie in the metadata itself.
     """
 
-    header: ImageHeader
     uses: dict[str, ObjectUse] = field(default_factory=dict)
     file_count: int = 0
     full_bytes: int = 0
     inline_length: int = 0
     # By directory, so that a path is stored once and a directory is found at once.
     _lines: dict[str, list[bytes]] = field(default_factory=dict, repr=False)
+    _packed: bytes | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, header: ImageHeader, entries: Iterable[FileEntry]) -> Manifest:
-        """A manifest of entries."""
-        manifest = cls(header)
-        for entry in entries:
-            manifest.add(entry)
-        return manifest
-
-    @property
-    def objects(self) -> frozenset[str]:
-        """The data objects it refers to, relative to its directory."""
-        return frozenset(self.uses)
-
-    @property
-    def files(self) -> Iterator[FileEntry]:
-        """Its files, in the order they were added.
+    def read(cls, packed: bytes) -> Segment:
+        """A segment of its packed lines, each checked.
 
         Raises:
-            ValueError: An entry is none that a writer of this format makes (section 3.2 to 3.4).
+            ValueError: A line is none that a writer of this format makes.
+            OSError: It is not packed with gzip.
         """
-        for lines in self._lines.values():
-            for line in lines:
-                yield parse_line(line)
+        segment = cls()
+        for line in gzip.decompress(packed).splitlines():
+            plain = _PLAIN_LINE.fullmatch(line)
+            if plain is not None:
+                path, size, reference, offset = plain.groups()
+                place = None if reference is None else reference.decode()
+                segment.add_line(path.decode(), int(size), place, int(offset), line)
+            else:
+                segment.add(parse_line(line))
+        segment._packed = packed
+        return segment
 
     @property
     def lines(self) -> Iterator[bytes]:
-        """Its files as lines."""
+        """Its files as lines, in the order they were added."""
         for lines in self._lines.values():
             yield from lines
+
+    @property
+    def packed(self) -> bytes:
+        """Its lines, packed with gzip; done once, however many images have the segment."""
+        if self._packed is None:
+            # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
+            packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+            parts = [packer.compress(b"\n".join([*lines, b""])) for lines in self._lines.values()]
+            self._packed = b"".join([*parts, packer.flush()])
+        return self._packed
 
     def add(self, entry: FileEntry) -> None:
         """Add a file."""
@@ -164,7 +173,12 @@ class Manifest:
 
     def add_line(self, path: str, size: int, reference: str | None, offset: int, line: bytes) -> None:
         """Add a file whose line exists already."""
-        self._lines.setdefault(path.rpartition("/")[0], []).append(line)
+        self._packed = None
+        directory = path.rpartition("/")[0]
+        if directory in self._lines:
+            self._lines[directory].append(line)
+        else:
+            self._lines[directory] = [line]
         self.file_count += 1
         self.full_bytes += size
         end = offset + size
@@ -177,44 +191,119 @@ class Manifest:
         use.used += size
         use.length = max(use.length, end)
 
-    @classmethod
-    def read(cls, header: ImageHeader, lines: Iterable[bytes]) -> Manifest:
-        """A manifest of lines that are checked.
-
-        Raises:
-            ValueError: A line is none that a writer of this format makes, or two files have the same path.
-        """
-        manifest = cls(header)
-        for line in lines:
-            plain = _PLAIN_LINE.fullmatch(line)
-            if plain is not None:
-                path, size, reference, offset = plain.groups()
-                place = None if reference is None else reference.decode()
-                manifest.add_line(path.decode(), int(size), place, int(offset), line)
-            else:
-                manifest.add(parse_line(line))
-        for in_directory in manifest._lines.values():
-            if len({line[_AFTER_DIGEST : line.index(b'",', _AFTER_DIGEST)] for line in in_directory}) < len(
-                in_directory
-            ):
-                raise ValueError("two files of the image have the same path")
-        return manifest
-
-    def find(self, path: str) -> bytes | None:
-        """The line of a file."""
-        start = f"{_quoted(path)},".encode()
-        for line in self._lines.get(path.rpartition("/")[0], ()):
+    def find(self, start: bytes, directory: str) -> bytes | None:
+        """The line in a directory that begins so after its digest."""
+        for line in self._lines.get(directory, ()):
             if line.startswith(start, _AFTER_DIGEST):
                 return line
         return None
+
+    def paths(self) -> Iterator[bytes]:
+        """The paths as the lines have them."""
+        for line in self.lines:
+            yield line[_AFTER_DIGEST : line.index(b'",', _AFTER_DIGEST)]
+
+
+@dataclass
+class Manifest:
+    """Header and files of an image.
+
+    Attributes:
+        header: What the image says of itself.
+        stable: Segments of the files that the next images will most likely have too, oldest first.
+        rest: The other files.
+    """
+
+    header: ImageHeader
+    stable: tuple[Segment, ...] = ()
+    rest: Segment = field(default_factory=Segment)
+
+    @classmethod
+    def of(cls, header: ImageHeader, entries: Iterable[FileEntry]) -> Manifest:
+        """A manifest of entries, none of them stable."""
+        manifest = cls(header)
+        for entry in entries:
+            manifest.rest.add(entry)
+        return manifest
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All its segments."""
+        return (*self.stable, self.rest)
+
+    @property
+    def uses(self) -> dict[str, ObjectUse]:
+        """The data objects it refers to, relative to its directory."""
+        return merged_uses(self.segments)
+
+    @property
+    def objects(self) -> frozenset[str]:
+        """Names of the data objects it refers to, relative to its directory."""
+        return frozenset(name for segment in self.segments for name in segment.uses)
+
+    @property
+    def file_count(self) -> int:
+        """Number of its files."""
+        return sum(segment.file_count for segment in self.segments)
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes that a restore writes."""
+        return sum(segment.full_bytes for segment in self.segments)
+
+    @property
+    def inline_length(self) -> int:
+        """Where the last of those files ends that lie in the metadata itself."""
+        return max(segment.inline_length for segment in self.segments)
+
+    @property
+    def files(self) -> Iterator[FileEntry]:
+        """Its files."""
+        return map(parse_line, self.lines)
+
+    @property
+    def lines(self) -> Iterator[bytes]:
+        """Its files as lines."""
+        for segment in self.segments:
+            yield from segment.lines
+
+    def check(self) -> None:
+        """Refuse two files of one path.
+
+        Raises:
+            ValueError: There are two.
+        """
+        if len({path for segment in self.segments for path in segment.paths()}) < self.file_count:
+            raise ValueError("two files of the image have the same path")
+
+    def find(self, path: str) -> FileEntry | None:
+        """The entry of a file."""
+        line = self._find(f"{_quoted(path)},", path)
+        return parse_line(line) if line is not None else None
 
     def find_unchanged(self, path: str, size: int, identity: str | None, token: str | None) -> bytes | None:
         """The line of a file that is the same for certain, by its path, size, identity and token."""
-        start = f"{_quoted(path)},{size},{_quoted_or_null(identity)},{_quoted_or_null(token)},".encode()
-        for line in self._lines.get(path.rpartition("/")[0], ()):
-            if line.startswith(start, _AFTER_DIGEST):
+        return self._find(f"{_quoted(path)},{size},{_quoted_or_null(identity)},{_quoted_or_null(token)},", path)
+
+    def _find(self, start: str, path: str) -> bytes | None:
+        directory = path.rpartition("/")[0]
+        begin = start.encode()
+        for segment in reversed(self.segments):
+            line = segment.find(begin, directory)
+            if line is not None:
                 return line
         return None
+
+
+def merged_uses(segments: Iterable[Segment]) -> dict[str, ObjectUse]:
+    """How segments together use data objects."""
+    merged: dict[str, ObjectUse] = {}
+    for segment in segments:
+        for name, use in segment.uses.items():
+            known = merged.setdefault(name, ObjectUse())
+            known.used += use.used
+            known.length = max(known.length, use.length)
+    return merged
 
 
 def parse_line(line: bytes) -> FileEntry:

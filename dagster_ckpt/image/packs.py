@@ -43,7 +43,7 @@ class PackResult:
     """What a worker wrote.
 
     Attributes:
-        entries: The files, each with the name of its data object.
+        entries: Where each file of the task lies, in their order.
         packs: Names of the data objects it made, also where it failed.
         written: Bytes in them.
     """

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from dagster_ckpt.image.container import Metadata
-from dagster_ckpt.image.manifest import FileEntry, parse_line, place_of
+from dagster_ckpt.image.manifest import FileEntry, merged_uses, parse_line, place_of
 from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
 
@@ -43,27 +44,47 @@ class Base:
     directory: str
     is_beside: bool = True
 
+    @cached_property
+    def good_objects(self) -> frozenset[str]:
+        """References of the data objects worth sharing.
+
+        Left out are those that are missing or too short, so that damage done to one image does not spread to the next,
+        and those that hardly anything in use keeps alive.
+        """
+        uses = self.metadata.manifest.uses
+        sizes = self.space.sizes([object_name(self.directory, name) for name in uses])
+        good = set()
+        for name, use in uses.items():
+            size = sizes.get(object_name(self.directory, name))
+            if size is not None and size >= use.length and use.used >= size * SPARSE:
+                good.add(name)
+        return frozenset(good)
+
+    @property
+    def can_be_extended(self) -> bool:
+        """Whether another image can take all stable files of this one at once."""
+        stable = self.metadata.manifest.stable
+        return self.is_beside and bool(stable) and self.good_objects.issuperset(merged_uses(stable))
+
 
 class Reusable:
     """Files of a base image that a new one may share.
 
-    Left out are those in objects that are missing or too short, so that damage done to one image does not spread to
-    the next, and those in objects that hardly anything in use keeps alive.
-
     Args:
         base: The image, or None to share nothing.
         take: Takes an object of the base.
+        is_extended: Whether the new image has all stable files of the base anyway. Then a look at each of them for
+            equal content would cost more than writing what is new.
     """
 
-    def __init__(self, base: Base | None, take: Take) -> None:
+    def __init__(self, base: Base | None, take: Take, *, is_extended: bool) -> None:
         self._base = base
+        self._is_extended = is_extended
         self._take_object = take
         self._references: dict[str, str | None] = {}
         self._by_digest: dict[int, bytes] | None = None
-        self._sizes: Mapping[str, int] = {}
+        self._good = base.good_objects if base is not None else frozenset()
         self._lock = threading.RLock()
-        if base is not None:
-            self._sizes = base.space.sizes([object_name(base.directory, name) for name in base.metadata.manifest.uses])
 
     @property
     def inline(self) -> bytes:
@@ -79,10 +100,9 @@ class Reusable:
         if line is not None:
             return self._shared(line)
         # One of the two is enough: a linked file has another identity's token, and a restored one the same identity.
-        line = manifest.find(file.path)
-        if line is None:
+        entry = manifest.find(file.path)
+        if entry is None:
             return None
-        entry = parse_line(line)
         same = (file.identity is not None and entry.identity == file.identity) or (
             file.token is not None and entry.token == file.token
         )
@@ -92,12 +112,12 @@ class Reusable:
 
     def is_likely(self, file: Source) -> bool:
         """Whether a file may well have the content it had in the base."""
-        line = self._base.metadata.manifest.find(file.path) if self._base is not None else None
-        return line is not None and parse_line(line).size == file.size
+        entry = self._base.metadata.manifest.find(file.path) if self._base is not None else None
+        return entry is not None and entry.size == file.size
 
     def same_content(self, digest: str, file: Source) -> FileEntry | None:
         """An entry for a file whose content an object of the base holds, under whatever name."""
-        if self._base is None:
+        if self._base is None or self._is_extended:
             return None
         with self._lock:
             if self._by_digest is None:
@@ -135,8 +155,4 @@ class Reusable:
         base = self._base
         if base is None:
             return None
-        use = base.metadata.manifest.uses[reference]
-        size = self._sizes.get(object_name(base.directory, reference))
-        if size is None or size < use.length or use.used < size * SPARSE:
-            return None
-        return self._take_object(reference)
+        return self._take_object(reference) if reference in self._good else None

@@ -16,6 +16,8 @@ class Source(Protocol):
         identity: A name that no other content will ever have, such as one with a uuid in it, or None.
         token: What changes when another file takes the name: inode and time of a local file, the entity tag of an
             object. None where the storage has nothing certain.
+        stable: Whether the next images will most likely have it too. Stable files are kept together, so that an image
+            can take all of those of an earlier one at once.
 
     Where an earlier image has the same path with the same identity, or the same token, the bytes are not even read.
     Otherwise the content decides.
@@ -41,8 +43,13 @@ class Source(Protocol):
         """What changes when another file takes the name."""
         ...
 
+    @property
+    def stable(self) -> bool:
+        """Whether the next images will most likely have it too."""
+        ...
+
     def open(self) -> BinaryIO:
-        """Open the bytes; called at most once."""
+        """Open the bytes."""
         ...
 
     def read(self) -> bytes:
@@ -59,6 +66,7 @@ class SourceFile:
     identity: str | None
     open: Callable[[], BinaryIO]
     token: str | None = None
+    stable: bool = False
 
     def read(self) -> bytes:
         """All bytes."""

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from dagster_ckpt.errors import CkptError, ImageAbortedError, StorageAccessError
 from dagster_ckpt.image.container import pack_metadata
-from dagster_ckpt.image.manifest import FileEntry, ImageHeader, Manifest, parse_line, place_of
+from dagster_ckpt.image.manifest import FileEntry, ImageHeader, Manifest, Segment, parse_line, place_of
 from dagster_ckpt.image.packs import Checks, PackTask, RunTasks, in_threads, read_file
 from dagster_ckpt.image.reuse import Base, Reusable, object_name
 from dagster_ckpt.image.source import Source
@@ -71,6 +71,7 @@ def write_image(
     *,
     options: WriteOptions,
     base: Base | None = None,
+    extends: bool = False,
     hold: Hold = list,
     should_abort: Callable[[], bool] = lambda: False,
     run: RunTasks | None = None,
@@ -87,6 +88,8 @@ def write_image(
         files: Its files.
         options: How.
         base: An earlier image whose data objects may be shared.
+        extends: The image has all stable files of the base, which `can_be_extended`, besides `files`. So it costs
+            what is new in it, however many files it has.
         hold: Given the files that will be read, in time before any is; gives them as they are to be read.
         should_abort: Asked before each file.
         run: Who writes the data objects; None: threads of this process.
@@ -101,7 +104,7 @@ def write_image(
             f"{space.url}/{directory} holds an image already, and an image is never overwritten. Give the new one "
             "another number, or delete that one first."
         )
-    writer = _Writer(space, directory, header, options, base)
+    writer = _Writer(space, directory, header, options, base, extends=extends)
 
     def go_on() -> None:
         if should_abort():
@@ -122,15 +125,26 @@ def write_image(
 
 class _Writer:
     def __init__(
-        self, space: ObjectSpace, directory: str, header: ImageHeader, options: WriteOptions, base: Base | None
+        self,
+        space: ObjectSpace,
+        directory: str,
+        header: ImageHeader,
+        options: WriteOptions,
+        base: Base | None,
+        *,
+        extends: bool,
     ) -> None:
         self._space = space
         self._directory = directory
         self._options = options
         self._base = base
-        self._known = Reusable(base, self._take)
-        self._manifest = Manifest(header)
-        self._inline = bytearray()
+        self._known = Reusable(base, self._take, is_extended=extends)
+        taken = base.metadata if base is not None and extends else None
+        self._stable = Segment()
+        self._manifest = Manifest(header, (*(taken.manifest.stable if taken else ()), self._stable))
+        # With all stable files come their inlined bytes, and a few bytes of files that are gone: until the next image
+        # that extends none.
+        self._inline = bytearray(taken.inline if taken else b"")
         self._inlined: dict[str, int] = {}
         # Of its own for each write: a second try of the same image must not touch what a first one wrote.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
@@ -148,10 +162,10 @@ class _Writer:
                 continue
             reference, offset = place_of(line)
             if reference is not None:
-                self._manifest.add_line(file.path, file.size, reference, offset, line)
+                self._segment(file).add_line(file.path, file.size, reference, offset, line)
             elif self._may_inline(file.size):
                 data = self._known.inline[offset : offset + file.size]
-                self._note(parse_line(line)._replace(offset=len(self._inline)))
+                self._segment(file).add(parse_line(line)._replace(offset=len(self._inline)))
                 self._inline += data
             else:
                 rest.append(file)
@@ -175,20 +189,24 @@ class _Writer:
         offset = self._inlined.setdefault(digest, len(self._inline))
         if offset == len(self._inline):
             self._inline += data
-        self._note(FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset))
+        entry = FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset)
+        self._segment(file).add(entry)
 
     def pack(self, files: Sequence[Source], run: RunTasks, go_on: Callable[[], None]) -> None:
         """Put files into data objects."""
         if not files:
             return
         checks = Checks(self._known.same_content, self._known.is_likely, go_on, self._made.append)
-        for result in run(self._tasks(files), self._create, checks):
+        tasks = self._tasks(files)
+        for task, result in zip(tasks, run(tasks, self._create, checks), strict=True):
             self._written += result.written
-            for entry in result.entries:
-                self._note(entry)
+            for file, entry in zip(task.files, result.entries, strict=True):
+                self._segment(file).add(entry)
 
     def finish(self) -> WrittenImage:
         """Make the image visible."""
+        if not self._stable.file_count:
+            self._manifest.stable = self._manifest.stable[:-1]
         inline = bytes(self._inline)
         metadata = pack_metadata(self._manifest, inline)
         self._publishing = True
@@ -226,8 +244,8 @@ class _Writer:
         self._made.append(name)
         return name if self._space.adopt(target, base.space, source) else None
 
-    def _note(self, entry: FileEntry) -> None:
-        self._manifest.add(entry)
+    def _segment(self, file: Source) -> Segment:
+        return self._stable if file.stable else self._manifest.rest
 
     def _may_inline(self, size: int, inlined: int | None = None) -> bool:
         threshold = self._options.inline_threshold

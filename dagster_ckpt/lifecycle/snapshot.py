@@ -99,7 +99,9 @@ def _take(
     on_cut: Callable[[int], None],
     should_abort: Callable[[], bool],
 ) -> Snapshot:
-    with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks) as staged:
+    is_checkpoint = order.kind is ImageKind.CHECKPOINT
+    base = job.store.base(order.base) if is_checkpoint else None
+    with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks, base=base) as staged:
         taken = staged.cut
 
         def hold(files: list[Source]) -> list[Source]:
@@ -119,9 +121,9 @@ def _take(
             query_id=taken.query_id,
             properties=properties,
         )
-        if order.kind is ImageKind.CHECKPOINT:
+        if is_checkpoint:
             stored = job.store.write_checkpoint(
-                header, staged.files, base=order.base, hold=hold, should_abort=should_abort
+                header, staged.files, base=base, extends=taken.extends, hold=hold, should_abort=should_abort
             )
         else:
             stored = job.store.write_savepoint(

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
-from dagster_ckpt.image import Source
+from dagster_ckpt.image import Base, Source
 from dagster_ckpt.spark.file_sink import capture
 from dagster_ckpt.spark.file_source import source_files
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions, batch_ids
 from dagster_ckpt.spark.logs import OffsetEntry, parse_commit_entry, parse_offset_entry, parse_query_id
-from dagster_ckpt.spark.needed import NeededFile, read_needed
+from dagster_ckpt.spark.needed import NeededFile, read_needed, read_versioned
 from dagster_ckpt.spark.operators import read_operators
-from dagster_ckpt.spark.state import state_files
+from dagster_ckpt.spark.state import CHAIN, LAYOUT, CommittedState, grown_since, layout_of, state_files
 
 ATTEMPTS = 5
 
@@ -34,6 +34,7 @@ class Cut:
         in_flight: The batch whose planned offsets are carried, so that exactly it is replayed; or None.
         needed: The files.
         properties: What an image should say of itself: watermark, state format, sinks.
+        extends: Whether `needed` has only those state files that the base image does not have.
     """
 
     batch_id: int
@@ -41,6 +42,7 @@ class Cut:
     in_flight: int | None
     needed: tuple[NeededFile, ...]
     properties: Mapping[str, Any]
+    extends: bool = False
 
     @property
     def files(self) -> Sequence[Source]:
@@ -53,6 +55,7 @@ def cut(
     *,
     carry_in_flight: bool,
     sinks: Sequence[str] = (),
+    base: Base | None = None,
     attempts: int = ATTEMPTS,
     at_batch: int | None = None,
 ) -> Cut:
@@ -62,6 +65,7 @@ def cut(
         live: The live directory.
         carry_in_flight: Also take the planned offsets of a batch that runs, if one does.
         sinks: The query's sinks, as its progress names them.
+        base: An image that the new one may extend: then only what is new since is looked at.
         attempts: How often to begin again where Spark commits and purges meanwhile.
         at_batch: A committed batch that Spark still retains, to resume after that one; default: the newest.
 
@@ -76,7 +80,7 @@ def cut(
         positions = live.positions()
         at = positions if at_batch is None else _positions_at(live, at_batch)
         try:
-            return _cut_at(live, at, carry_in_flight=carry_in_flight, sinks=sinks)
+            return _cut_at(live, at, carry_in_flight=carry_in_flight, sinks=sinks, base=base)
         except FileNotFoundError as error:
             if attempts <= 0:
                 raise _vanished(live, error) from error
@@ -92,7 +96,9 @@ def _positions_at(live: LiveDirectory, batch_id: int) -> Positions:
     return Positions(batch_id, batch_id + 1 if planned else batch_id)
 
 
-def _cut_at(live: LiveDirectory, positions: Positions, *, carry_in_flight: bool, sinks: Sequence[str]) -> Cut:
+def _cut_at(
+    live: LiveDirectory, positions: Positions, *, carry_in_flight: bool, sinks: Sequence[str], base: Base | None
+) -> Cut:
     folder = live.folder
     batch_id = positions.commit
     if batch_id is None:
@@ -109,12 +115,15 @@ def _cut_at(live: LiveDirectory, positions: Positions, *, carry_in_flight: bool,
     in_flight_file = _in_flight_file(live, positions, committed) if carry_in_flight else None
     in_flight = _offsets(live, in_flight_file) if in_flight_file else None
     metadata = _log_file(live, METADATA, "the id of the query")
+    query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
     needed = [metadata, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
     for source in sorted({*folder.list(SOURCES), *_file_sources(committed, in_flight)}):
         needed += source_files(folder, source, committed, before, in_flight)
     for operator in operators:
         needed += operator.files
-    needed += state_files(folder, operators, committed, commit)
+    state = CommittedState(folder, query_id, operators, committed, commit)
+    state_needed, chain, extends = _state(state, base)
+    needed += state_needed
     captured = capture(sinks, batch_id)
     for sink in captured:
         needed += sink.files
@@ -125,15 +134,28 @@ def _cut_at(live: LiveDirectory, positions: Positions, *, carry_in_flight: bool,
         "state_store_provider": committed.provider_class if operators else None,
         "state_partitions": committed.partitions if operators else None,
         "state_operators": [operator.name for operator in operators],
+        CHAIN: chain,
+        LAYOUT: layout_of(state),
         "sinks": [sink.properties() for sink in captured],
     }
-    query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
-    return Cut(batch_id, query_id, in_flight.batch_id if in_flight else None, tuple(needed), properties)
+    in_flight_batch = in_flight.batch_id if in_flight else None
+    return Cut(batch_id, query_id, in_flight_batch, tuple(needed), properties, extends=extends)
+
+
+def _state(committed: CommittedState, base: Base | None) -> tuple[list[NeededFile], int, bool]:
+    """State files, the longest chain of changes among them, and whether they are only what a base image lacks."""
+    if base is not None and base.can_be_extended:
+        grown = grown_since(base, committed)
+        if grown is not None:
+            header = base.metadata.manifest.header
+            return grown, int(header.properties[CHAIN]) + committed.commit.batch_id - header.batch_id, True
+    state = state_files(committed)
+    return state.files, state.chain, False
 
 
 def _log_file(live: LiveDirectory, path: str, what: str) -> NeededFile:
     try:
-        return read_needed(live.folder, path)
+        return read_versioned(live.folder, path)
     except FileNotFoundError as error:
         raise IncompleteCutError(
             f"{live.url}/{path} is missing: it is {what}. The live directory is damaged: restore an image."

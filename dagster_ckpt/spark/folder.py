@@ -214,7 +214,7 @@ class LocalFolder(Folder):
     def version(self, path: str) -> FileVersion:
         """Version of a file as it is now."""
         with _access("read", self.url, path):
-            return version_of((self.root / path).stat())
+            return version_of(os.stat(self._prefix + path))  # noqa: PTH116 - no object for each file
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file whole or not at all, in place of any other of that name."""

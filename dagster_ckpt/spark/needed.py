@@ -21,6 +21,7 @@ class NeededFile:
         token: See `FileVersion.token`; another one means that Spark replaced it.
         identity: A name that no other content will ever have (it holds a uuid), or None.
         data: Its content where it was read anyway.
+        stable: Whether the next images will most likely have it too.
     """
 
     folder: Folder
@@ -30,6 +31,7 @@ class NeededFile:
     token: str | None = None
     identity: str | None = None
     data: bytes | None = None
+    stable: bool = False
 
     @property
     def version(self) -> FileVersion:
@@ -43,6 +45,18 @@ class NeededFile:
     def read(self) -> bytes:
         """All of the content, or more than its size where it has grown."""
         return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
+
+
+def read_versioned(folder: Folder, path: str) -> NeededFile:
+    """Read a small file together with the version that tells it from any other of its name.
+
+    Raises:
+        FileNotFoundError: It is not there (any more).
+    """
+    # The version first: were the file replaced in between, it would be taken for another later, which is safe.
+    token = folder.version(path).token
+    data = folder.read(path)
+    return NeededFile(folder, path, path, len(data), token, data=data)
 
 
 def read_needed(folder: Folder, path: str, *, image_path: str | None = None) -> NeededFile:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
-from dagster_ckpt.image import Source
+from dagster_ckpt.image import Base, Source
 from dagster_ckpt.spark.cut import ATTEMPTS, Cut, cut
 from dagster_ckpt.spark.folder import FileVersion, LocalFolder, version_of
 from dagster_ckpt.spark.layout import LiveDirectory
@@ -83,7 +83,12 @@ class StagedCut:
 
 @contextlib.contextmanager
 def staged_cut(
-    live: LiveDirectory, *, carry_in_flight: bool, sinks: Sequence[str] = (), at_batch: int | None = None
+    live: LiveDirectory,
+    *,
+    carry_in_flight: bool,
+    sinks: Sequence[str] = (),
+    base: Base | None = None,
+    at_batch: int | None = None,
 ) -> Iterator[StagedCut]:
     """Cut a live directory, for an image that reads what it needs under a hold.
 
@@ -91,6 +96,7 @@ def staged_cut(
         live: The live directory.
         carry_in_flight: Also take the planned offsets of a batch that runs.
         sinks: The query's sinks, as its progress names them.
+        base: An image that the new one may extend; `cut.extends` says whether it does.
         at_batch: A committed batch that Spark still retains; default: the newest.
 
     Raises:
@@ -100,7 +106,8 @@ def staged_cut(
         StorageAccessError: The directory cannot be reached.
     """
     with contextlib.ExitStack() as release:
-        yield StagedCut(cut(live, carry_in_flight=carry_in_flight, sinks=sinks, at_batch=at_batch), live, release)
+        taken = cut(live, carry_in_flight=carry_in_flight, sinks=sinks, base=base, at_batch=at_batch)
+        yield StagedCut(taken, live, release)
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:

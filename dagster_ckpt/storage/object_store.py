@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.errors import (
     CkptError,
@@ -108,7 +108,8 @@ class ObjectImageStore:
         header: ImageHeader,
         files: Sequence[Source],
         *,
-        base: str | None = None,
+        base: str | Base | None = None,
+        extends: bool = False,
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
         run: RunTasks | None = None,
@@ -131,7 +132,8 @@ class ObjectImageStore:
             header,
             files,
             options=self._options(SHARED_PREFIX),
-            base=self._base(base, self._job_space.url),
+            base=base if isinstance(base, Base) else self.base(base),
+            extends=extends,
             hold=hold,
             should_abort=should_abort,
             run=run,
@@ -174,7 +176,7 @@ class ObjectImageStore:
                 header,
                 files,
                 options=self._options(""),
-                base=self._base(base, None),
+                base=self._foreign(base),
                 hold=hold,
                 should_abort=should_abort,
                 run=run,
@@ -187,6 +189,19 @@ class ObjectImageStore:
         with contextlib.suppress(StorageAccessError):
             space.delete(mark)
         return self._stored(f"{space.url}/{directory}", written)
+
+    def base(self, location: str | None) -> Base | None:
+        """An earlier image to share with, of this job or another; None where it is gone or broken."""
+        if location is None:
+            return None
+        folder = _folder(location)
+        space, directory = self._at(folder)
+        try:
+            metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(space, directory))
+        except (ImageNotFoundError, ImageCorruptError):
+            # Then the image is written in full, which is never wrong.
+            return None
+        return Base(metadata, space, directory, is_beside=space.url == self._job_space.url)
 
     def manifest(self, location: str) -> Manifest:
         """The manifest of an image."""
@@ -233,18 +248,9 @@ class ObjectImageStore:
             swept += sweep_savepoints(space, self._layout.job_id, before_ms=before_ms)
         return swept
 
-    def _base(self, location: str | None, root: str | None) -> Base | None:
-        """An earlier image to share with; one of the same root shares its objects in place."""
-        if location is None:
-            return None
-        folder = _folder(location)
-        space, directory = self._at(folder)
-        try:
-            metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(space, directory))
-        except (ImageNotFoundError, ImageCorruptError):
-            # Gone or broken meanwhile: the image is written in full, which is never wrong.
-            return None
-        return Base(metadata, space, directory, is_beside=space.url == root)
+    def _foreign(self, location: str | None) -> Base | None:
+        base = self.base(location)
+        return replace(base, is_beside=False) if base is not None else None
 
     def _remember(self, folder: str, metadata: Metadata) -> Metadata:
         with self._lock:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dagster_ckpt.image import Hold, ImageHeader, Manifest, RunTasks, Source, WriteEntry
+from dagster_ckpt.image import Base, Hold, ImageHeader, Manifest, RunTasks, Source, WriteEntry
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class ImageStore(Protocol):
         header: ImageHeader,
         files: Sequence[Source],
         *,
-        base: str | None = None,
+        base: str | Base | None = None,
+        extends: bool = False,
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
         run: RunTasks | None = None,
@@ -52,7 +53,9 @@ class ImageStore(Protocol):
         Args:
             header: What the image says of itself.
             files: Its files.
-            base: Location of an image that still has to be there when this returns, or None.
+            base: An image, or its location, that still has to be there when this returns; or None.
+            extends: The checkpoint has all stable files of the base besides `files`; only where the base
+                `can_be_extended`.
             hold: Given the files that will be read, before any is; gives them as they are to be read.
             should_abort: Asked before each file.
             run: Who writes the data objects; None: threads of this process.
@@ -88,6 +91,10 @@ class ImageStore(Protocol):
         Raises:
             ImageAbortedError: `should_abort` said so.
         """
+        ...
+
+    def base(self, location: str | None) -> Base | None:
+        """An earlier image to share with; None where there is none, or where this store shares nothing."""
         ...
 
     def manifest(self, location: str) -> Manifest:

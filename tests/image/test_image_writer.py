@@ -1,6 +1,7 @@
 """docs/image-format.md, section 4: what is written, what is shared, and in which order."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -159,6 +160,30 @@ def test_an_object_that_is_hardly_used_any_more_is_given_up(write, content) -> N
     assert second.manifest.uses[first.new_objects[0]].used == 20
     third = write(3, [survivor.file("a", identity="a")], second)
     assert not third.manifest.objects & first.manifest.objects
+
+
+def test_an_image_that_extends_another_has_all_its_stable_files(space, header, content) -> None:
+    def file(name: str, size: int, *, stable: bool = True) -> SourceFile:
+        return replace(content(name.encode() * size).file(name), stable=stable)
+
+    first = write_image(
+        space, "chk-1", header(1), [file("a", 100), file("b", 3), file("c", 5, stable=False)], options=SHARED
+    )
+    base = base_of(space, first)
+    assert base.can_be_extended
+    files = [file("d", 200), file("c", 7, stable=False)]
+    second = write_image(space, "chk-2", header(2), files, options=SHARED, base=base, extends=True)
+    assert restored(space, "chk-2") == {"a": b"a" * 100, "b": b"bbb", "c": b"c" * 7, "d": b"d" * 200}
+    third = write_image(
+        space, "chk-3", header(3), [file("e", 4)], options=SHARED, base=base_of(space, second), extends=True
+    )
+    assert restored(space, "chk-3") == {"a": b"a" * 100, "b": b"bbb", "d": b"d" * 200, "e": b"eeee"}
+    assert third.new_objects == ()
+    # Read back from storage it can be extended as well.
+    read = Base(read_metadata(space, "chk-3"), space, "chk-3")
+    assert read.can_be_extended
+    write_image(space, "chk-4", header(4), [file("f", 1)], options=SHARED, base=read, extends=True)
+    assert restored(space, "chk-4") == restored(space, "chk-3") | {"f": b"f"}
 
 
 @pytest.mark.parametrize("wrong", [5, 99, 101, 2_000_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
@@ -17,42 +18,73 @@ from dagster_ckpt.spark.state.store import StoreDirectory
 VersionFiles = Callable[[StoreDirectory, int], list[NeededFile]]
 
 _STATE = "org.apache.spark.sql.execution.streaming.state."
-_FORMATS: dict[str, VersionFiles] = {
-    f"{_STATE}HDFSBackedStateStoreProvider": hdfs.version_files,
-    f"{_STATE}RocksDBStateStoreProvider": rocksdb.version_files,
-}
+HEAP = f"{_STATE}HDFSBackedStateStoreProvider"
+ROCKSDB = f"{_STATE}RocksDBStateStoreProvider"
+_FORMATS: dict[str, VersionFiles] = {HEAP: hdfs.version_files, ROCKSDB: rocksdb.version_files}
+_CHANGES = (".delta", ".changelog")
 
 
-def state_files(
-    folder: Folder, operators: list[Operator], offsets: OffsetEntry, commit: CommitEntry
-) -> list[NeededFile]:
+@dataclass(frozen=True)
+class CommittedState:
+    """The state of a query after a committed batch, as the logs describe it.
+
+    Attributes:
+        folder: The live directory.
+        query_id: Id of the query.
+        operators: The stateful operators.
+        offsets: Offsets of the batch; its settings name provider and partitions.
+        commit: Its commit.
+    """
+
+    folder: Folder
+    query_id: str
+    operators: list[Operator]
+    offsets: OffsetEntry
+    commit: CommitEntry
+
+
+@dataclass(frozen=True)
+class StateFiles:
+    """Files of one version of a query's state.
+
+    Attributes:
+        files: The files.
+        chain: How many changes Spark replays onto the oldest snapshot among them.
+    """
+
+    files: list[NeededFile]
+    chain: int
+
+
+def state_files(state: CommittedState) -> StateFiles:
     """Every state file that a resume after a committed batch needs, and no file of a later version.
 
     Args:
-        folder: The live directory.
-        operators: The stateful operators.
-        offsets: Offsets of the committed batch; its settings name provider and partitions.
-        commit: Its commit.
+        state: The state.
 
     Raises:
         IncompleteCutError: A file is missing.
         LiveDirectoryError: The state cannot be understood.
     """
+    folder, offsets, commit = state.folder, state.offsets, state.commit
     version = commit.batch_id + 1
     of_version = _version_files(offsets)
     files: list[NeededFile] = []
-    for operator in operators:
-        ids = None if commit.state_ids is None else _ids(folder, commit, operator)
+    chain = 0
+    for operator in state.operators:
+        ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
         # An offline repartition leaves old partition directories behind, so the log counts, not the listing.
-        partitions = len(ids) if ids is not None else _partitions(folder, offsets, operator)
+        partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
         for partition in range(partitions):
             for index, name in enumerate(operator.stores):
                 store = StoreDirectory(folder, store_directory(operator.number, partition, name))
                 if ids is not None:
-                    files += rocksdb_v2.version_files(store, version, ids[partition][index])
+                    found = rocksdb_v2.version_files(store, version, ids[partition][index])
                 else:
-                    files += of_version(store, version)
-    return files
+                    found = of_version(store, version)
+                chain = max(chain, sum(file.source.endswith(_CHANGES) for file in found))
+                files += found
+    return StateFiles(files, chain)
 
 
 def _version_files(offsets: OffsetEntry) -> VersionFiles:
@@ -75,7 +107,12 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
     )
 
 
-def _ids(folder: Folder, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
+def unique_ids(folder: Folder, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
+    """Unique ids of an operator's state in checkpoint format v2, by partition, then by store.
+
+    Raises:
+        IncompleteCutError: The commit does not name them.
+    """
     ids = (commit.state_ids or {}).get(operator.number)
     if not ids or any(len(stores) != len(operator.stores) for stores in ids):
         raise IncompleteCutError(
@@ -85,7 +122,12 @@ def _ids(folder: Folder, commit: CommitEntry, operator: Operator) -> tuple[tuple
     return ids
 
 
-def _partitions(folder: Folder, offsets: OffsetEntry, operator: Operator) -> int:
+def partitions_of(folder: Folder, offsets: OffsetEntry, operator: Operator) -> int:
+    """Number of an operator's state partitions.
+
+    Raises:
+        LiveDirectoryError: Nothing says it.
+    """
     if operator.single_partition:
         return 1
     if offsets.partitions is None:

@@ -38,7 +38,7 @@ class StoreDirectory:
             raise self.incomplete(name, why)
         size, token = self._listing.version(name)
         path = f"{self.path}/{name}"
-        return NeededFile(self.folder, path, path, size, token, identity)
+        return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 
     def need_read(self, name: str, why: str) -> NeededFile:
         """A small file that must be there, with its content.
@@ -48,7 +48,9 @@ class StoreDirectory:
         """
         if name not in self.names:
             raise self.incomplete(name, why)
-        return read_needed(self.folder, f"{self.path}/{name}")
+        file = read_needed(self.folder, f"{self.path}/{name}")
+        file.stable = True
+        return file
 
     def incomplete(self, name: str, why: str) -> IncompleteCutError:
         """The error that says what is missing, and why it is needed."""

@@ -1,0 +1,113 @@
+"""What a state has grown by since an earlier image, found without looking at anything that was there before.
+
+Providers that keep changes (deltas on the heap, changelogs of RocksDB) add one file to each store with every batch, and
+never need more than that. So the state after batch N is the state that an image of an earlier batch holds, and these
+files. A listing would only find newer snapshots, which shorten the chain of changes: that is left to an image now and
+then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.image import Base
+from dagster_ckpt.spark.folder import Folder
+from dagster_ckpt.spark.layout import COMMITS, store_directory
+from dagster_ckpt.spark.needed import NeededFile
+from dagster_ckpt.spark.state.formats import HEAP, ROCKSDB, CommittedState, partitions_of, unique_ids
+from dagster_ckpt.spark.state.lineage import read_lineage
+
+# Spark makes a snapshot every ten versions (`minDeltasForSnapshot`); a little more, as it uploads them later.
+LONGEST_CHAIN = 12
+CHAIN = "state_chain"
+LAYOUT = "state_layout"
+
+_SUFFIXES = {HEAP: ".delta", ROCKSDB: ".changelog"}
+
+
+def layout_of(state: CommittedState) -> list[list[object]]:
+    """What has to be the same for one state to be grown out of another."""
+    offsets = state.offsets
+    return [
+        [operator.number, operator.name, list(operator.stores), offsets.provider_class, offsets.partitions]
+        for operator in state.operators
+    ]
+
+
+def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
+    """Files that a state has besides those of an earlier image; None where that cannot be told.
+
+    Args:
+        base: The image, which can be extended.
+        state: The state.
+
+    Raises:
+        LiveDirectoryError: A changelog cannot be read.
+    """
+    folder, offsets, commit = state.folder, state.offsets, state.commit
+    header = base.metadata.manifest.header
+    chain = header.properties.get(CHAIN)
+    grown = commit.batch_id - header.batch_id
+    suffix = _SUFFIXES.get(offsets.provider_class or "")
+    if suffix is None or not isinstance(chain, int) or not 0 < grown <= LONGEST_CHAIN - chain:
+        return None
+    if header.query_id != state.query_id or header.properties.get(LAYOUT) != layout_of(state):
+        return None
+    if not _is_ancestor(base, folder):
+        return None
+    versions = range(header.batch_id + 2, commit.batch_id + 2)
+    files: list[NeededFile] = []
+    for operator in state.operators:
+        ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
+        partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
+        for partition in range(partitions):
+            for index, name in enumerate(operator.stores):
+                path = store_directory(operator.number, partition, name)
+                try:
+                    if ids is None:
+                        files += [_stable(folder, f"{path}/{version}{suffix}") for version in versions]
+                    else:
+                        files += _with_ids(base, folder, path, versions, ids[partition][index])
+                except FileNotFoundError:
+                    # A snapshot instead of a change, for example.
+                    return None
+    return files
+
+
+def _is_ancestor(base: Base, folder: Folder) -> bool:
+    """Whether the commit that the image was cut at is still the same file: then nothing before it was undone."""
+    path = f"{COMMITS}/{base.metadata.manifest.header.batch_id}"
+    entry = base.metadata.manifest.find(path)
+    try:
+        return entry is not None and entry.token is not None and folder.version(path).token == entry.token
+    except FileNotFoundError:
+        return False
+
+
+def _with_ids(base: Base, folder: Folder, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
+    """Changelogs of checkpoint format v2, whose names the newest one tells; it has to descend from the image's."""
+    newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
+    with folder.open(newest) as stream:
+        lineage = {**read_lineage(stream, f"{folder.url}/{newest}"), versions[-1]: newest_id}
+    before = versions[0] - 1
+    known = f"{path}/{before}_{lineage.get(before)}"
+    if not any(base.metadata.manifest.find(f"{known}{suffix}") for suffix in (".changelog", ".zip")):
+        raise FileNotFoundError(known)
+    for version in versions:
+        if version not in lineage:
+            raise LiveDirectoryError(f"{folder.url}/{newest} does not name the version {version} that it is built on.")
+        name = f"{version}_{lineage[version]}.changelog"
+        file = _stable(folder, f"{path}/{name}")
+        file.identity = name
+        yield file
+        try:
+            yield _stable(folder, f"{path}/{name}.crc")
+        except FileNotFoundError:
+            # Spark's checksum is written only where it is switched on.
+            continue
+
+
+def _stable(folder: Folder, path: str) -> NeededFile:
+    size, token = folder.version(path)
+    return NeededFile(folder, path, path, size, token, stable=True)

@@ -1,0 +1,242 @@
+"""Images that extend an earlier one: they look at what is new only, and hold what a full image holds."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
+
+from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind
+from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.spark import staged_cut
+from dagster_ckpt.storage import ImageStore, open_store
+
+PARTITIONS = 3
+
+
+@dataclass
+class Query:
+    """A live directory that grows, and the store of its images."""
+
+    files: LiveFiles
+    store: ImageStore
+    provider: str
+    batch: int = -1
+    images: list[str] = field(default_factory=list)
+
+    def commit(self, *, change: bool = True) -> None:
+        """One batch: sources, offsets, state, commit."""
+        self.batch += 1
+        batch = self.batch
+        self.files.source_entry(str(batch))
+        self.files.offsets(batch, f'{{"logOffset":{batch}}}', provider=self.provider, partitions=PARTITIONS)
+        for partition in range(PARTITIONS) if change else ():
+            suffix = "delta" if self.provider == HDFS else "changelog"
+            self.files.put(f"state/0/{partition}/{batch + 1}.{suffix}", os.urandom(30_000))
+        self.files.commit(batch)
+
+    def snapshot(self) -> None:
+        """The snapshot of the newest version, in every partition."""
+        for partition in range(PARTITIONS):
+            store = f"state/0/{partition}"
+            if self.provider == HDFS:
+                self.files.put(f"{store}/{self.batch + 1}.snapshot", os.urandom(50_000))
+            else:
+                name = f"000009-{partition}-{self.batch}.sst"
+                self.files.put(f"{store}/SSTs/{name}", os.urandom(50_000))
+                self.files.put(f"{store}/{self.batch + 1}.zip", snapshot_zip((name, 50_000)))
+
+    def image(self, *, base: str | None = None) -> bool:
+        """Take an image; returns whether it extends the base."""
+        number = len(self.images)
+        earlier = self.store.base(base)
+        with staged_cut(self.files.live, carry_in_flight=False, base=earlier) as staged:
+            header = ImageHeader(
+                image_id=str(number),
+                job_id="job",
+                kind=ImageKind.CHECKPOINT,
+                number=number,
+                created_at_ms=0,
+                batch_id=staged.cut.batch_id,
+                query_id=staged.cut.query_id,
+                properties=dict(staged.cut.properties),
+            )
+            extends = staged.cut.extends
+            stored = self.store.write_checkpoint(header, staged.files, base=earlier, extends=extends, hold=staged.hold)
+        self.images.append(stored.location)
+        return extends
+
+    def contents(self, location: str) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+
+        def take(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+            found[entry.path] = b"".join(chunks)
+
+        self.store.extract(location, take)
+        return found
+
+    def assert_last_is_whole(self) -> None:
+        """The last image has what a full one of the same moment has."""
+        last = self.images[-1]
+        assert not self.image()
+        assert self.contents(last) == self.contents(self.images[-1])
+        assert self.store.verify(last) == []
+
+
+@pytest.fixture(params=[HDFS, ROCKSDB], ids=["heap", "rocksdb"])
+def query(request: pytest.FixtureRequest, tmp_path: Path) -> Query:
+    files = LiveFiles(tmp_path / "live-0")
+    files.query_id()
+    files.operator()
+    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job")
+    made = Query(files, store, request.param)
+    made.commit()
+    made.snapshot()
+    made.image()
+    return made
+
+
+def test_an_image_after_some_batches_extends_the_one_before(query: Query) -> None:
+    for batches in (1, 2, 3):
+        for _ in range(batches):
+            query.commit()
+        assert query.image(base=query.images[-1])
+        query.assert_last_is_whole()
+
+
+def test_a_chain_of_extending_images_stays_whole(query: Query) -> None:
+    for _ in range(12):
+        query.commit()
+        assert query.image(base=query.images[-1])
+    query.assert_last_is_whole()
+    query.commit()
+    # A restore should not have to replay changes without end.
+    assert not query.image(base=query.images[-2])
+
+
+def test_a_newer_snapshot_is_found_when_the_chain_has_become_long(query: Query) -> None:
+    for _ in range(12):
+        query.commit()
+        query.image(base=query.images[-1])
+    query.snapshot()
+    query.commit()
+    assert not query.image(base=query.images[-1])
+    assert len([path for path in query.contents(query.images[-1]) if path.endswith((".delta", ".changelog"))]) == 3
+    query.commit()
+    assert query.image(base=query.images[-1])
+    query.assert_last_is_whole()
+
+
+def test_only_what_is_new_is_read_and_written(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[str] = []
+    read: list[str] = []
+    folder = type(query.files.live.folder)
+    for name, seen in (("listing", listed), ("read", read)):
+        original = getattr(folder, name)
+
+        def watched(self: object, path: str, *rest: int, _call=original, _seen=seen) -> object:
+            _seen.append(path)
+            return _call(self, path, *rest)
+
+        monkeypatch.setattr(folder, name, watched)
+    query.commit()
+    assert query.image(base=query.images[-1])
+    assert listed == []
+    state = [path for path in read if path.startswith("state/") and "_metadata" not in path]
+    assert len(state) == PARTITIONS
+
+
+def another_query(query: Query) -> None:
+    query.files.query_id("another")
+
+
+def a_replayed_base_batch(query: Query) -> None:
+    # As after a roll-back to an earlier batch: the commit has the same name, and is another file.
+    query.files.live.folder.write("commits/0", [query.files.live.folder.read("commits/0")])
+
+
+def a_purged_base_batch(query: Query) -> None:
+    query.commit()
+    query.files.remove("commits/0")
+
+
+def another_operator(query: Query) -> None:
+    query.files.operator(1)
+    for partition in range(PARTITIONS):
+        query.files.put(f"state/1/{partition}/2.{'delta' if query.provider == HDFS else 'changelog'}", b"d" * 9)
+        query.files.put(f"state/1/{partition}/1.{'delta' if query.provider == HDFS else 'changelog'}", b"d" * 9)
+
+
+def a_snapshot_in_place_of_a_change(query: Query) -> None:
+    suffix = "delta" if query.provider == HDFS else "changelog"
+    query.snapshot()
+    query.files.remove(f"state/0/1/{query.batch + 1}.{suffix}")
+
+
+def a_lost_data_object(query: Query) -> None:
+    folder = Path(query.images[-1].removeprefix("file://")).parent / "shared"
+    for pack in folder.iterdir():
+        pack.unlink()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        another_query,
+        a_replayed_base_batch,
+        a_purged_base_batch,
+        another_operator,
+        a_snapshot_in_place_of_a_change,
+        a_lost_data_object,
+    ],
+)
+def test_where_the_state_may_not_descend_from_the_base_a_full_image_is_taken(
+    query: Query, change: Callable[[Query], None]
+) -> None:
+    query.commit()
+    change(query)
+    assert not query.image(base=query.images[-1])
+    query.assert_last_is_whole()
+
+
+def test_an_image_of_the_same_batch_is_no_extension(query: Query) -> None:
+    assert not query.image(base=query.images[-1])
+    query.assert_last_is_whole()
+
+
+@pytest.mark.parametrize("query", [ROCKSDB], indirect=True, ids=["rocksdb"])
+def test_without_changelogs_every_image_is_a_cut_of_its_own(query: Query) -> None:
+    query.commit(change=False)
+    query.snapshot()
+    assert not query.image(base=query.images[-1])
+    query.assert_last_is_whole()
+
+
+def test_in_format_v2_the_lineage_has_to_lead_to_the_base(tmp_path: Path) -> None:
+    files = LiveFiles(tmp_path / "live-0")
+    files.batches(0, provider=ROCKSDB)
+    files.operator()
+    files.put("state/0/0/1_a.zip", snapshot_zip())
+    files.commit(0, {"0": [["a"]]})
+    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job")
+    query = Query(files, store, ROCKSDB)
+    query.image()
+
+    def batch(number: int, uid: str, lineage: dict[int, str]) -> None:
+        files.offsets(number, f'{{"logOffset":{number}}}', provider=ROCKSDB)
+        files.source_entry(str(number))
+        files.put(f"state/0/0/{number + 1}_{uid}.changelog", changelog(lineage))
+        files.commit(number, {"0": [[uid]]})
+
+    batch(1, "b", {1: "a"})
+    batch(2, "c", {1: "a", 2: "b"})
+    assert query.image(base=query.images[0])
+    query.assert_last_is_whole()
+    assert {"state/0/0/2_b.changelog", "state/0/0/3_c.changelog"} <= set(query.contents(query.images[1]))
+
+    # Another attempt at the batch of the base made the version that this one is built on.
+    files.put("state/0/0/1_x.zip", snapshot_zip())
+    batch(2, "d", {1: "x", 2: "b"})
+    assert not query.image(base=query.images[0])

@@ -58,6 +58,10 @@ class RestoreError(CkptError):
     """An image could not be turned into a live directory."""
 
 
+class StateBackendChangeError(CkptError, ValueError):
+    """A query's state was begun with another state backend, which the wanted one cannot read."""
+
+
 class QueryStopError(CkptError):
     """A streaming query was told to stop and still runs."""
 

@@ -15,7 +15,8 @@ from dagster_ckpt.catalog import (
     RequestStatus,
     StartCause,
 )
-from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError
+from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError, StateBackendChangeError
+from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
@@ -98,6 +99,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         LeaseHeldError: Another execution of the job is alive.
         ImageNotFoundError: The image to start from does not exist.
         LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
+        StateBackendChangeError: The job's state backend cannot read the state it would start from.
         StorageAccessError: The checkpoint storage cannot be written.
     """
     job.register()
@@ -179,6 +181,8 @@ class _Run:
             plan = plan_recovery(recovery_facts(job, start_from, predecessor_ended=self._predecessor_ended))
             self._request.report(plan.reason)
             job.store.check_access()
+            for kept in check_backend(job, plan):
+                self._request.report(kept)
             prepared = prepare(job, plan)
             self._tell(plan, prepared)
             query = self._request.start_query(prepared.live)
@@ -201,7 +205,7 @@ class _Run:
     def _refuse(self, execution_id: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
         # A start that cannot be done as asked is over; anything else is for the restart strategy.
-        settled = isinstance(error, ImageNotFoundError | LiveDirectoryError)
+        settled = isinstance(error, ImageNotFoundError | LiveDirectoryError | StateBackendChangeError)
         self._job.catalog.executions.end(execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         self._answer_start_request(RequestStatus.FAILED, reason)
 

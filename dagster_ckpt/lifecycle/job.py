@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import Catalog, JobRecord
-from dagster_ckpt.options import CheckpointOptions, DecidingRestartStrategy
+from dagster_ckpt.options import CheckpointOptions, DecidingRestartStrategy, StateBackend
 from dagster_ckpt.spark import LiveDirectory
 from dagster_ckpt.storage import ImageStore
 
@@ -37,6 +37,8 @@ class StreamingJob:
         options: Checkpointing options.
         restart: What happens after a failure.
         live_root: Folder of live directories; this job's are `<live_root>/<job_id>/live-<k>`.
+        backend: How the query is to keep its state; None leaves it to the session, unchecked. Its
+            `transfer_threads` are those that copy files while an image is taken or restored.
     """
 
     job_id: str
@@ -47,6 +49,7 @@ class StreamingJob:
     options: CheckpointOptions
     restart: DecidingRestartStrategy
     live_root: str
+    backend: StateBackend | None = None
 
     @property
     def live_folder(self) -> str:

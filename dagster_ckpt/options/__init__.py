@@ -4,6 +4,7 @@ Nothing here opens a file, starts a session, reads a clock or knows Dagster: the
 Start at `checkpoint_config.CheckpointConfig`, then `restart_strategies.RestartStrategies` and `retention`.
 """
 
+from dagster_ckpt.options.backend_change import BackendChange, PinnedState, backend_change
 from dagster_ckpt.options.checkpoint_config import CheckpointConfig
 from dagster_ckpt.options.checkpoint_options import CheckpointOptions
 from dagster_ckpt.options.checkpoint_storage import (
@@ -47,6 +48,7 @@ from dagster_ckpt.options.rocksdb_options import RocksDBOptions
 from dagster_ckpt.options.state_backend import CustomStateBackend, StateBackend, storage_of_job
 
 __all__ = [
+    "BackendChange",
     "CheckpointConfig",
     "CheckpointOptions",
     "CheckpointStorage",
@@ -69,6 +71,7 @@ __all__ = [
     "KafkaDelivery",
     "MemoryStateBackend",
     "OptionDescription",
+    "PinnedState",
     "PredefinedOptions",
     "RestartAt",
     "RestartStrategies",
@@ -82,6 +85,7 @@ __all__ = [
     "StateBackend",
     "TerminalState",
     "TimeCharacteristic",
+    "backend_change",
     "deletes_live_directory",
     "effective_restart_strategy",
     "image_to_recover_from",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options.allowed_values import Choice, Switch, WholeNumber
+from dagster_ckpt.options.allowed_values import INT_MAX, Choice, Switch, WholeNumber
 from dagster_ckpt.options.effects import Effect, OptionDescription
 from dagster_ckpt.options.options_factory import options_factory
 from dagster_ckpt.options.predefined_options import ROCKSDB_SETTINGS, PredefinedOptions, spark_settings_of
@@ -15,6 +15,7 @@ from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS, PROVIDE
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 CHANGELOG_CHECKPOINTING = f"{ROCKSDB_SETTINGS}changelogCheckpointing.enabled"
 MAINTENANCE_THREADS = "spark.sql.streaming.stateStore.numStateStoreMaintenanceThreads"
+SNAPSHOT_SHARE = "spark.sql.streaming.stateStore.snapshotToCleanupThreadRatio"
 LOCAL_DIRECTORIES = "spark.local.dir"
 
 INCREMENTAL = Switch("enable_incremental_checkpointing")
@@ -62,7 +63,7 @@ class RocksDBOptions:
             object.__setattr__(self, "db_storage_paths", paths)
         if self.transfer_threads is not None:
             TRANSFER_THREADS.checked(self.transfer_threads)
-        own = [PROVIDER_CLASS, CHANGELOG_CHECKPOINTING, LOCAL_DIRECTORIES, MAINTENANCE_THREADS]
+        own = [PROVIDER_CLASS, CHANGELOG_CHECKPOINTING, LOCAL_DIRECTORIES, MAINTENANCE_THREADS, SNAPSHOT_SHARE]
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=own))
 
     def spark_settings(self) -> dict[str, str]:
@@ -75,7 +76,7 @@ class RocksDBOptions:
         predefined = spark_settings_of(self.predefined)
         own = as_text({PROVIDER_CLASS: ROCKSDB, CHANGELOG_CHECKPOINTING: bool(self.incremental)})
         if self.transfer_threads is not None:
-            own[MAINTENANCE_THREADS] = str(self.transfer_threads)
+            own |= _upload_threads(self.transfer_threads)
         if self.db_storage_paths:
             own[LOCAL_DIRECTORIES] = ",".join(self.db_storage_paths)
         made: Mapping[str, SettingValue] = {}
@@ -107,8 +108,8 @@ class RocksDBOptions:
                 "number_of_transfer_threads",
                 self.transfer_threads,
                 Effect.MAPPED,
-                f"{MAINTENANCE_THREADS} where it is set, and {self.transfer_threads or DEFAULT_TRANSFER_THREADS} "
-                "threads of ours.",
+                f"Where it is set, so many threads of Spark's {MAINTENANCE_THREADS} upload snapshots; and "
+                f"{self.transfer_threads or DEFAULT_TRANSFER_THREADS} threads of ours copy images.",
             ),
             OptionDescription(
                 "ttl_compaction_filter",
@@ -123,6 +124,12 @@ class RocksDBOptions:
         if self.incremental:
             return "Spark writes each batch's changes, and snapshots in the background."
         return "Spark writes a snapshot of the database with each batch; images here are incremental either way."
+
+
+def _upload_threads(number: int) -> dict[str, str]:
+    # Spark splits its maintenance threads by a share between uploads and clean-up; one is left for clean-up.
+    total = min(number + 1, INT_MAX)
+    return {MAINTENANCE_THREADS: str(total), SNAPSHOT_SHARE: repr((total - 1) / total)}
 
 
 def local_directory(path: object) -> str:

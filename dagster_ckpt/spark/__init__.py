@@ -9,6 +9,7 @@ from dagster_ckpt.spark.cut import Cut, cut
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
 from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.pinned_state import pinned_state
 from dagster_ckpt.spark.progress import QueryProgress
 from dagster_ckpt.spark.query import JvmProcess, SupervisedQuery, jvm_process, start_query
 from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize
@@ -42,6 +43,7 @@ __all__ = [
     "jvm_process",
     "materialize",
     "own_past",
+    "pinned_state",
     "retained_batches",
     "roll_back",
     "roll_back_to_own_past",

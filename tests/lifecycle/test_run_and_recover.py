@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dagster_ckpt.catalog import Catalog, ImageRecord, ImageStatus, RequestKind, RequestStatus
+from dagster_ckpt.catalog import Catalog, ExecutionStatus, ImageRecord, ImageStatus, RequestKind, RequestStatus
 from dagster_ckpt.errors import (
     ImageCorruptError,
     ImageNotFoundError,
@@ -25,6 +25,7 @@ from dagster_ckpt.errors import (
     LiveDirectoryError,
     RequestFailedError,
     SinkRollbackError,
+    StateBackendChangeError,
     StorageAccessError,
 )
 from dagster_ckpt.lifecycle import operations, prepare
@@ -38,6 +39,7 @@ from dagster_ckpt.options import (
     EmbeddedRocksDBStateBackend,
     ExternalizedCheckpointCleanup,
     FileSystemCheckpointStorage,
+    HashMapStateBackend,
     RestartStrategies,
     TerminalState,
 )
@@ -444,3 +446,24 @@ def test_a_job_that_was_never_started_has_nothing_to_save(bench: Bench) -> None:
     with pytest.raises(RequestFailedError, match="was withdrawn"):
         operations.await_answer(bench.job, request, timeout_s=30, gave_up=lambda: "nobody runs")
     assert bench.job.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
+
+
+@pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint"])
+def test_another_state_backend_is_refused_before_anything_is_changed(bench: Bench, start_from: str) -> None:
+    bench.feed(3)
+    bench.run(lambda: bool(bench.images("CHECKPOINT")) and bench.committed() >= 1)
+    before = bench.job.catalog.jobs.get("orders")
+    rocksdb = bench.job
+    bench.job = replace(rocksdb, backend=HashMapStateBackend())
+    with pytest.raises(StateBackendChangeError, match=r"begun with .*RocksDB.* but the state backend is HashMap"):
+        bench.run_to_the_end(start_from=StartFrom.parse(start_from))
+    after = bench.job.catalog.jobs.get("orders")
+    assert (after.live_directory, after.pending_restore) == (before.live_directory, before.pending_restore)
+    (refused, *_) = bench.job.catalog.executions.of_job("orders")
+    assert (refused.status, refused.settled) == (ExecutionStatus.FAILED, True)
+
+    pinned = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
+    bench.job = replace(rocksdb, backend=EmbeddedRocksDBStateBackend(True, settings=pinned))
+    bench.run_to_the_end()
+    assert any("encodingFormat stays unsaferow, not avro" in report for report in bench.reports)
+    bench.assert_exact()

@@ -28,6 +28,7 @@ from dagster_ckpt.options.predefined_options import OPTIONS_SET, spark_settings_
 ROCKSDB = "spark.sql.streaming.stateStore.rocksdb."
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 CHANGELOG = f"{ROCKSDB}changelogCheckpointing.enabled"
+SHARE = "spark.sql.streaming.stateStore.snapshotToCleanupThreadRatio"
 THREADS = "spark.sql.streaming.stateStore.numStateStoreMaintenanceThreads"
 LOCAL = "spark.local.dir"
 
@@ -189,11 +190,21 @@ def test_transfer_threads_are_ours_and_sparks(rocksdb: RocksDBStateBackend) -> N
     assert (rocksdb.transfer_threads, rocksdb.get_number_of_transfering_threads()) == (4, 4)
     assert THREADS not in rocksdb.spark_settings()
     rocksdb.set_number_of_transfering_threads(7)
-    assert (rocksdb.transfer_threads, rocksdb.spark_settings()[THREADS]) == (7, "7")
+    assert rocksdb.transfer_threads == 7
+    settings = rocksdb.spark_settings()
+    assert (settings[THREADS], float(settings[SHARE])) == ("8", 7 / 8)  # one of them cleans up
     embedded = EmbeddedRocksDBStateBackend()
     embedded.set_number_of_transfer_threads(2)
     assert (embedded.get_number_of_transfer_threads(), embedded.transfer_threads) == (2, 2)
     assert HashMapStateBackend().transfer_threads == 4
+
+
+@pytest.mark.parametrize("number", [1, 2**31 - 1])
+def test_any_number_of_transfer_threads_is_one_that_spark_takes(rocksdb: RocksDBStateBackend, number: int) -> None:
+    rocksdb.set_number_of_transfering_threads(number)
+    settings = rocksdb.spark_settings()
+    assert 1 < int(settings[THREADS]) < 2**31
+    assert 0 < float(settings[SHARE]) < 1
 
 
 def test_the_ttl_filter_of_older_flinks_is_kept_and_told_as_without_effect(rocksdb: RocksDBStateBackend) -> None:
@@ -214,7 +225,7 @@ def test_snapshots_are_asynchronous_whatever_is_asked_as_in_flink() -> None:
     assert (told.value, told.effect) == (False, Effect.NONE)
 
 
-@pytest.mark.parametrize("name", [PROVIDER, CHANGELOG, CHANGELOG.lower(), LOCAL, THREADS])
+@pytest.mark.parametrize("name", [PROVIDER, CHANGELOG, CHANGELOG.lower(), LOCAL, THREADS, SHARE])
 def test_a_setting_of_the_backends_own_is_rejected_in_any_spelling(name: str) -> None:
     with pytest.raises(OptionError, match="the state backend sets that itself"):
         EmbeddedRocksDBStateBackend(settings={name: "x"})

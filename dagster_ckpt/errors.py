@@ -70,6 +70,14 @@ class SinkRollbackError(RestoreError):
     """A sink could not be brought back to the batch that is being restored."""
 
 
+class RowsAtRiskError(RestoreError):
+    """A start would go back to a batch where a sink could lose rows, and nobody accepted that."""
+
+
+class SharedSinkError(CkptError):
+    """A fork would write where another query writes, or where its batches would be passed over."""
+
+
 class CatalogError(CkptError):
     """The checkpoint catalog cannot be used: unreachable, or of another schema version."""
 

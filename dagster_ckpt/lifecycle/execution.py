@@ -15,12 +15,19 @@ from dagster_ckpt.catalog import (
     RequestStatus,
     StartCause,
 )
-from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError, StateBackendChangeError
+from dagster_ckpt.errors import (
+    ImageNotFoundError,
+    LiveDirectoryError,
+    RowsAtRiskError,
+    SharedSinkError,
+    StateBackendChangeError,
+)
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_recovery
+from dagster_ckpt.lifecycle.recovery import RecoveryFacts, plan_recovery
+from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
 from dagster_ckpt.lifecycle.unlisted import unlisted_image
@@ -30,6 +37,8 @@ from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, inspect_live_dire
 
 StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 
+# A start that cannot be done as asked; none of these goes away by trying again.
+_REFUSALS = (ImageNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateBackendChangeError)
 _STATUS = {
     EndKind.FINISHED: ExecutionStatus.FINISHED,
     EndKind.ENDED_BY_ITSELF: ExecutionStatus.SUSPENDED,
@@ -100,6 +109,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         ImageNotFoundError: The image to start from does not exist.
         LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
         StateBackendChangeError: The job's state backend cannot read the state it would start from.
+        RowsAtRiskError: A sink could lose rows by the rewind, and `accept_loss` was not given.
         StorageAccessError: The checkpoint storage cannot be written.
     """
     job.register()
@@ -178,18 +188,21 @@ class _Run:
             holder=this_holder(execution_id, self._request.run_id, self._request.jvm_pid),
         )
         try:
-            plan = plan_recovery(recovery_facts(job, start_from, predecessor_ended=self._predecessor_ended))
-            self._request.report(plan.reason)
+            facts = recovery_facts(job, start_from, predecessor_ended=self._predecessor_ended)
+            plan = plan_recovery(facts)
+            self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
             job.store.check_access()
             for kept in check_backend(job, plan):
                 self._request.report(kept)
             prepared = prepare(job, plan)
-            self._tell(plan, prepared)
+            self._tell(prepared)
             query = self._request.start_query(prepared.live)
         except Exception as error:
             self._refuse(execution_id, error)
             raise
         job.catalog.executions.running(execution_id, live_directory=prepared.live.url, recovery=plan.as_record())
+        if "fork_of" in (facts.job.pending_restore or {}):
+            job.catalog.jobs.update(job.job_id, pending_restore=None)
         self._answer_start_request(RequestStatus.COMPLETED, None)
         return Supervisor(
             job,
@@ -204,10 +217,15 @@ class _Run:
 
     def _refuse(self, execution_id: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
-        # A start that cannot be done as asked is over; anything else is for the restart strategy.
-        settled = isinstance(error, ImageNotFoundError | LiveDirectoryError | StateBackendChangeError)
+        # What is refused is over; anything else is for the restart strategy.
+        settled = isinstance(error, _REFUSALS)
         self._job.catalog.executions.end(execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         self._answer_start_request(RequestStatus.FAILED, reason)
+
+    def _weigh(self, preview: RewindPreview, *, accept_loss: bool) -> None:
+        for sentence in preview.sentences():
+            self._request.report(sentence)
+        refuse_loss(self._job, preview, accept_loss=accept_loss)
 
     def _await_restart(self, end: QueryEnd) -> QueryEnd | None:
         """Wait until the restart strategy lets a failed query start again; returns the end if it does not."""
@@ -226,12 +244,7 @@ class _Run:
             time.sleep(0.1)
         return None
 
-    def _tell(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
-        if plan.rewound_batches:
-            self._request.report(
-                f"rewind from batch {plan.from_batch} to batch {plan.to_batch}: {plan.rewound_batches} batches "
-                "are processed again"
-            )
+    def _tell(self, prepared: PreparedStart) -> None:
         for path in prepared.rolled_back:
             self._request.report(f"rolled back the file sink {path}")
         for sink in prepared.may_repeat:

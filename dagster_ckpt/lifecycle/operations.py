@@ -24,6 +24,7 @@ from dagster_ckpt.lifecycle.evidence import has_provably_ended
 from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
+from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, take_snapshot
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.spark import LiveDirectory
@@ -178,6 +179,18 @@ def preview_start(job: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
     return plan_recovery(recovery_facts(job, start_from, predecessor_ended=True))
 
 
+def preview(job: StreamingJob, start_from: StartFrom) -> RewindPreview:
+    """What a start would undo and do again, and what each sink will do with that; works while the job runs.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        ImageNotFoundError: The image named does not exist.
+        LiveDirectoryError: Nothing is left to start from, or the batch is not retained.
+    """
+    facts = recovery_facts(job, start_from, predecessor_ended=True)
+    return preview_rewind(job, facts, plan_recovery(facts))
+
+
 def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) -> RequestRecord:
     """Ask that the job be started; the supervisor sensor launches the run.
 
@@ -187,11 +200,16 @@ def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) 
         JobNotFoundError: The job was never started.
         ImageNotFoundError: The image named does not exist.
         LiveDirectoryError: Nothing is left to start from.
+        RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that.
+        SinkRollbackError: A sink that has to be rolled back cannot be.
     """
-    preview_start(job, start_from)
-    return job.catalog.requests.submit(
-        job.job_id, RequestKind.START, arguments={"start_from": str(start_from)}, origin=operator.origin
-    )
+    refuse_loss(job, preview(job, start_from), accept_loss=start_from.accept_loss)
+    arguments = {
+        "start_from": str(start_from),
+        "new_query_id": start_from.new_query_id,
+        "accept_loss": start_from.accept_loss,
+    }
+    return job.catalog.requests.submit(job.job_id, RequestKind.START, arguments=arguments, origin=operator.origin)
 
 
 def restart(
@@ -201,27 +219,29 @@ def restart(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     report: Callable[[str], None] = lambda _sentence: None,
-) -> RecoveryPlan:
+) -> RewindPreview:
     """Start a job; one that runs is suspended first. Returns once the query is started.
 
     Raises:
         JobNotFoundError: The job was never started.
         ImageNotFoundError: The image named does not exist; a running job runs on.
         LiveDirectoryError: Nothing is left to start from; a running job runs on.
+        RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that; a running job runs on.
+        SinkRollbackError: A sink that has to be rolled back cannot be; a running job runs on.
         RequestFailedError: The start failed.
         RequestTimeoutError: Nobody launched the run in time.
     """
-    plan = preview_start(job, start_from)
-    report(plan.reason)
-    if plan.rewound_batches:
-        report(f"{plan.rewound_batches} committed batches will be processed again")
+    ahead = preview(job, start_from)
+    for sentence in ahead.sentences():
+        report(sentence)
+    refuse_loss(job, ahead, accept_loss=start_from.accept_loss)
     if is_running(job):
         suspend(job, operator, timeout_s=timeout_s)
         report("suspended the running query")
     request = request_start(job, start_from, operator)
     report("waiting for the supervisor sensor to launch the run; it has to be turned on")
     await_answer(job, request, timeout_s=timeout_s)
-    return plan
+    return ahead
 
 
 def await_answer(

@@ -149,7 +149,9 @@ def _finish_restore(job: StreamingJob, record: JobRecord) -> PreparedStart:
             f"the image ({pending.get('location')}) to restore it anew."
         )
     rolled_back, may_repeat = _roll_back_pending(job, pending)
-    job.catalog.jobs.update(job.job_id, pending_restore=None)
+    if "fork_of" not in pending:
+        # A fork is finished once its query was started: where it writes is seen only then.
+        job.catalog.jobs.update(job.job_id, pending_restore=None)
     return PreparedStart(LiveDirectory(record.live_directory), record.live_generation, rolled_back, may_repeat)
 
 

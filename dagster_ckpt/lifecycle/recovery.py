@@ -134,9 +134,12 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             new_query_id=facts.start_from.new_query_id,
         )
     if facts.job.pending_restore is not None and _can_be_finished(facts, facts.job.pending_restore):
+        forked_from = facts.job.pending_restore.get("fork_of")
         return RecoveryPlan(
             RecoveryKind.FINISH_RESTORE,
-            "an earlier restore was cut off before the sinks were rolled back: it is finished first",
+            "an earlier restore was cut off before the sinks were rolled back: it is finished first"
+            if forked_from is None
+            else f"a fork of job {forked_from} after its batch {facts.job.pending_restore.get('batch_id')}",
         )
     if facts.live is None:
         return _without_live_directory(facts, "the job has no live directory yet")

@@ -50,5 +50,6 @@ def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[Im
         location=location,
         batch_id=header.batch_id,
         query_id=header.query_id,
+        properties=dict(header.properties),
         created_at_ms=header.created_at_ms,
     )

@@ -12,6 +12,7 @@ from dagster_ckpt.orchestration.resources import (
     StateBackendKind,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.schedules import build_housekeeping_schedule, build_savepoint_schedule
 from dagster_ckpt.orchestration.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset, StreamRunConfig, streaming_asset
@@ -27,6 +28,7 @@ __all__ = [
     "build_catalog_sensor",
     "build_housekeeping_schedule",
     "build_operator_jobs",
+    "build_rewind_jobs",
     "build_savepoint_schedule",
     "build_supervisor_sensor",
     "stream_definitions",

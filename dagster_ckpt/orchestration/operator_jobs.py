@@ -15,6 +15,7 @@ from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import TerminalState
 from dagster_ckpt.orchestration.catalog_sensor import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
+from dagster_ckpt.orchestration.rewind_report import preview_metadata
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 
 RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}
@@ -24,6 +25,14 @@ START_FROM = (
     "latest (live directory, else the newest image), latest-checkpoint, latest-savepoint, preferred-savepoint, empty "
     "(give up all state), batch-<n> (back to a batch that Spark still retains), or the id, number (chk-7), label or "
     "location of an image."
+)
+NEW_QUERY_ID = (
+    "With a rewind: go on as a new query, so that sinks which remember query ids (Delta, Iceberg) write the rewound "
+    "batches once more instead of passing over them."
+)
+ACCEPT_LOSS = (
+    "Start also where a sink could lose rows by the rewind. Without it such a start is refused, and the message says "
+    "which sink and why. preview_rewind_job shows it beforehand."
 )
 
 
@@ -51,6 +60,8 @@ class RestartConfigSchema(dg.Config):
 
     job_id: str = Field(description=JOB_ID)
     start_from: str = Field(default="latest", description=START_FROM)
+    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
+    accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
 
 
@@ -140,15 +151,19 @@ def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinit
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:
         """Start a stream, or stop it and start it from another image. The supervisor sensor launches the run."""
         with told_as_failure():
-            plan = operations.restart(
+            ahead = operations.restart(
                 job_of(context, config.job_id),
-                StartFrom.parse(config.start_from),
+                StartFrom.parse(config.start_from, new_query_id=config.new_query_id, accept_loss=config.accept_loss),
                 _operator(context),
                 timeout_s=config.timeout_seconds,
                 report=context.log.info,
             )
         context.add_output_metadata(
-            {"dagster_ckpt/recovery": plan.reason, "dagster_ckpt/rewound_batches": plan.rewound_batches}
+            {
+                "dagster_ckpt/recovery": ahead.plan.reason,
+                "dagster_ckpt/rewound_batches": ahead.batches,
+                **preview_metadata(ahead),
+            }
         )
 
     @dg.op(required_resource_keys=RESOURCES)

@@ -8,6 +8,7 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.schedules import build_housekeeping_schedule, build_savepoint_schedule
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
@@ -56,6 +57,7 @@ def stream_definitions(
         jobs=[
             *(stream.start_job for stream in streams),
             *operator_jobs.values(),
+            *build_rewind_jobs(streams),
             *([downstream] if downstream is not None else []),
         ],
         sensors=[

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt.catalog import LeaseRecord, StartCause
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.lifecycle.fork import check_output
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.retention import apply_terminal_retention
 from dagster_ckpt.lifecycle.start_from import StartFrom
@@ -24,7 +25,14 @@ from dagster_ckpt.options import TerminalState
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
 from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, jvm_process, start_query
+from dagster_ckpt.spark import (
+    LiveDirectory,
+    SupervisedQuery,
+    apply_state_backend,
+    jvm_process,
+    output_folder,
+    start_query,
+)
 
 if TYPE_CHECKING:
     from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
@@ -63,9 +71,12 @@ def _run(context: dg.AssetExecutionContext, job: StreamingJob, describe: Callabl
     spark: SparkSession = context.resources.pyspark.spark_session
     apply_state_backend(spark, context.resources.state_backend.backend())
     jvm = jvm_process(spark)
+    config = context.op_execution_context.op_config
 
     def start(live: LiveDirectory) -> SupervisedQuery:
-        return start_query(describe(), job.name, live)
+        writer = describe()
+        check_output(job, output_folder(writer))
+        return start_query(writer, job.name, live)
 
     # Entered again because making a Spark session replaces the SIGINT handler.
     with capture_interrupts():
@@ -74,7 +85,9 @@ def _run(context: dg.AssetExecutionContext, job: StreamingJob, describe: Callabl
             RunRequest(
                 run_id=context.run.run_id,
                 start_query=start,
-                start_from=StartFrom.parse(context.op_execution_context.op_config["start_from"]),
+                start_from=StartFrom.parse(
+                    config["start_from"], new_query_id=config["new_query_id"], accept_loss=config["accept_loss"]
+                ),
                 cause=StartCause.RESTART_NEW_RUN if RESTART_OF_TAG in context.run.tags else StartCause.MANUAL,
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
                 jvm_pid=jvm.pid if jvm else None,

@@ -48,6 +48,16 @@ class StreamRunConfig(dg.Config):
         "an image: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
         "begin again.",
     )
+    new_query_id: bool = Field(
+        default=False,
+        description="With a rewind: go on as a new query, so that sinks which remember query ids (Delta, Iceberg) "
+        "write the rewound batches once more instead of passing over them.",
+    )
+    accept_loss: bool = Field(
+        default=False,
+        description="Start also where a sink could lose rows by the rewind. Without it such a start is refused, and "
+        "the message says which sink and why.",
+    )
 
 
 @dataclass(frozen=True)

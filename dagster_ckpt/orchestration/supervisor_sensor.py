@@ -108,12 +108,15 @@ def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecor
 
 
 def _start_run(stream: StreamingAsset, request: RequestRecord) -> dg.RunRequest:
-    start_from = str(request.arguments.get("start_from", "latest"))
+    config = {
+        "start_from": str(request.arguments.get("start_from", "latest")),
+        **{name: True for name in ("new_query_id", "accept_loss") if request.arguments.get(name)},
+    }
     return dg.RunRequest(
         # One run per request, however often it is looked at.
         run_key=f"start-{request.request_id}",
         job_name=stream.start_job.name,
-        run_config={"ops": {stream.name: {"config": {"start_from": start_from}}}},
+        run_config={"ops": {stream.name: {"config": config}}},
         tags={JOB_ID_TAG: stream.job_id, START_REQUEST_TAG: request.request_id},
     )
 

@@ -9,44 +9,75 @@ from dagster_ckpt.spark.cut import Cut, cut
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
 from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.output import begin_log, empty_log, logged_batch, output_folder, same_folder
+from dagster_ckpt.spark.output_fork import fork_output
+from dagster_ckpt.spark.part_files import PartFile, SinkLog, delete_part_files, names_in, part_files, read_sink_log
 from dagster_ckpt.spark.pinned_state import pinned_state
 from dagster_ckpt.spark.progress import QueryProgress
 from dagster_ckpt.spark.query import JvmProcess, SupervisedQuery, jvm_process, start_query
 from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize
-from dagster_ckpt.spark.rewind import give_query_id, own_past, retained_batches, roll_back_to_own_past
+from dagster_ckpt.spark.rewind import (
+    give_query_id,
+    live_query_id,
+    own_past,
+    retained_batches,
+    roll_back_to_own_past,
+)
 from dagster_ckpt.spark.settings import apply_state_backend
+from dagster_ckpt.spark.sink_forecast import Replay, SinkEffect, SinkForecast, forecast
 from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
+from dagster_ckpt.spark.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.spark.staging import StagedCut, staged_cut, until_not_overtaken
 
 __all__ = [
     "SINKS_FOLDER",
     "CapturedSink",
     "Cut",
+    "Distance",
     "Filler",
     "JvmProcess",
     "LiveDirectory",
     "LiveState",
     "LiveStatus",
     "Materialized",
+    "PartFile",
     "Positions",
     "QueryProgress",
+    "Replay",
+    "SinkEffect",
     "SinkEntry",
+    "SinkForecast",
+    "SinkLog",
+    "SourceDistance",
     "StagedCut",
     "SupervisedQuery",
     "apply_state_backend",
+    "begin_log",
     "can_replay_a_batch",
     "clone",
     "cut",
+    "delete_part_files",
+    "distance",
+    "empty_log",
     "file_sink_path",
+    "forecast",
+    "fork_output",
     "give_query_id",
     "inspect_live_directory",
     "jvm_process",
+    "live_query_id",
+    "logged_batch",
     "materialize",
+    "names_in",
+    "output_folder",
     "own_past",
+    "part_files",
     "pinned_state",
+    "read_sink_log",
     "retained_batches",
     "roll_back",
     "roll_back_to_own_past",
+    "same_folder",
     "staged_cut",
     "start_query",
     "until_not_overtaken",

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from dagster_ckpt.errors import SinkRollbackError
+from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.spark.file_sink import LOG, CapturedSink, SinkEntry, capture, roll_back
 from dagster_ckpt.spark.file_source import COMPACT
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, batch_ids
+from dagster_ckpt.spark.logs import parse_query_id
 
 
 def retained_batches(live: LiveDirectory) -> list[int]:
@@ -29,6 +30,18 @@ def retained_batches(live: LiveDirectory) -> list[int]:
     return [
         batch for batch in batch_ids(live.folder, COMMITS) if batch in offsets and (batch == 0 or batch - 1 in offsets)
     ]
+
+
+def live_query_id(live: LiveDirectory) -> str | None:
+    """Id of the query of a live directory; None where none can be read.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
+    try:
+        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+    except (FileNotFoundError, LiveDirectoryError):
+        return None
 
 
 def give_query_id(live: LiveDirectory, query_id: str) -> None:

@@ -84,15 +84,21 @@ class Shelf:
     def break_live_directory(self, how: str) -> None:
         shutil.rmtree(self.live if how == "missing" else self.live / "sources")
 
-    def checkpoint(self, *, base: ImageRecord | None = None) -> ImageRecord:
+    def checkpoint(self, *, base: ImageRecord | None = None, rows: int | None = None) -> ImageRecord:
         """A checkpoint of one file of its own, and of all files of its base."""
-        return self._image(ImageKind.CHECKPOINT, ImageTrigger.PERIODIC, base=base)
+        return self._image(ImageKind.CHECKPOINT, ImageTrigger.PERIODIC, base=base, rows=rows)
 
     def savepoint(self, label: str, trigger: ImageTrigger = ImageTrigger.MANUAL) -> ImageRecord:
         return self._image(ImageKind.SAVEPOINT, trigger, label=label)
 
     def _image(
-        self, kind: ImageKind, trigger: ImageTrigger, *, base: ImageRecord | None = None, label: str | None = None
+        self,
+        kind: ImageKind,
+        trigger: ImageTrigger,
+        *,
+        base: ImageRecord | None = None,
+        label: str | None = None,
+        rows: int | None = None,
     ) -> ImageRecord:
         self.numbers += 1
         number, image_id = self.numbers, f"image-{self.numbers}"
@@ -134,6 +140,7 @@ class Shelf:
             full_bytes=stored.full_bytes,
             incremental_bytes=stored.incremental_bytes,
             file_count=stored.file_count,
+            rows=rows,
         )
 
     def listed(self, status: ImageStatus = ImageStatus.COMPLETED) -> set[str]:

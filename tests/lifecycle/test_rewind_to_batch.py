@@ -2,81 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from retention_shelf import JOB, Shelf
+from executioner import Executioner, Killed
+from retention_shelf import JOB
+from rewind_history import LAST, History
 
-from dagster_ckpt.catalog.jobs import JobStore
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.folder import LocalFolder
-
-LAST = 8
-
-
-class History:
-    """A stateless query that has committed nine batches to a file sink, all files written by hand."""
-
-    def __init__(self, root: Path) -> None:
-        self.shelf = Shelf.at(root)
-        self.sink = root / "out put"
-        offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {"spark.sql.shuffle.partitions": "1"}}
-        for batch in range(LAST + 1):
-            entries = [{"path": f"file:///in/{b}.json", "timestamp": 1, "batchId": b} for b in range(batch + 1)]
-            self._entry(self.shelf.live / "sources/0", batch, entries)
-            parts = [{"path": f"file://{root}/out%20put/part-{b}", "action": "add"} for b in range(batch + 1)]
-            self._entry(self.sink / "_spark_metadata", batch, parts)
-            planned = "\n".join(["v1", json.dumps(offsets), json.dumps({"logOffset": batch})])
-            self._write(self.shelf.live / f"offsets/{batch}", planned)
-            self._write(self.shelf.live / f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
-        sinks = [f"FileSink[file:{self.sink}]", "ForeachBatchSink"]
-        self.shelf.job.catalog.executions.heartbeat("first", {"batch_id": LAST, "sinks": sinks})
-
-    def start(self, text: str = "latest", **how: bool) -> tuple[RecoveryKind, PreparedStart]:
-        plan = preview_start(self.shelf.job, StartFrom.parse(text, **how))
-        return plan.kind, prepare(self.shelf.job, plan)
-
-    @property
-    def live(self) -> LiveDirectory:
-        return LiveDirectory(self.shelf.job.catalog.jobs.get(JOB).live_directory or "")
-
-    @property
-    def batch(self) -> int | None:
-        state = inspect_live_directory(self.live)
-        assert state.status is LiveStatus.GOOD, state.reason
-        return state.batch_id
-
-    @property
-    def query_id(self) -> str:
-        return str(json.loads(self.live.folder.read("metadata"))["id"])
-
-    @property
-    def sink_batch(self) -> int:
-        names = [path.name for path in (self.sink / "_spark_metadata").iterdir()]
-        return max(int(name.removesuffix(".compact")) for name in names)
-
-    def close(self) -> None:
-        self.shelf.job.catalog.close()
-
-    def _entry(self, log: Path, number: int, lines: list[dict[str, Any]]) -> None:
-        compact = (number + 1) % 4 == 0
-        self._write(
-            log / (f"{number}.compact" if compact else str(number)),
-            "\n".join(["v1", *map(json.dumps, lines if compact else lines[-1:])]),
-        )
-
-    def _write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 @pytest.fixture
@@ -121,7 +56,7 @@ def test_an_image_before_the_batch_belongs_to_the_new_timeline_too(history: Hist
 
 
 def test_where_the_sinks_are_not_known_nothing_is_changed(history: History) -> None:
-    history.shelf.job.catalog.executions.heartbeat("first", {"batch_id": LAST, "sinks": []})
+    history.sinks()
 
     with pytest.raises(SinkRollbackError, match="does not know yet which sinks"):
         history.start("batch-3")
@@ -147,37 +82,6 @@ def test_a_batch_that_is_not_whole_is_refused_and_leaves_nothing(history: Histor
         history.start("batch-2")
 
     assert [path.name for path in history.shelf.live.parent.iterdir()] == ["live-1"]
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Executioner:
-    """Lets so many changes of the world pass, and kills the process before the next."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, passing: int) -> None:
-        self.left = passing
-        for owner, name in [
-            (LocalFolder, "write"),
-            (LocalFolder, "delete"),
-            (LocalFolder, "delete_all"),
-            (LocalFolder, "rename"),
-            (os, "link"),
-            (JobStore, "switch_live_directory"),
-            (JobStore, "update"),
-        ]:
-            patch.setattr(owner, name, self._before(getattr(owner, name)))
-
-    def _before(self, change: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            # A killed process does not tidy up either.
-            if self.left <= 0:
-                raise Killed
-            self.left -= 1
-            return change(*arguments, **named)
-
-        return call
 
 
 def test_killed_at_any_step_the_next_start_goes_on_from_the_old_place_or_from_the_batch(

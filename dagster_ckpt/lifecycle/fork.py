@@ -1,0 +1,233 @@
+"""Forking: another job goes on from where this one stood, as a query of its own. The original may run meanwhile.
+
+Order makes a crash harmless, as in `prepare`: the directory is built aside, the forked output gets its log, and one
+catalog transaction makes both the new job's. What is checked at its first start is noted there until it has started.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
+from dagster_ckpt.image import FileEntry
+from dagster_ckpt.lifecycle.evidence import this_holder
+from dagster_ckpt.lifecycle.execution import recovery_facts
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.prepare import image_location, restore_into
+from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image, plan_recovery
+from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
+from dagster_ckpt.spark import (
+    SINKS_FOLDER,
+    LiveDirectory,
+    SinkEntry,
+    begin_log,
+    clone,
+    empty_log,
+    file_sink_path,
+    fork_output,
+    give_query_id,
+    logged_batch,
+    own_past,
+    same_folder,
+)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A job that was made of another one.
+
+    Attributes:
+        job_id: The new job.
+        of_job_id: The original.
+        source: What it was made of, in words.
+        batch_id: The batch it resumes after.
+        query_id: Its own query id.
+        live_directory: Its live directory.
+        outputs: Folders of the original's file sinks to those that were given their rows.
+        parent_outputs: Folders of the original's file sinks; the fork may not write there.
+    """
+
+    job_id: str
+    of_job_id: str
+    source: str
+    batch_id: int
+    query_id: str
+    live_directory: str
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    parent_outputs: tuple[str, ...] = ()
+
+
+def fork(
+    original: StreamingJob,
+    job: StreamingJob,
+    start_from: StartFrom,
+    *,
+    origin: str,
+    outputs: Mapping[str, str] | None = None,
+    replace_state: bool = False,
+) -> Fork:
+    """Let a job go on from where another one stood; its next start, from `latest`, begins there.
+
+    Args:
+        original: The job to fork; it may run, and is left as it is.
+        job: The job that is to go on; it must not run.
+        start_from: Where: `latest` (its newest committed batch), `batch-<n>`, or an image.
+        origin: Who asks, as the lease shows it meanwhile.
+        outputs: Folder of a file sink of the original to the folder of the fork's: its readers then see the rows of
+            the original up to here too. Without it the fork's folder holds only what came after.
+        replace_state: Give up what the job itself has committed.
+
+    Raises:
+        JobNotFoundError: The original was never started.
+        LeaseHeldError: The job runs.
+        RequestFailedError: The job has committed batches of its own, or the original has a restore to finish.
+        NothingCommittedError: The original has nothing to go on from.
+        ImageNotFoundError: The original has no image of that name.
+        LiveDirectoryError: The original's live directory is not whole, or the batch is not retained there.
+        SharedSinkError: An output is not the original's, or its folder is in use.
+        RestoreError: The image makes no directory that Spark could start in.
+    """
+    if original.job_id == job.job_id:
+        raise OptionError(f"Job {job.job_id!r} cannot be forked into itself. Name another one, or rewind it.")
+    plan = _plan(original, start_from)
+    job.register()
+    holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
+    acquired = acquire(job.catalog, job.job_id, holder)
+    with LeaseKeeper(job.catalog, acquired.record):
+        record = job.catalog.jobs.get(job.job_id)
+        committed = job.catalog.executions.last_batch(job.job_id, record.live_directory)
+        if committed is not None and not replace_state:
+            raise RequestFailedError(
+                f"Job {job.job_id!r} has committed batches of its own, the newest is {committed}. A fork gives that "
+                "up: ask for it with replace_state, or fork into another job."
+            )
+        return _make(original, job, plan, job.live_directory(record.live_generation + 1), dict(outputs or {}))
+
+
+def check_output(job: StreamingJob, path: str | None) -> None:
+    """Before the first start of a fork: see to it that it writes where its rows are neither lost nor mixed in.
+
+    A folder without a log is given one, which names no file. Does nothing for a job that is not a fresh fork.
+
+    Args:
+        job: The job that is to be started, whose lease this process holds.
+        path: Folder its query will write files to, or None for another sink.
+
+    Raises:
+        SharedSinkError: The folder is the original's, or holds another query's log.
+        SinkRollbackError: The folder cannot be written.
+    """
+    record = job.catalog.jobs.get(job.job_id)
+    pending = record.pending_restore or {}
+    if "fork_of" not in pending or path is None or record.live_directory is None:
+        return
+    for parent in pending["parent_outputs"]:
+        if same_folder(path, parent):
+            raise SharedSinkError(
+                f"Job {job.job_id!r} was forked from {pending['fork_of']!r} and would write to {path}, where that one "
+                "writes: each would pass over the other's batches without a word. Let it write to another folder."
+            )
+    batch_id = int(pending["batch_id"])
+    last = logged_batch(path)
+    if last is None:
+        begin_log(path, batch_id, empty_log(batch_id, pending["log_names"]))
+        return
+    positions = LiveDirectory(record.live_directory).positions()
+    if not batch_id <= last <= max(positions.offset or 0, batch_id):
+        raise SharedSinkError(
+            f"{path} holds the log of another query: it is at batch {last}, and the fork {job.job_id!r} goes on after "
+            f"batch {batch_id}, so its rows would be passed over or unreadable. Write to an empty folder, or delete "
+            "what is there."
+        )
+
+
+def _plan(original: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
+    if start_from.point is StartPoint.EMPTY:
+        raise OptionError("A fork goes on from somewhere: give start_from as latest, batch-<n> or an image, not empty.")
+    plan = plan_recovery(recovery_facts(original, start_from, predecessor_ended=True))
+    if plan.kind is RecoveryKind.FINISH_RESTORE:
+        raise RequestFailedError(
+            f"Job {original.job_id!r} has a restore to finish first: start it, or name an image to fork from."
+        )
+    if plan.to_batch is None:
+        raise NothingCommittedError(f"Job {original.job_id!r} has committed nothing to go on from: {plan.reason}.")
+    return plan
+
+
+def _make(
+    original: StreamingJob, job: StreamingJob, plan: RecoveryPlan, target: LiveDirectory, outputs: dict[str, str]
+) -> Fork:
+    # Left by a fork that was cut off before the catalog knew of it; nobody uses it.
+    target.delete()
+    query_id = str(uuid.uuid4())
+    if plan.image is not None:
+        restore_into(original, image_location(plan.image), target, fork=True)
+        give_query_id(target, query_id)
+        batch_id = int(plan.to_batch or 0)
+        logs = _logs_of_image(original, image_location(plan.image))
+    else:
+        live = LiveDirectory(original.catalog.jobs.get(original.job_id).live_directory or "")
+        at_batch = plan.to_batch if plan.kind is RecoveryKind.REWIND else None
+        batch_id = clone(live, target, at_batch=at_batch).batch_id
+        give_query_id(target, query_id)
+        logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.job_id), batch_id)
+    _fork_outputs(logs, outputs, batch_id)
+    names = next(([entry.name for entry in entries] for entries in logs.values()), [])
+    job.catalog.jobs.switch_live_directory(
+        job.job_id,
+        target.url,
+        pending_restore={
+            "fork_of": original.job_id,
+            "batch_id": batch_id,
+            "sinks": [],
+            "parent_outputs": list(logs),
+            "log_names": names,
+        },
+    )
+    source = describe_image(plan.image) if plan.image is not None else f"its live directory at batch {batch_id}"
+    return Fork(job.job_id, original.job_id, source, batch_id, query_id, target.url, outputs, tuple(logs))
+
+
+def _fork_outputs(logs: Mapping[str, Sequence[SinkEntry]], outputs: Mapping[str, str], batch_id: int) -> None:
+    chosen: list[tuple[str, str]] = []
+    for old, new in outputs.items():
+        path = next((path for path in logs if same_folder(path, old)), None)
+        if path is None:
+            raise SharedSinkError(
+                f"{old} is no folder that a file sink of the original writes to; those are: "
+                f"{', '.join(logs) or 'none'}. Name one of them."
+            )
+        if any(same_folder(new, each) for each in logs):
+            raise SharedSinkError(f"{new} is the original's own output. Name another folder for the fork's.")
+        last = logged_batch(new)
+        if last is not None and last > batch_id:
+            raise SharedSinkError(f"{new} holds a log already, up to batch {last}. Name an empty folder.")
+        chosen.append((path, new))
+    for old, new in chosen:
+        fork_output(old, new, batch_id, logs[old])
+
+
+def _logs_of_sinks(sinks: Sequence[str], batch_id: int) -> dict[str, list[SinkEntry]]:
+    return {
+        sink.path: [SinkEntry(file.source.rsplit("/", 1)[-1], file.folder.read(file.source)) for file in sink.files]
+        for sink in own_past(sinks, batch_id)
+    }
+
+
+def _logs_of_image(job: StreamingJob, location: str) -> dict[str, list[SinkEntry]]:
+    described: Any = job.store.manifest(location).header.properties.get("sinks")
+    paths = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
+    logs: dict[str, list[SinkEntry]] = {path: [] for path in paths}
+
+    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        _, index, name = entry.path.split("/", 2)
+        logs[paths[int(index)]].append(SinkEntry(name, b"".join(chunks)))
+
+    job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+    current = [path for path in map(file_sink_path, job.catalog.executions.last_sinks(job.job_id)) if path is not None]
+    # Where the original writes now is as little the fork's as where it wrote then.
+    return logs | {path: [] for path in current if path not in logs}

@@ -1,0 +1,171 @@
+"""Part files that a rolled-back file sink does not name any more: listed, and deleted once nothing can need them.
+
+Two things may still need a file that the log does not name: a batch that is being written, and an image whose copy of
+the log names it, since a start from there brings it back into sight. A forked output has files of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog import EventRecord, EventType
+from dagster_ckpt.image import FileEntry
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.operations import is_running
+from dagster_ckpt.lifecycle.recovery import describe_image
+from dagster_ckpt.spark import (
+    SINKS_FOLDER,
+    PartFile,
+    SinkLog,
+    delete_part_files,
+    file_sink_path,
+    names_in,
+    part_files,
+    read_sink_log,
+)
+
+DEFAULT_GRACE_MS = 24 * 3_600_000
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A part file that the log of its sink does not name.
+
+    Attributes:
+        sink: Folder of the sink.
+        file: The file.
+        age_ms: How long ago it was written, or None where the file system does not tell.
+        undone_by: The roll-back that took it out of sight, or that it was left by an attempt that failed.
+        kept_because: Why it must not be deleted (yet), or None.
+    """
+
+    sink: str
+    file: PartFile
+    age_ms: int | None
+    undone_by: str
+    kept_because: str | None
+
+    @property
+    def is_removable(self) -> bool:
+        """Whether nothing can need it."""
+        return self.kept_because is None
+
+
+@dataclass(frozen=True)
+class SinkCleaning:
+    """What was found, and what was done.
+
+    Attributes:
+        orphans: Files that no log names.
+        deleted: Whether the removable ones among them were deleted.
+    """
+
+    orphans: tuple[Orphan, ...]
+    deleted: bool
+
+    @property
+    def removable(self) -> tuple[Orphan, ...]:
+        """The files that nothing can need."""
+        return tuple(orphan for orphan in self.orphans if orphan.is_removable)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the removable ones."""
+        return sum(orphan.file.size for orphan in self.removable)
+
+
+def clean_sinks(
+    job: StreamingJob,
+    *,
+    now_ms: int,
+    dry_run: bool = True,
+    grace_ms: int = DEFAULT_GRACE_MS,
+) -> SinkCleaning:
+    """List, and without `dry_run` delete, part files of a job's file sinks that nothing names.
+
+    Args:
+        job: The job; it may run.
+        now_ms: The time now, ms since the epoch.
+        dry_run: Only list.
+        grace_ms: Younger files are kept.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        SinkRollbackError: A sink has no whole log, so nothing can be told of its files.
+        LiveDirectoryError: A log has a hole, or an entry cannot be read.
+        ImageCorruptError: An image cannot be read, so it cannot be known what it names.
+        StorageAccessError: A sink or an image cannot be reached.
+    """
+    job.catalog.jobs.get(job.job_id)
+    sinks = [path for path in map(file_sink_path, job.catalog.executions.last_sinks(job.job_id)) if path is not None]
+    # Files first, then who names them: what is committed in between is found named.
+    files = {sink: part_files(sink) for sink in sinks}
+    logs = {sink: read_sink_log(sink) for sink in sinks}
+    in_images = _named_in_images(job)
+    rewinds = _rewinds(job)
+    running = is_running(job)
+    orphans = tuple(
+        Orphan(
+            sink,
+            file,
+            age_ms=None if file.modified_at_ms is None else max(0, now_ms - file.modified_at_ms),
+            undone_by=_undone_by(file, rewinds),
+            kept_because=in_images.get(file.name) or _too_young(file, logs[sink], running, now_ms, grace_ms),
+        )
+        for sink, found in files.items()
+        for file in found
+        if file.name not in logs[sink].names
+    )
+    if not dry_run:
+        for sink in sinks:
+            delete_part_files(sink, [each.file for each in orphans if each.sink == sink and each.is_removable])
+    return SinkCleaning(orphans, deleted=not dry_run)
+
+
+def _too_young(file: PartFile, log: SinkLog, running: bool, now_ms: int, grace_ms: int) -> str | None:
+    if file.modified_at_ms is None:
+        return "its age is not known"
+    if running and (log.newest_at_ms is None or file.modified_at_ms >= log.newest_at_ms):
+        return "the running query may be writing it"
+    if now_ms - file.modified_at_ms < grace_ms:
+        return f"younger than the grace period of {grace_ms // 1000} s"
+    return None
+
+
+def _named_in_images(job: StreamingJob) -> dict[str, str]:
+    """Bare name of each file that an image names, and which one does."""
+    named: dict[str, str] = {}
+    for image in job.catalog.images.completed(job.job_id):
+        if image.location is not None:
+            named |= dict.fromkeys(_named_in_image(job, image.location), f"{describe_image(image)} names it")
+    return named
+
+
+def _named_in_image(job: StreamingJob, location: str) -> set[str]:
+    names: set[str] = set()
+
+    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        names.update(names_in(b"".join(chunks), f"{location}/{entry.path}"))
+
+    job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+    return names
+
+
+def _rewinds(job: StreamingJob) -> list[EventRecord]:
+    found: list[EventRecord] = []
+    sequence = 0
+    while events := job.catalog.events.after(sequence, limit=_PAGE):
+        found += [event for event in events if event.job_id == job.job_id and event.type is EventType.RESTORED]
+        sequence = events[-1].sequence
+    return found
+
+
+def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
+    written_ms = file.modified_at_ms
+    after = next((each for each in rewinds if written_ms is not None and each.at_ms > written_ms), None)
+    if after is None:
+        return "no roll-back: an attempt that failed or was cut off left it"
+    directory = str(after.payload.get("live_directory", "")).rsplit("/", 1)[-1]
+    return f"the rewind that began {directory}"

@@ -1,0 +1,114 @@
+"""Ops and jobs around going back: see what a rewind would do, fork a stream, clean up behind a rewind."""
+
+from collections.abc import Sequence
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.fork import fork
+from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
+from dagster_ckpt.orchestration.operator_jobs import JOB_ID, NEW_QUERY_ID, RESOURCES, START_FROM, told_as_failure
+from dagster_ckpt.orchestration.rewind_report import cleaning_metadata, fork_metadata, preview_metadata
+from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+
+
+class PreviewConfigSchema(dg.Config):
+    """See what a start would undo and do again."""
+
+    job_id: str = Field(description=JOB_ID)
+    start_from: str = Field(description=START_FROM)
+    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
+
+
+class ForkConfigSchema(dg.Config):
+    """Let another stream go on from where this one stood."""
+
+    job_id: str = Field(description="Job id (or asset key) of the stream to fork; it may run, and is left as it is.")
+    into_job_id: str = Field(description="Job id (or asset key) of the stream that is to go on; it must not run.")
+    start_from: str = Field(
+        default="latest",
+        description="Where: latest (the newest committed batch), batch-<n>, or the id, number (chk-7), label or "
+        "location of an image of the stream to fork.",
+    )
+    outputs: dict[str, str] = Field(
+        default={},
+        description="Folder of a file sink of the original to a folder of the fork's, which then shows the original's "
+        "rows up to the fork as well. Without it the fork's folder holds only what comes after.",
+    )
+    replace_state: bool = Field(default=False, description="Give up what the fork's own job has committed before.")
+
+
+class CleanSinkConfigSchema(dg.Config):
+    """Find part files that a rolled-back file sink does not name any more."""
+
+    job_id: str = Field(description=JOB_ID)
+    dry_run: bool = Field(default=True, description="Only list them. Turn it off to delete those that nothing needs.")
+    grace_hours: float = Field(default=24, ge=0, description="Younger files are kept.")
+
+
+def build_rewind_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinition]:
+    """The jobs around going back.
+
+    Returns:
+        `preview_rewind_job`, `fork_stream_job` and `clean_sink_job`.
+    """
+
+    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
+        return streaming_job(find_stream(streams, job_id), context.resources)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfigSchema) -> None:
+        """Show what a start would undo and do again, and what each sink would do with that. Changes nothing."""
+        with told_as_failure():
+            start_from = StartFrom.parse(config.start_from, new_query_id=config.new_query_id)
+            preview = operations.preview(job_of(context, config.job_id), start_from)
+        for sentence in preview.sentences():
+            context.log.info(sentence)
+        context.add_output_metadata(preview_metadata(preview))
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def fork_stream(context: dg.OpExecutionContext, config: ForkConfigSchema) -> None:
+        """Let another stream go on from where this one stood, as a query of its own; its next start begins there."""
+        with told_as_failure():
+            made = fork(
+                job_of(context, config.job_id),
+                job_of(context, config.into_job_id),
+                StartFrom.parse(config.start_from),
+                origin=f"{context.job_name} run {context.run_id}",
+                outputs=config.outputs,
+                replace_state=config.replace_state,
+            )
+        context.log.info(f"{made.job_id} goes on after batch {made.batch_id} of {made.of_job_id}: {made.source}")
+        context.add_output_metadata(fork_metadata(made))
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
+        """List, or delete, part files that a rolled-back file sink does not name any more."""
+        with told_as_failure():
+            cleaning = clean_sinks(
+                job_of(context, config.job_id),
+                now_ms=wall_clock_ms(),
+                dry_run=config.dry_run,
+                grace_ms=round(config.grace_hours * 3_600_000),
+            )
+        what = "deleted" if cleaning.deleted else "dry run, would delete"
+        context.log.info(f"{what} {len(cleaning.removable)} of {len(cleaning.orphans)} files, {cleaning.bytes:,} bytes")
+        context.add_output_metadata(cleaning_metadata(cleaning))
+
+    return [
+        _job("preview_rewind_job", preview_rewind),
+        _job("fork_stream_job", fork_stream),
+        _job("clean_sink_job", clean_sink),
+    ]
+
+
+def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)
+    def rewind_job() -> None:
+        op()
+
+    return rewind_job

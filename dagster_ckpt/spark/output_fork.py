@@ -1,0 +1,102 @@
+"""A file sink's folder with the rows of another one up to a batch.
+
+The files themselves are linked (on one local disk) or copied, and the log names them where they then are: Spark's
+readers pass over a file that a log names outside of its own folder (`PartitioningAwareFileIndex.allFiles`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from dagster_ckpt.errors import RestoreError, StorageAccessError
+from dagster_ckpt.spark.file_sink import SinkEntry, roll_back
+from dagster_ckpt.spark.folder import LocalFolder, local_path, open_folder
+from dagster_ckpt.spark.logs import parse_log_lines
+
+# What Hadoop leaves as it is in the path of a URI.
+_SAFE = "/=:@!$&'()*+,;~"
+
+
+def fork_output(old: str, new: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
+    """Give a folder the rows that another one has up to a batch; may be cut off anywhere and done again.
+
+    Args:
+        old: Folder of the file sink.
+        new: Folder of the fork's; made if it is not there.
+        batch_id: The batch.
+        entries: The log of `old` up to the batch.
+
+    Raises:
+        RestoreError: The log names a file that is gone, or that lies elsewhere.
+        LiveDirectoryError: An entry of the log cannot be read.
+        SinkRollbackError: The log of the new folder cannot be written.
+        StorageAccessError: A file cannot be read or written.
+    """
+    moved = []
+    for entry in entries:
+        lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
+        texts = ["v1", *(json.dumps(_moved(old, new, dict(line)), separators=(",", ":")) for line in lines)]
+        moved.append(SinkEntry(entry.name, "\n".join(texts).encode()))
+    # The files first: a log that names them may be read at once.
+    roll_back(new, batch_id, moved)
+
+
+def _moved(old: str, new: str, line: dict[str, Any]) -> dict[str, Any]:
+    where = str(line.get("path", ""))
+    name = _below(old, where)
+    try:
+        _bring(old, new, name)
+    except FileNotFoundError as error:
+        raise RestoreError(
+            f"{where} is gone, though the log of {old} names it, so the output cannot be forked. Fork without it."
+        ) from error
+    root = local_path(new)
+    place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else new.rstrip("/")
+    return {**line, "path": f"{place}/{quote(name, safe=_SAFE)}"}
+
+
+def _below(old: str, where: str) -> str:
+    root, file = local_path(old), local_path(unquote(where))
+    if root is not None and file is not None and file.is_relative_to(root):
+        return file.relative_to(root).as_posix()
+    prefix = f"{old.rstrip('/')}/"
+    if root is None and unquote(where).startswith(prefix):
+        return unquote(where).removeprefix(prefix)
+    raise RestoreError(f"The log of {old} names {where}, which does not lie there, so the output cannot be forked.")
+
+
+def _bring(old: str, new: str, name: str) -> None:
+    source, target = open_folder(old), open_folder(new)
+    if isinstance(source, LocalFolder) and isinstance(target, LocalFolder):
+        _link(source.root / name, target.root / name)
+        return
+    with source.open(name) as stream:
+        target.write(name, iter(lambda: stream.read(1 << 20), b""))
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            return
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # Another device, or a file system without links.
+            unfinished = target.with_name(f".{target.name}.tmp")
+            shutil.copyfile(source, unfinished)
+            unfinished.replace(target)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageAccessError(
+            f"Cannot write {target}: {error}. Check space there, and that this process has rights to it."
+        ) from error

@@ -1,0 +1,43 @@
+"""A process that is killed before its n-th change of the world."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.catalog.jobs import JobStore
+from dagster_ckpt.spark.folder import LocalFolder
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Executioner:
+    """Lets so many changes of the world pass, and kills the process before the next."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, passing: int) -> None:
+        self.left = passing
+        for owner, name in [
+            (LocalFolder, "write"),
+            (LocalFolder, "delete"),
+            (LocalFolder, "delete_all"),
+            (LocalFolder, "rename"),
+            (os, "link"),
+            (JobStore, "switch_live_directory"),
+            (JobStore, "update"),
+        ]:
+            patch.setattr(owner, name, self._before(getattr(owner, name)))
+
+    def _before(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            # A killed process does not tidy up either.
+            if self.left <= 0:
+                raise Killed
+            self.left -= 1
+            return change(*arguments, **named)
+
+        return call

@@ -1,0 +1,78 @@
+"""A stopped query with a past: live directory and file sink as Spark leaves them, all files written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from retention_shelf import JOB, Shelf
+
+from dagster_ckpt.lifecycle.operations import preview_start
+from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
+from dagster_ckpt.lifecycle.recovery import RecoveryKind
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+
+LAST = 8
+
+
+class History:
+    """A stateless query that has committed nine batches to a file sink, all files written by hand."""
+
+    def __init__(self, root: Path) -> None:
+        self.shelf = Shelf.at(root)
+        self.sink = root / "out put"
+        settings = {"conf": {"spark.sql.shuffle.partitions": "1"}}
+        for batch in range(LAST + 1):
+            offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 1_000 * batch, **settings}
+            entries = [{"path": f"file:///in/{b}.json", "timestamp": 1, "batchId": b} for b in range(batch + 1)]
+            self._entry(self.shelf.live / "sources/0", batch, entries)
+            parts = [{"path": f"file://{root}/out%20put/part-{b}", "action": "add"} for b in range(batch + 1)]
+            self._entry(self.sink / "_spark_metadata", batch, parts)
+            self._write(self.sink / f"part-{batch}", "rows")
+            planned = "\n".join(["v1", json.dumps(offsets), json.dumps({"logOffset": batch})])
+            self._write(self.shelf.live / f"offsets/{batch}", planned)
+            self._write(self.shelf.live / f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+        self.sinks(f"FileSink[file:{self.sink}]", "ForeachBatchSink")
+
+    def sinks(self, *sinks: str) -> None:
+        """What the query reports to write to."""
+        self.shelf.job.catalog.executions.heartbeat("first", {"batch_id": LAST, "sinks": list(sinks)})
+
+    def start(self, text: str = "latest", **how: bool) -> tuple[RecoveryKind, PreparedStart]:
+        plan = preview_start(self.shelf.job, StartFrom.parse(text, **how))
+        return plan.kind, prepare(self.shelf.job, plan)
+
+    @property
+    def live(self) -> LiveDirectory:
+        return LiveDirectory(self.shelf.job.catalog.jobs.get(JOB).live_directory or "")
+
+    @property
+    def batch(self) -> int | None:
+        state = inspect_live_directory(self.live)
+        assert state.status is LiveStatus.GOOD, state.reason
+        return state.batch_id
+
+    @property
+    def query_id(self) -> str:
+        return str(json.loads(self.live.folder.read("metadata"))["id"])
+
+    @property
+    def sink_batch(self) -> int:
+        names = [path.name for path in (self.sink / "_spark_metadata").iterdir()]
+        return max(int(name.removesuffix(".compact")) for name in names)
+
+    def close(self) -> None:
+        self.shelf.job.catalog.close()
+
+    def _entry(self, log: Path, number: int, lines: list[dict[str, Any]]) -> None:
+        compact = (number + 1) % 4 == 0
+        self._write(
+            log / (f"{number}.compact" if compact else str(number)),
+            "\n".join(["v1", *map(json.dumps, lines if compact else lines[-1:])]),
+        )
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

@@ -1,0 +1,236 @@
+"""A fork is a job of its own: it starts where the other stood, and never writes where that one writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from executioner import Executioner, Killed
+from retention_shelf import JOB
+from rewind_history import LAST, History
+
+from dagster_ckpt.catalog import StartCause
+from dagster_ckpt.errors import (
+    JobNotFoundError,
+    LeaseHeldError,
+    LiveDirectoryError,
+    OptionError,
+    RequestFailedError,
+    RestoreError,
+    SharedSinkError,
+)
+from dagster_ckpt.lifecycle.evidence import this_holder
+from dagster_ckpt.lifecycle.fork import Fork, check_output, fork
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.operations import preview_start
+from dagster_ckpt.lifecycle.prepare import prepare
+from dagster_ckpt.lifecycle.recovery import RecoveryKind
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path)
+    yield history
+    history.close()
+
+
+def scratch(history: History) -> StreamingJob:
+    return replace(history.shelf.job, job_id="scratch", name="scratch", asset_key="scratch")
+
+
+def make(history: History, start_from: str = "latest", **how: object) -> Fork:
+    return fork(history.shelf.job, scratch(history), StartFrom.parse(start_from), origin="a test", **how)  # type: ignore[arg-type]
+
+
+def start(history: History) -> LiveDirectory:
+    """What the next start of the fork would give to Spark."""
+    job = scratch(history)
+    plan = preview_start(job, StartFrom())
+    assert plan.kind is RecoveryKind.FINISH_RESTORE
+    return prepare(job, plan).live
+
+
+def log(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (folder / "_spark_metadata").iterdir()}
+
+
+@pytest.mark.parametrize(("start_from", "batch"), [("latest", LAST), ("batch-3", 3), ("batch-0", 0)])
+def test_it_starts_where_the_other_stood_as_a_query_of_its_own(history: History, start_from: str, batch: int) -> None:
+    files = [path for folder in (history.shelf.live, history.sink) for path in folder.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+
+    made = make(history, start_from)
+
+    live = start(history)
+    state = inspect_live_directory(live)
+    assert (state.status, state.batch_id, made.batch_id) == (LiveStatus.GOOD, batch, batch)
+    assert made.live_directory == live.url == f"{history.shelf.root}/live/scratch/live-1"
+    assert json.loads(live.folder.read("metadata"))["id"] == made.query_id != history.query_id
+    assert made.parent_outputs == (f"file:{history.sink}",)
+    assert before == {path: path.read_bytes() for path in before}
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
+def test_it_must_not_write_where_the_original_writes(history: History) -> None:
+    make(history, "batch-3")
+    start(history)
+
+    for path in (str(history.sink), f"file://{history.sink}/", f"file:{history.sink}"):
+        with pytest.raises(SharedSinkError, match=r"forked from 'orders' and would write to.*another folder"):
+            check_output(scratch(history), path)
+    assert history.sink_batch == LAST
+
+
+@pytest.mark.parametrize(("batch", "names"), [(0, ["0"]), (3, ["3.compact"]), (5, ["3.compact", "4", "5"])])
+def test_a_new_folder_begins_with_a_log_that_names_nothing(history: History, batch: int, names: list[str]) -> None:
+    make(history, f"batch-{batch}")
+    start(history)
+
+    check_output(scratch(history), str(history.shelf.root / "new"))
+    check_output(scratch(history), str(history.shelf.root / "new"))
+
+    assert log(history.shelf.root / "new") == dict.fromkeys(names, "v1")
+
+
+def test_a_fork_of_a_query_with_another_sink_begins_its_log_by_sparks_own_interval(history: History) -> None:
+    history.sinks("ForeachBatchSink")
+    make(history, "batch-5")
+    start(history)
+
+    check_output(scratch(history), str(history.shelf.root / "new"))
+
+    assert log(history.shelf.root / "new") == dict.fromkeys("012345", "v1")
+
+
+@pytest.mark.parametrize("last", [2, LAST])
+def test_a_folder_with_the_log_of_another_query_is_refused(history: History, last: int) -> None:
+    make(history, "batch-5")
+    start(history)
+    folder = history.shelf.root / "used/_spark_metadata"
+    folder.mkdir(parents=True)
+    (folder / str(last)).write_text("v1")
+
+    with pytest.raises(SharedSinkError, match=rf"log of another query: it is at batch {last}.*after batch 5"):
+        check_output(scratch(history), str(folder.parent))
+
+
+def test_a_forked_output_shows_the_originals_files_up_to_the_fork(history: History) -> None:
+    new = history.shelf.root / "for ked"
+
+    made = make(history, "batch-5", outputs={f"file://{history.sink}": str(new)})
+    start(history)
+    check_output(scratch(history), str(new))
+
+    assert made.outputs == {f"file://{history.sink}": str(new)}
+    own = log(history.sink)
+    expected = {name: own[name] for name in ("3.compact", "4", "5")}
+    assert {name: json.loads(text.split("\n")[-1]) for name, text in log(new).items()} == {
+        name: json.loads(text.split("\n")[-1].replace("out%20put", "for%20ked")) for name, text in expected.items()
+    }
+    assert sorted(path.name for path in new.glob("part-*")) == [f"part-{batch}" for batch in range(6)]
+    assert (new / "part-5").stat().st_ino == (history.sink / "part-5").stat().st_ino
+
+
+def test_an_output_with_a_named_file_gone_cannot_be_forked(history: History) -> None:
+    (history.sink / "part-2").unlink()
+
+    with pytest.raises(RestoreError, match="part-2 is gone"):
+        make(history, "batch-5", outputs={str(history.sink): str(history.shelf.root / "new")})
+
+    assert not (history.shelf.root / "new/_spark_metadata").exists()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        ({"/elsewhere": "/new"}, "no folder that a file sink of the original writes to"),
+        ({"{sink}": "{sink}"}, "original's own output"),
+        ({"{sink}": "{used}"}, "holds a log already, up to batch 8"),
+    ],
+)
+def test_an_output_that_cannot_be_forked_is_refused_and_nothing_is_made(
+    history: History, outputs: dict[str, str], words: str
+) -> None:
+    used = history.shelf.root / "used/_spark_metadata"
+    used.mkdir(parents=True)
+    (used / "8").write_text("v1")
+    named = {
+        old.format(sink=history.sink): new.format(sink=history.sink, used=used.parent) for old, new in outputs.items()
+    }
+
+    with pytest.raises(SharedSinkError, match=words):
+        make(history, "batch-5", outputs=named)
+
+    assert scratch(history).catalog.jobs.get("scratch").live_directory is None
+
+
+def test_what_the_job_itself_has_committed_is_given_up_only_if_asked(history: History) -> None:
+    job = scratch(history)
+    make(history, "batch-3")
+    holder = this_holder("its", "run", None)
+    job.catalog.executions.begin("its", job_id="scratch", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    live = job.catalog.jobs.get("scratch").live_directory or ""
+    job.catalog.executions.running("its", live_directory=live, recovery={})
+    job.catalog.executions.heartbeat("its", {"batch_id": 4})
+
+    with pytest.raises(RequestFailedError, match=r"newest is 4.*replace_state"):
+        make(history, "batch-2")
+    assert make(history, "batch-2", replace_state=True).live_directory.endswith("scratch/live-2")
+
+
+def test_a_job_that_runs_is_not_forked_into(history: History) -> None:
+    job = scratch(history)
+    job.register()
+    job.catalog.leases.acquire("scratch", this_holder("other", "run", None), 60_000)
+
+    with pytest.raises(LeaseHeldError):
+        make(history)
+
+
+def test_what_cannot_be_forked_is_refused(history: History) -> None:
+    with pytest.raises(OptionError, match="not empty"):
+        make(history, "empty")
+    with pytest.raises(OptionError, match="into itself"):
+        fork(history.shelf.job, history.shelf.job, StartFrom(), origin="a test")
+    with pytest.raises(LiveDirectoryError, match="batches 0 to 8"):
+        make(history, "batch-9")
+    with pytest.raises(JobNotFoundError):
+        fork(replace(history.shelf.job, job_id="never"), scratch(history), StartFrom(), origin="a test")
+
+
+def test_killed_at_any_step_there_is_a_whole_fork_or_none_and_it_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = 0
+    killed = True
+    while killed:
+        root = tmp_path / str(step)
+        root.mkdir()
+        history = History(root)
+        outputs = {str(history.sink): str(root / "forked")}
+        with monkeypatch.context() as patch:
+            Executioner(patch, step)
+            try:
+                make(history, "batch-2", outputs=outputs)
+                killed = False
+            except Killed:
+                step += 1
+        record = scratch(history).register()
+        assert (record.live_directory is None) is killed, f"killed at step {step}"
+        made = make(history, "batch-2", outputs=outputs)
+        assert json.loads(start(history).folder.read("metadata"))["id"] == made.query_id
+        check_output(scratch(history), str(root / "forked"))
+        assert (history.batch, history.sink_batch, history.query_id) == (LAST, LAST, "11111111-2222")
+        history.close()
+    assert step > 12
+
+
+def test_job_ids_of_the_original_are_untouched(history: History) -> None:
+    before = history.shelf.job.catalog.jobs.get(JOB)
+    make(history)
+    assert history.shelf.job.catalog.jobs.get(JOB) == before

@@ -1,0 +1,208 @@
+"""Real queries: a fork runs beside its original in one session, and both give the rows they should."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
+
+from dagster_ckpt.catalog import Catalog, StartCause
+from dagster_ckpt.errors import SharedSinkError
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.evidence import this_holder
+from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.lifecycle.fork import check_output, fork
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.options import (
+    CheckpointConfig,
+    FileSystemCheckpointStorage,
+    RestartStrategies,
+    RocksDBStateBackend,
+)
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, output_folder, start_query
+from dagster_ckpt.storage import open_store
+
+pytestmark = pytest.mark.spark
+OPERATOR = operations.Operator(origin="a test")
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.streaming.fileSink.log.compactInterval", "4")
+        .getOrCreate()
+    )
+    apply_state_backend(session, RocksDBStateBackend())
+    yield session
+    session.stop()
+
+
+@dataclass
+class Original:
+    """A counting query that runs, and the catalog's record of it."""
+
+    spark: SparkSession
+    root: Path
+    job: StreamingJob
+    files: int = 0
+
+    def feed(self, files: int) -> None:
+        """Lay files; each is one batch, and no row is late."""
+        landing = self.root / "landing"
+        landing.mkdir(exist_ok=True)
+        for number in range(self.files, self.files + files):
+            rows = [{"at": f"2024-01-01T{number:02}:{n:02}:00Z", "shop": n % 3} for n in range(6)]
+            unfinished = landing / f".{number}"
+            unfinished.write_text("\n".join(map(json.dumps, rows)))
+            # Spark takes files in the order of their time.
+            os.utime(unfinished, (1_700_000_000 + number, 1_700_000_000 + number))
+            unfinished.replace(landing / f"{number:04}.json")
+        self.files += files
+
+    def writer(self, output: str, *, files_per_batch: int = 1) -> DataStreamWriter:
+        stream = self.spark.readStream.schema("at timestamp, shop long").option("maxFilesPerTrigger", files_per_batch)
+        rows = stream.json(str(self.root / "landing")).withWatermark("at", "10 minutes")
+        counts: DataFrame = rows.groupBy(F.window("at", "30 minutes"), "shop").count()
+        selected = counts.select("window.start", "shop", "count")
+        return selected.writeStream.format("parquet").option("path", str(self.root / output))
+
+    def start(self) -> SupervisedQuery:
+        live = self.job.live_directory(1)
+        query = start_query(self.writer("output"), "original", live)
+        record = self.job.register()
+        if record.live_directory is None:
+            self.job.catalog.jobs.switch_live_directory(self.job.job_id, live.url)
+            holder = this_holder("first", "run", None)
+            self.job.catalog.executions.begin(
+                "first", job_id=self.job.job_id, run_id="run", cause=StartCause.MANUAL, holder=holder
+            )
+            self.job.catalog.executions.running("first", live_directory=live.url, recovery={})
+        return query
+
+    def catch_up(self, query: SupervisedQuery) -> None:
+        query._query.processAllAvailable()
+        progress = query.progress()
+        assert progress is not None
+        self.job.catalog.executions.heartbeat("first", {"batch_id": progress.batch_id, "sinks": list(progress.sinks)})
+
+    def run_fork(self, job: StreamingJob, output: str) -> Outcome:
+        """Run the fork as a streaming asset would, to the end of its input, cutting batches in another way."""
+
+        def start(live: LiveDirectory) -> SupervisedQuery:
+            writer = self.writer(output, files_per_batch=2).trigger(availableNow=True)
+            check_output(job, output_folder(writer))
+            return start_query(writer, job.name, live)
+
+        return run_job(job, RunRequest(run_id="fork", start_query=start))
+
+    def rows(self, output: str) -> Counter[tuple[Any, ...]]:
+        # A folder may hold no file yet to take the schema from.
+        reader = self.spark.read.schema("start timestamp, shop long, count long")
+        return Counter(tuple(row) for row in reader.parquet(str(self.root / output)).collect())
+
+    def uninterrupted(self) -> Counter[tuple[Any, ...]]:
+        """What a query that nothing ever happened to writes."""
+        writer = self.writer("uninterrupted").trigger(availableNow=True)
+        query = start_query(writer, "uninterrupted", LiveDirectory(str(self.root / "uninterrupted-live")))
+        while not query.wait(0.5):
+            pass
+        assert query.exception() is None
+        return self.rows("uninterrupted")
+
+
+@pytest.fixture
+def original(spark: SparkSession, tmp_path: Path) -> Original:
+    storage = FileSystemCheckpointStorage(f"file://{tmp_path}/images", 64, savepoint_path=f"file://{tmp_path}/sp")
+    job = StreamingJob(
+        job_id="orders",
+        name="orders",
+        asset_key="orders",
+        catalog=Catalog(f"sqlite:///{tmp_path / 'catalog.db'}"),
+        store=open_store(storage, "orders"),
+        options=CheckpointConfig().options,
+        restart=RestartStrategies.no_restart(),
+        live_root=str(tmp_path / "live"),
+    )
+    return Original(spark, tmp_path, job)
+
+
+@pytest.mark.parametrize("of", ["latest", "batch-2", "savepoint"])
+def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original: Original, of: str) -> None:
+    scratch = replace(original.job, job_id="scratch", name="scratch", asset_key="scratch")
+    original.feed(5)
+    query = original.start()
+    try:
+        original.catch_up(query)
+        start_from = StartFrom.parse(of)
+        if of == "savepoint":
+            start_from = StartFrom.parse(operations.trigger_savepoint(original.job, OPERATOR).image_id)
+        # One fork takes the output along, and one does not.
+        made = fork(
+            original.job,
+            scratch,
+            start_from,
+            origin="a test",
+            outputs={str(original.root / "output"): str(original.root / "forked")},
+        )
+        upto = original.rows("forked")
+        original.feed(3)
+
+        outcome = original.run_fork(scratch, "forked")
+
+        assert outcome.end.kind is EndKind.ENDED_BY_ITSELF, outcome.end.reason
+        assert query._query.isActive, "a fork with the original's query id would have stopped it"
+        original.catch_up(query)
+        expected = original.uninterrupted()
+        assert original.rows("output") == expected
+        assert original.rows("forked") == expected
+        assert upto <= expected
+
+        again = replace(scratch, job_id="scratch-2", name="scratch-2", asset_key="scratch-2")
+        same = start_from if of == "savepoint" else StartFrom.parse(f"batch-{made.batch_id}")
+        fork(original.job, again, same, origin="a test")
+        assert original.run_fork(again, "apart").end.kind is EndKind.ENDED_BY_ITSELF
+        # A new folder holds exactly what came after the fork.
+        assert original.rows("apart") + upto == expected
+        assert query._query.isActive
+    finally:
+        query.stop()
+
+
+def test_a_fork_that_would_write_to_the_originals_folder_is_refused_before_any_batch_runs(original: Original) -> None:
+    scratch = replace(original.job, job_id="scratch", name="scratch", asset_key="scratch")
+    original.feed(3)
+    query = original.start()
+    try:
+        original.catch_up(query)
+        made = fork(original.job, scratch, StartFrom(), origin="a test")
+        before = original.rows("output")
+
+        with pytest.raises(SharedSinkError, match="where that one writes"):
+            original.run_fork(scratch, "output")
+
+        assert LiveDirectory(made.live_directory).positions().commit == made.batch_id
+        assert original.rows("output") == before
+        execution = scratch.catalog.executions.latest("scratch")
+        assert execution is not None
+        assert execution.settled, "nobody starts it again by itself"
+        # Corrected, it starts.
+        original.feed(1)
+        assert original.run_fork(scratch, "corrected").end.kind is EndKind.ENDED_BY_ITSELF
+    finally:
+        query.stop()

@@ -1,0 +1,143 @@
+"""What a rewind would do is told beforehand, and one that could lose rows needs an explicit yes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from retention_shelf import JOB
+from rewind_history import LAST, History
+
+from dagster_ckpt.catalog import ExecutionStatus, RequestKind
+from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.execution import RunRequest, run_job
+from dagster_ckpt.lifecycle.operations import Operator
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.spark import LiveDirectory, SinkEffect, SourceDistance
+
+OPERATOR = Operator("a test")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path)
+    yield history
+    history.close()
+
+
+def write_to_delta(history: History, root: Path) -> str:
+    """Let the query have written to a Delta table as well; returns the sink's name."""
+    log = root / "table/_delta_log"
+    log.mkdir(parents=True)
+    for batch in range(LAST + 1):
+        txn = {"txn": {"appId": "11111111-2222", "version": batch}}
+        (log / f"{batch:020}.json").write_text(json.dumps(txn))
+    sink = f"DeltaSink[{root}/table]"
+    history.sinks(f"FileSink[file:{history.sink}]", sink)
+    return sink
+
+
+def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_images_and_sinks(history: History) -> None:
+    images = [history.shelf.checkpoint() for _ in range(5)]
+
+    preview = operations.preview(history.shelf.job, StartFrom.parse("batch-3"))
+
+    assert (preview.plan.from_batch, preview.plan.to_batch, preview.batches) == (LAST, 3, 5)
+    assert preview.sources == (SourceDistance("0", "files", 5),)
+    assert (preview.rows.rows, str(preview.rows)) == (None, "unknown")
+    assert preview.span_ms == 5_000
+    assert [image.image_id for image in preview.left] == [images[4].image_id, images[3].image_id]
+    assert [sink.effect for sink in preview.sinks] == [SinkEffect.EXACT, SinkEffect.UNKNOWN]
+    assert "batches 4 to 8, with 2 images reported since" in preview.downstream
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
+def test_rows_come_from_the_images_figures_where_offsets_do_not_count_them(history: History) -> None:
+    for _ in range(LAST):
+        history.shelf.checkpoint(rows=100)
+
+    at_an_image = operations.preview(history.shelf.job, StartFrom.parse("batch-3"))
+    between_images = operations.preview(history.shelf.job, StartFrom.parse("batch-0"))
+
+    assert (str(at_an_image.rows), str(between_images.rows)) == ("500", "at least 700")
+
+
+def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
+    preview = operations.preview(history.shelf.job, StartFrom.parse("latest"))
+
+    assert (preview.batches, preview.rows.rows, preview.sinks, preview.left) == (0, 0, (), ())
+    assert "Nothing that was committed is undone" in preview.downstream
+
+
+def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> None:
+    sink = write_to_delta(history, tmp_path)
+
+    preview = operations.preview(history.shelf.job, StartFrom.parse("empty"))
+
+    assert {told.sink: told.effect for told in preview.sinks}[sink] is SinkEffect.DUPLICATE
+
+
+def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(history: History, tmp_path: Path) -> None:
+    sink = write_to_delta(history, tmp_path)
+    job = history.shelf.job
+    before = job.catalog.jobs.get(JOB)
+
+    with pytest.raises(RowsAtRiskError, match=r"rows could be lost.*DeltaSink.*version 3.*accept_loss") as refusal:
+        operations.request_start(job, StartFrom.parse("batch-3"), OPERATOR)
+    with pytest.raises(RowsAtRiskError, match="accept_loss"):
+        operations.restart(job, StartFrom.parse("batch-3"), OPERATOR, timeout_s=0)
+
+    assert sink in str(refusal.value)
+    assert job.catalog.requests.pending(JOB) == []
+    assert job.catalog.jobs.get(JOB) == before
+
+
+@pytest.mark.parametrize("how", [{"accept_loss": True}, {"new_query_id": True}])
+def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
+    history: History, tmp_path: Path, how: dict[str, bool]
+) -> None:
+    write_to_delta(history, tmp_path)
+
+    operations.request_start(history.shelf.job, StartFrom.parse("batch-3", **how), OPERATOR)
+
+    (request,) = history.shelf.job.catalog.requests.pending(JOB)
+    assert request.kind is RequestKind.START
+    assert request.arguments == {"start_from": "batch-3", "new_query_id": False, "accept_loss": False} | how
+
+
+class Started(Exception):  # noqa: N818 - not an error: the query is reached
+    """The query would be started now."""
+
+
+def start(_live: LiveDirectory) -> None:
+    raise Started
+
+
+def test_a_run_refuses_by_itself_and_is_not_restarted(history: History, tmp_path: Path) -> None:
+    write_to_delta(history, tmp_path)
+    job = history.shelf.job
+    before = job.catalog.jobs.get(JOB).live_directory
+
+    def run(text: str, **how: bool) -> None:
+        run_job(job, RunRequest(run_id="run", start_query=start, start_from=StartFrom.parse(text, **how)))  # type: ignore[arg-type]
+
+    with pytest.raises(RowsAtRiskError):
+        run("batch-3")
+
+    execution = job.catalog.executions.latest(JOB)
+    assert execution is not None
+    assert (execution.status, execution.settled) == (ExecutionStatus.FAILED, True)
+    assert job.catalog.jobs.get(JOB).live_directory == before
+    with pytest.raises(Started):
+        run("batch-3", accept_loss=True)
+    assert (history.batch, history.sink_batch) == (3, 3)
+
+
+def test_accepting_a_loss_does_not_help_where_a_sink_cannot_be_rolled_back(history: History) -> None:
+    (history.sink / "_spark_metadata/5").unlink()
+
+    with pytest.raises(SinkRollbackError, match=r"nothing was changed.*_spark_metadata/5 is missing"):
+        operations.request_start(history.shelf.job, StartFrom.parse("batch-6", accept_loss=True), OPERATOR)

@@ -1,0 +1,166 @@
+"""What each sink does with batches that come again, on tables written by hand in their documented formats."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt.spark import Replay, SinkEffect, SinkEntry, SinkForecast, forecast
+
+QUERY = "11111111-2222"
+
+
+def write_delta(table: Path, commits: Sequence[tuple[str, int] | str], *, first: int = 0) -> None:
+    """Commits of a `_delta_log`: a batch of a query, or another operation."""
+    log = table / "_delta_log"
+    log.mkdir(parents=True)
+    for version, commit in enumerate(commits, first):
+        actions: list[dict[str, Any]] = [{"add": {"path": f"part-{version}", "dataChange": True}}]
+        if isinstance(commit, tuple):
+            actions.insert(0, {"txn": {"appId": commit[0], "version": commit[1], "lastUpdated": 1}})
+            actions.insert(0, {"commitInfo": {"operation": "STREAMING UPDATE"}})
+        else:
+            operation, _, version_to = commit.partition(" ")
+            parameters = {"version": version_to} if version_to else {}
+            actions.insert(0, {"commitInfo": {"operation": operation, "operationParameters": parameters}})
+        (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    (log / "00000000000000000000.checkpoint.parquet").write_bytes(b"PAR1")
+    (log / "_last_checkpoint").write_text('{"version":0}')
+
+
+CASES = yaml.safe_load((Path(__file__).parent / "sink_forecasts.yaml").read_text())
+
+
+def replay(case: dict[str, Any], **more: Any) -> Replay:
+    return Replay(
+        case.get("to", 3),
+        case.get("query", QUERY),
+        keeps_query_id=not case.get("new_id", False),
+        in_flight=case.get("in_flight"),
+        **more,
+    )
+
+
+def assert_told(told: SinkForecast, case: dict[str, Any]) -> None:
+    assert told.effect is SinkEffect(case["effect"]), told
+    assert case.get("reason", "") in told.reason
+    assert case.get("advice", "") in told.advice
+
+
+@pytest.mark.parametrize("case", CASES["delta"], ids=lambda case: case["says"])
+def test_delta(tmp_path: Path, case: dict[str, Any]) -> None:
+    commits = [(QUERY, commit) if isinstance(commit, int) else commit for commit in case["log"]]
+    write_delta(tmp_path / "table", commits, first=case.get("first", 0))
+
+    assert_told(forecast(f"DeltaSink[{tmp_path}/table]", replay(case)), case)
+
+
+@pytest.mark.parametrize("harm", ["no log", "not JSON"])
+def test_a_delta_table_that_cannot_be_read_may_lose_rows(tmp_path: Path, harm: str) -> None:
+    if harm == "not JSON":
+        write_delta(tmp_path, [(QUERY, batch) for batch in range(10)])
+        (tmp_path / "_delta_log/00000000000000000009.json").write_text("{")
+
+    told = forecast(f"DeltaSink[{tmp_path}]", Replay(5, QUERY))
+
+    assert (told.effect, "cannot be read" in told.reason) == (SinkEffect.LOSE, True)
+
+
+def write_iceberg(table: Path, epochs: Sequence[tuple[str, int] | None], *, name: str, current: int | None) -> None:
+    """Metadata of a table whose snapshot n holds the n-th epoch; its parent is the one before."""
+    snapshots = [
+        {
+            "snapshot-id": number,
+            **({"parent-snapshot-id": number - 1} if number else {}),
+            "timestamp-ms": 1,
+            "summary": {"operation": "append"}
+            | (
+                {"spark.sql.streaming.queryId": epoch[0], "spark.sql.streaming.epochId": str(epoch[1])} if epoch else {}
+            ),
+        }
+        for number, epoch in enumerate(epochs)
+    ]
+    metadata = {"format-version": 2, "current-snapshot-id": current, "snapshots": snapshots}
+    (table / "metadata").mkdir(parents=True, exist_ok=True)
+    data = json.dumps(metadata).encode()
+    (table / "metadata" / name).write_bytes(gzip.compress(data) if ".gz" in name else data)
+
+
+@pytest.mark.parametrize("name", ["v3.metadata.json", "00003-6af8.metadata.json", "00003-6af8.gz.metadata.json"])
+@pytest.mark.parametrize("sink", ["{}", "file:{}", "IcebergWrite(table={}, format=PARQUET)"])
+def test_an_iceberg_table_is_known_by_its_newest_metadata(tmp_path: Path, name: str, sink: str) -> None:
+    write_iceberg(tmp_path, [(QUERY, 0)], name="v2.metadata.json", current=0)
+    write_iceberg(tmp_path, [None, (QUERY, 0), None, (QUERY, 1), (QUERY, 2)], name=name, current=4)
+
+    told = forecast(sink.format(tmp_path), Replay(0, QUERY))
+
+    assert (told.effect, "batches 1 to 2" in told.reason) == (SinkEffect.LOSE, True)
+    assert "snapshot 2 first" in told.advice
+
+
+@pytest.mark.parametrize(
+    ("says", "current", "replay", "effect"),
+    [
+        ("rolled back, it has forgotten what came after", 2, Replay(0, QUERY), "EXACT"),
+        ("it has no newer batch", 4, Replay(2, QUERY), "EXACT"),
+        ("exactly the last batch comes again", 4, Replay(1, QUERY, in_flight=2), "SKIP"),
+        ("another query repeats", 4, Replay(0, QUERY, keeps_query_id=False), "DUPLICATE"),
+        ("another query after a roll-back", 2, Replay(0, QUERY, keeps_query_id=False), "EXACT"),
+        ("it is empty", None, Replay(0, QUERY), "EXACT"),
+    ],
+)
+def test_iceberg(tmp_path: Path, says: str, current: int | None, replay: Replay, effect: str) -> None:
+    write_iceberg(tmp_path, [None, (QUERY, 0), None, (QUERY, 1), (QUERY, 2)], name="v1.metadata.json", current=current)
+
+    assert forecast(str(tmp_path), replay).effect is SinkEffect(effect), says
+
+
+@pytest.mark.parametrize("case", CASES["named"], ids=lambda case: case["sink"])
+def test_other_sinks_are_known_by_their_names(case: dict[str, Any]) -> None:
+    told = forecast(case["sink"], replay(case))
+
+    assert told.sink == case["sink"]
+    assert told.reason.endswith(".")
+    assert_told(told, case)
+
+
+def entry(batch: int, *, by: str = "a") -> SinkEntry:
+    line = json.dumps({"path": f"file:///out/part-{by}-{batch}", "action": "add"})
+    return SinkEntry(str(batch), f"v1\n{line}".encode())
+
+
+def write_sink(sink: Path, last: int, *, by: str = "a", first: int = 0) -> None:
+    (sink / "_spark_metadata").mkdir(parents=True)
+    for batch in range(first, last + 1):
+        (sink / "_spark_metadata" / str(batch)).write_bytes(entry(batch, by=by).data)
+
+
+@pytest.mark.parametrize("case", CASES["file"], ids=lambda case: case["says"])
+def test_a_file_sink(tmp_path: Path, case: dict[str, Any]) -> None:
+    if "log" in case:
+        write_sink(tmp_path / "out", case["log"], by=case.get("by", "a"), first=case.get("first", 0))
+    path = f"file:{tmp_path}/out"
+    entries = {path: [entry(batch) for batch in range(case["image"])]} if "image" in case else None
+
+    assert_told(forecast(f"FileSink[{path}]", replay(case, log_entries=entries)), case)
+
+
+@pytest.mark.parametrize(("last", "effect"), [(3, "EXACT"), (4, "LOSE")])
+def test_a_file_sink_that_the_image_does_not_know_is_not_rolled_back(tmp_path: Path, last: int, effect: str) -> None:
+    write_sink(tmp_path, last)
+
+    assert forecast(f"FileSink[{tmp_path}]", Replay(3, QUERY, log_entries={})).effect is SinkEffect(effect)
+
+
+def test_a_file_sink_that_cannot_be_reached_is_told_apart_from_one_that_loses(tmp_path: Path) -> None:
+    entries = {"nowhere://bucket/out": [entry(0)]}
+
+    told = forecast("FileSink[nowhere://bucket/out]", Replay(3, QUERY, log_entries=entries))
+
+    assert told.effect is SinkEffect.UNREACHABLE

@@ -23,6 +23,7 @@ class Executioner:
         self.left = passing
         for owner, name in [
             (LocalFolder, "write"),
+            (LocalFolder, "create"),
             (LocalFolder, "delete"),
             (LocalFolder, "delete_all"),
             (LocalFolder, "rename"),

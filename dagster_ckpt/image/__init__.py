@@ -11,10 +11,11 @@ from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, verify
 from dagster_ckpt.image.reuse import Base, object_name
 from dagster_ckpt.image.source import Source, SourceFile
 from dagster_ckpt.image.space import ObjectSpace
-from dagster_ckpt.image.writer import METADATA_NAME, Hold, WriteOptions, WrittenImage, write_image
+from dagster_ckpt.image.writer import METADATA_NAME, PACK_TARGET_BYTES, Hold, WriteOptions, WrittenImage, write_image
 
 __all__ = [
     "METADATA_NAME",
+    "PACK_TARGET_BYTES",
     "Base",
     "FileEntry",
     "Hold",

@@ -54,6 +54,7 @@ def extract(
     write: WriteEntry,
     *,
     only: Callable[[str], bool] = lambda _path: True,
+    has: Callable[[FileEntry], bool] = lambda _entry: False,
     threads: int = 1,
 ) -> None:
     """Hand out the files of an image, object by object, each checked against its digest.
@@ -65,13 +66,14 @@ def extract(
         write: Takes an entry and its bytes, and must use them up. The last piece raises if the content is wrong.
             With more than one thread it is called from several at once.
         only: Which paths to hand out.
+        has: Whether the caller has a file already, so that its bytes need not be read.
         threads: How many objects, or parts of one, are read at the same time.
 
     Raises:
         ImageCorruptError: Data is missing or was altered.
     """
     entries = sorted(
-        (entry for entry in metadata.manifest.files if only(entry.path)),
+        (entry for entry in metadata.manifest.files if only(entry.path) and not has(entry)),
         key=lambda entry: (entry.object or "", entry.offset),
     )
     failed = False
@@ -79,7 +81,8 @@ def extract(
     def hand_out(share: Sequence[FileEntry]) -> None:
         nonlocal failed
         try:
-            with _opened(space, directory, share[0].object, metadata) as stream:
+            part = range(share[0].offset, max(entry.offset + entry.size for entry in share))
+            with _opened(space, directory, share[0].object, metadata, part) as stream:
                 for entry in share:
                     if failed:
                         raise ImageAbortedError(f"{space.url}/{directory} is not read any further.")
@@ -147,21 +150,20 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
     """Neighbours in one object, as much as one thread should take at a time."""
     for _, group in groupby(entries, key=lambda entry: entry.object):
         share: list[FileEntry] = []
-        size = 0
         for entry in group:
-            if share and size + entry.size > _SHARE_BYTES:
+            # From the first to the last byte of a share: what lies between them is fetched as well.
+            if share and entry.offset + entry.size - share[0].offset > _SHARE_BYTES:
                 yield share
-                share, size = [], 0
+                share = []
             share.append(entry)
-            size += entry.size
         yield share
 
 
-def _opened(space: ObjectSpace, directory: str, reference: str | None, metadata: Metadata) -> _Opened:
+def _opened(space: ObjectSpace, directory: str, reference: str | None, metadata: Metadata, part: range) -> _Opened:
     if reference is None:
         return _Opened(nullcontext(io.BytesIO(metadata.inline)), f"{space.url}/{directory}/{METADATA_NAME}")
     name = object_name(directory, reference)
-    return _Opened(space.open(name), f"{space.url}/{name}")
+    return _Opened(space.open(name, part), f"{space.url}/{name}")
 
 
 class _Opened:

@@ -30,8 +30,13 @@ class ObjectSpace(Protocol):
         """All bytes of an object."""
         ...
 
-    def open(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open an object for reading; it can be sought in."""
+    def open(self, name: str, part: range | None = None) -> AbstractContextManager[BinaryIO]:
+        """Open an object for reading; it can be sought in.
+
+        Args:
+            name: The object.
+            part: The only bytes that will be read, so that no others need to be fetched.
+        """
         ...
 
     def size(self, name: str) -> int | None:

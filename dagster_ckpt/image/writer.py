@@ -21,6 +21,7 @@ METADATA_NAME = "_metadata"
 # Takes the files that will be read, gives them as they are to be read.
 Hold = Callable[[list[Source]], Sequence[Source]]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
+PACKS_OF_AN_IMAGE = 64
 # What is inlined is written again with every image: beyond this it is cheaper in an object that images share.
 INLINE_LIMIT_BYTES = 1024 * 1024
 # Below this a second thread costs more than it saves.
@@ -35,6 +36,8 @@ class WriteOptions:
         inline_threshold: Files smaller than this many bytes go into the metadata; None puts every file there.
         inline_limit_bytes: All inlined files together; further small files go into a data object.
         pack_target_bytes: A data object of this size takes no further file. A file is never split.
+        pack_least_bytes: The same where the image is small, as object stores take small objects faster; up to
+            `PACKS_OF_AN_IMAGE` data objects of this size are made before they become larger.
         object_prefix: What goes before the name of a data object, relative to the image's directory.
         threads: Data objects written at the same time, where there is enough to write.
     """
@@ -42,6 +45,7 @@ class WriteOptions:
     inline_threshold: int | None = 20_480
     inline_limit_bytes: int = INLINE_LIMIT_BYTES
     pack_target_bytes: int = PACK_TARGET_BYTES
+    pack_least_bytes: int = PACK_TARGET_BYTES
     object_prefix: str = ""
     threads: int = 1
 
@@ -267,9 +271,11 @@ class _Writer:
         for file in files:
             groups[min(shares - 1, before * shares // max(1, total))].append(file)
             before += file.size
+        least, most = self._options.pack_least_bytes, self._options.pack_target_bytes
+        target = min(max(total // PACKS_OF_AN_IMAGE, least), most)
         name = f"{self._options.object_prefix}{self._write_id}"
         return [
-            PackTask(f"{name}-{index}" if shares > 1 else name, group, self._options.pack_target_bytes)
+            PackTask(f"{name}-{index}" if shares > 1 else name, group, target)
             for index, group in enumerate(groups)
             if group
         ]

@@ -88,6 +88,8 @@ def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
 def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork: bool = False) -> None:
     """Make a live directory of an image, without making it the job's own.
 
+    Files that a directory beside it still has as the image has them are linked; the rest is read from the image.
+
     Args:
         job: The job whose storage holds the image.
         location: Where the image is.
@@ -99,11 +101,18 @@ def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork:
         ImageCorruptError: It misses data or was altered.
         RestoreError: It makes no directory that Spark could start in.
     """
+    donors = [str(neighbour.local_path) for neighbour in live.neighbours()]
+
+    def has(filler: Filler, entry: FileEntry) -> bool:
+        return filler.link_unchanged(entry.path, entry.size, entry.token, donors)
 
     def fill(filler: Filler) -> None:
-        job.store.extract(location, lambda entry, chunks: filler(entry.path, chunks))
+        job.store.extract(
+            location, lambda entry, chunks: filler(entry.path, chunks), has=lambda entry: has(filler, entry)
+        )
 
-    materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None)
+    # Every byte is checked against the digest it was cut with, or is the very file that was cut.
+    materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True)
 
 
 def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory, *, fork: bool) -> PreparedStart:

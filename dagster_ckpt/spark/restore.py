@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dagster_ckpt.errors import CkptError, RestoreError
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
@@ -37,7 +36,11 @@ class Materialized:
 
 
 def materialize(
-    target: LiveDirectory, fill: Callable[[Filler], None], *, new_query_id: str | None = None
+    target: LiveDirectory,
+    fill: Callable[[Filler], None],
+    *,
+    new_query_id: str | None = None,
+    is_whole: bool = False,
 ) -> Materialized:
     """Build a live directory aside, check that it is whole, then move it into place.
 
@@ -46,6 +49,8 @@ def materialize(
         fill: Called once with what takes the files of the image; gives it every file, from several threads if it likes.
         new_query_id: A fork's own query id. None keeps the image's: the query goes on, and
             sinks that remember query ids know it again.
+        is_whole: What `fill` gives is a cut that was whole, down to the last checked byte, so that only the logs are
+            looked at once more.
 
     Raises:
         RestoreError: Something is at the target, or the image makes no whole live directory.
@@ -61,7 +66,7 @@ def materialize(
     filler = Filler(unfinished.folder, target, new_query_id)
     try:
         fill(filler)
-        batch_id = _checked(unfinished)
+        batch_id = _newest_commit(unfinished) if is_whole else _checked(unfinished)
         unfinished.folder.rename(target.url)
     except BaseException:
         unfinished.delete()
@@ -153,17 +158,53 @@ class Filler:
             return False
         target = self._folder.root / file.path
         try:
-            linked = _linked(file.folder.root / file.source, target)
+            linked = _linked(str(file.folder.root / file.source), str(target))
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
         if linked and version_of(target.stat()) != file.version:
             raise overtaken(file, "was replaced")
         return linked
 
+    def link_unchanged(self, path: str, size: int, token: str | None, donors: Sequence[str]) -> bool:
+        """Take a file of an image by a hard link to where it came from.
+
+        Spark writes a file once and renames it into place, so one of the same device, inode, time and size is the very
+        file that the image was taken of, or a link to it.
+
+        Args:
+            path: Its path in the image.
+            size: Its length in bytes.
+            token: See `FileVersion.token`.
+            donors: Paths of live directories on this machine that may still have it.
+
+        Returns:
+            False where none has it: then it has to be given as bytes.
+        """
+        if token is None or not isinstance(self._folder, LocalFolder) or not self.takes_as_it_is(path):
+            return False
+        for donor in donors:
+            source = f"{donor}/{path}"
+            try:
+                if version_of(os.stat(source)) == (size, token):  # noqa: PTH116 - thousands of times a restore
+                    return _linked(source, f"{self._folder.root}/{path}")
+            except OSError:
+                continue
+        return False
+
     def takes_as_it_is(self, path: str) -> bool:
         """Whether a file goes into the live directory, and with the bytes it has in the image."""
         is_rewritten = is_metadata_v2(path) or (path == METADATA and self._new_query_id is not None)
         return not is_rewritten and not path.startswith(f"{SINKS_FOLDER}/")
+
+
+def _newest_commit(live: LiveDirectory) -> int:
+    positions = live.positions()
+    if positions.commit is None or positions.offset is None or positions.offset < positions.commit:
+        raise RestoreError(
+            f"The image makes no live directory that Spark could resume in: its newest commit is {positions.commit}, "
+            f"and the newest offsets are {positions.offset}. Restore another image."
+        )
+    return positions.commit
 
 
 def _checked(live: LiveDirectory) -> int:
@@ -175,13 +216,13 @@ def _checked(live: LiveDirectory) -> int:
     )
 
 
-def _linked(source: Path, target: Path) -> bool:
+def _linked(source: str, target: str) -> bool:
     try:
         os.link(source, target)
     except FileNotFoundError:
-        if not source.exists():
+        if not os.path.exists(source):  # noqa: PTH110 - paths of thousands of files stay strings
             raise
-        target.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
         os.link(source, target)
     except OSError:
         return False

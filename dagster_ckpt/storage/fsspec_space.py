@@ -18,6 +18,9 @@ from dagster_ckpt.storage.access import Guarded, accessing, reading
 
 # Object stores take parts of at least 5 MiB; fsspec's files are cut into blocks of this size.
 BLOCK_BYTES = 8 * 1024 * 1024
+# Objects up to this size are held in memory and put by one request: each request costs as much as a megabyte.
+PUT_AT_ONCE_BYTES = 12 * 1024 * 1024
+FETCHED_AT_ONCE_BYTES = 16 * 1024 * 1024
 # Here a put is not atomic but a rename is, and folders have to be made. Everything else is taken for an object store.
 WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", "ssh", "webhdfs"})
 
@@ -28,7 +31,7 @@ class FsspecSpace:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url = url.rstrip("/")
         try:
-            self._fs, root = fsspec.core.url_to_fs(self._url, **options)
+            self._fs, root = fsspec.core.url_to_fs(self._url, **_with_defaults(self._url, options))
         except ImportError as error:
             raise StorageAccessError(
                 f"{url} needs a driver that is not installed: {error}. For S3: pip install 'dagster-ckpt[s3]'; for "
@@ -52,8 +55,8 @@ class FsspecSpace:
         path = self._path(name)
         with accessing("write", f"{self._url}/{name}"):
             self._make_folder(path)
-            with self._fs.open(path, "wb", block_size=BLOCK_BYTES) as stream:
-                yield cast("BinaryIO", Guarded(stream, f"{self._url}/{name}"))
+            with _Upload(self._fs, path) as upload:
+                yield cast("BinaryIO", Guarded(cast("BinaryIO", upload), f"{self._url}/{name}"))
 
     def publish(self, name: str, data: bytes) -> None:
         """Write an object at once: a single put, or beside it and renamed where there are real folders."""
@@ -73,12 +76,15 @@ class FsspecSpace:
             return self._whole(self._path(name))
 
     @contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        """Open an object for reading."""
+    def open(self, name: str, part: range | None = None) -> Iterator[BinaryIO]:
+        """Open an object for reading; a part of moderate size is fetched by one request."""
         where = f"{self._url}/{name}"
         with reading(where):
             if isinstance(self._fs, MemoryFileSystem):
                 stream = io.BytesIO(self._whole(self._path(name)))
+            elif part is not None and len(part) <= FETCHED_AT_ONCE_BYTES:
+                data = self._fs.cat_file(self._path(name), start=part.start, end=part.stop) if part else b""
+                stream = _Part(data, part.start)
             else:
                 stream = self._fs.open(self._path(name), "rb", block_size=BLOCK_BYTES)
         with stream:
@@ -151,6 +157,59 @@ class FsspecSpace:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
+
+
+def _with_defaults(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a file system, with what images need where the user says nothing."""
+    if not url.startswith(("s3://", "s3a://")):
+        return dict(options)
+    # Images carry digests of their own, and servers that are not Amazon's get these checksums wrong.
+    config = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
+    return {**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}}
+
+
+class _Upload:
+    """Bytes of a new object: a small one is put by one request, a large one in parts as they come."""
+
+    def __init__(self, fs: Any, path: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._stream: Any = None
+
+    def __enter__(self) -> _Upload:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if self._stream is not None:
+            self._stream.__exit__(kind, *details)
+        elif kind is None:
+            self._fs.pipe_file(self._path, b"".join(self._held))
+
+    def write(self, data: bytes) -> int:
+        """Take some bytes."""
+        if self._stream is None and self._held_bytes + len(data) <= PUT_AT_ONCE_BYTES:
+            self._held.append(bytes(data))
+            self._held_bytes += len(data)
+            return len(data)
+        if self._stream is None:
+            self._stream = self._fs.open(self._path, "wb", block_size=BLOCK_BYTES)
+            self._stream.write(b"".join(self._held))
+            self._held.clear()
+        return cast("int", self._stream.write(data))
+
+
+class _Part(io.BytesIO):
+    """A part of an object that was fetched, read by the offsets of the whole."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        super().__init__(data)
+        self._start = start
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to an offset of the whole object."""
+        return super().seek(offset - self._start, whence) + self._start
 
 
 def _changed_ms(entry: Mapping[str, Any]) -> int:

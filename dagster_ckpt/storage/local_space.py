@@ -64,7 +64,7 @@ class LocalSpace:
             return (self._root / name).read_bytes()
 
     @contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
+    def open(self, name: str, part: range | None = None) -> Iterator[BinaryIO]:  # noqa: ARG002
         """Open an object for reading."""
         where = f"{self.url}/{name}"
         with reading(where):

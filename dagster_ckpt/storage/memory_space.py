@@ -45,7 +45,7 @@ class MemorySpace:
             return self._objects[name][1]
 
     @contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
+    def open(self, name: str, part: range | None = None) -> Iterator[BinaryIO]:  # noqa: ARG002
         """Open an object for reading."""
         yield io.BytesIO(self.read(name))
 

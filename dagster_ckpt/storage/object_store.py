@@ -20,7 +20,9 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.image import (
     METADATA_NAME,
+    PACK_TARGET_BYTES,
     Base,
+    FileEntry,
     Hold,
     ImageHeader,
     Manifest,
@@ -36,7 +38,6 @@ from dagster_ckpt.image import (
     verify_image,
     write_image,
 )
-from dagster_ckpt.image.writer import PACK_TARGET_BYTES
 from dagster_ckpt.storage.deletion import (
     INCOMPLETE_NAME,
     SHARED,
@@ -66,7 +67,7 @@ class StoreLayout:
         inline_threshold: See `WriteOptions`.
         max_bytes: Larger checkpoints are refused; None takes any.
         transfer_threads: Data objects written or read at the same time, where there is enough to do.
-        pack_target_bytes: See `WriteOptions`.
+        pack_least_bytes: See `WriteOptions`.
     """
 
     job_id: str
@@ -75,7 +76,7 @@ class StoreLayout:
     inline_threshold: int | None
     max_bytes: int | None = None
     transfer_threads: int = 1
-    pack_target_bytes: int = PACK_TARGET_BYTES
+    pack_least_bytes: int = PACK_TARGET_BYTES
 
 
 class ObjectImageStore:
@@ -208,11 +209,18 @@ class ObjectImageStore:
         space, directory = self._at(location)
         return read_metadata(space, directory).manifest
 
-    def extract(self, location: str, write: WriteEntry, *, only: Callable[[str], bool] = lambda _path: True) -> None:
+    def extract(
+        self,
+        location: str,
+        write: WriteEntry,
+        *,
+        only: Callable[[str], bool] = lambda _path: True,
+        has: Callable[[FileEntry], bool] = lambda _entry: False,
+    ) -> None:
         """Hand out the files of an image, each checked against its digest."""
         space, directory = self._at(location)
         metadata = read_metadata(space, directory)
-        extract(space, directory, metadata, write, only=only, threads=self._layout.transfer_threads)
+        extract(space, directory, metadata, write, only=only, has=has, threads=self._layout.transfer_threads)
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
         """What is wrong with an image; an empty list is a good one."""
@@ -264,7 +272,7 @@ class ObjectImageStore:
         return WriteOptions(
             inline_threshold=self._layout.inline_threshold,
             object_prefix=object_prefix,
-            pack_target_bytes=self._layout.pack_target_bytes,
+            pack_least_bytes=self._layout.pack_least_bytes,
             threads=self._layout.transfer_threads,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.image import ObjectSpace
+from dagster_ckpt.image import PACK_TARGET_BYTES, ObjectSpace
 from dagster_ckpt.options import (
     CheckpointStorage,
     CustomCheckpointStorage,
@@ -16,21 +16,27 @@ from dagster_ckpt.options import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.options.checkpoint_storage import DEFAULT_WRITE_BUFFER_SIZE
-from dagster_ckpt.storage.fsspec_space import FsspecSpace
+from dagster_ckpt.storage.fsspec_space import PUT_AT_ONCE_BYTES, FsspecSpace
 from dagster_ckpt.storage.local_space import LocalSpace
 from dagster_ckpt.storage.memory_space import MemorySpace
 from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
 from dagster_ckpt.storage.store import ImageStore
 
+# Flink's `state.backend.rocksdb.checkpoint.transfer.thread.num`.
+DEFAULT_TRANSFER_THREADS = 4
 MEMORY_URL = "jobmanager://memory"
 
 
-def open_store(storage: CheckpointStorage, job_id: str) -> ImageStore:
+def open_store(
+    storage: CheckpointStorage, job_id: str, *, transfer_threads: int = DEFAULT_TRANSFER_THREADS
+) -> ImageStore:
     """Open the place where a job's images live.
 
     Args:
         storage: Configuration of the storage.
         job_id: The job; its id is the name of its folder.
+        transfer_threads: Data objects written or read at the same time, where there is enough to do. A custom storage
+            has its own ways.
 
     Raises:
         OptionError: A custom storage cannot be loaded.
@@ -44,6 +50,8 @@ def open_store(storage: CheckpointStorage, job_id: str) -> ImageStore:
                 job_root=f"{root}/{job_id}",
                 savepoint_root=_savepoint_root(storage) or root,
                 inline_threshold=storage.get_min_file_size_threshold(),
+                transfer_threads=transfer_threads,
+                pack_least_bytes=PACK_TARGET_BYTES if root.startswith("file://") else PUT_AT_ONCE_BYTES,
             ),
             storage.storage_options,
             buffer_bytes=storage.get_write_buffer_size(),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dagster_ckpt.image import Base, Hold, ImageHeader, Manifest, RunTasks, Source, WriteEntry
+from dagster_ckpt.image import Base, FileEntry, Hold, ImageHeader, Manifest, RunTasks, Source, WriteEntry
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,21 @@ class ImageStore(Protocol):
         """
         ...
 
-    def extract(self, location: str, write: WriteEntry, *, only: Callable[[str], bool] = lambda _path: True) -> None:
+    def extract(
+        self,
+        location: str,
+        write: WriteEntry,
+        *,
+        only: Callable[[str], bool] = lambda _path: True,
+        has: Callable[[FileEntry], bool] = lambda _entry: False,
+    ) -> None:
         """Hand out the files of an image, each checked against its digest.
+
+        Args:
+            location: The image.
+            write: Takes an entry and its bytes, and must use them up; called from several threads where it is worth it.
+            only: Which paths to hand out.
+            has: Whether the caller has a file already, so that its bytes need not be read.
 
         Raises:
             ImageNotFoundError: There is no image.

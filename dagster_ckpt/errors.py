@@ -42,6 +42,10 @@ class LiveDirectoryError(CkptError):
     """Spark's live checkpoint directory is missing, empty or inconsistent."""
 
 
+class UnknownLayoutError(LiveDirectoryError):
+    """A live directory holds a file in a version that this package does not know; nothing of it was copied."""
+
+
 class NothingCommittedError(LiveDirectoryError):
     """The query has not committed a batch yet, so there is nothing to take an image of."""
 

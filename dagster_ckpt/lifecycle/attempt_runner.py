@@ -27,10 +27,11 @@ from dagster_ckpt.lifecycle.attempts import AttemptThreads, CutExists, NotStored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.prepare import PreparedStart
+from dagster_ckpt.lifecycle.provenance import provenance
 from dagster_ckpt.lifecycle.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
-from dagster_ckpt.spark import can_replay_a_batch
+from dagster_ckpt.spark import QueryFacts, can_replay_a_batch, guarantees
 
 
 class AttemptRunner:
@@ -42,6 +43,7 @@ class AttemptRunner:
         prepared: The live directory the query runs in.
         log: What the batches of the query did.
         lease: The lease that makes this process the writer.
+        facts: What the running query knows of itself; called in the thread that talks to the JVM.
         predecessor_ended: Whether older live directories may be deleted.
         wall_clock: Time that images carry.
     """
@@ -54,6 +56,7 @@ class AttemptRunner:
         log: BatchLog,
         lease: LeaseKeeper,
         *,
+        facts: Callable[[], QueryFacts],
         predecessor_ended: bool,
         wall_clock: Clock,
     ) -> None:
@@ -64,6 +67,7 @@ class AttemptRunner:
         self._live = prepared.live
         self._log = log
         self._lease = lease
+        self._facts = facts
         self._may_delete_older = predecessor_ended
         self._sinks_before = tuple(self._catalog.executions.last_sinks(job.job_id))
         self._timeline = self._catalog.jobs.get(job.job_id).timeline
@@ -87,12 +91,14 @@ class AttemptRunner:
         """Record an attempt; its cut is taken when its boundary is reached."""
         request = self._catalog.requests.get(attempt.request_id) if attempt.request_id is not None else None
         arguments = request.arguments if request is not None else {}
+        facts = self._facts()
         order = SnapshotOrder(
             kind=ImageKind.SAVEPOINT if attempt.kind.is_savepoint else ImageKind.CHECKPOINT,
             number=attempt.number,
             base=None if attempt.kind.is_savepoint else self._newest_checkpoint(),
             target_directory=arguments.get("target_directory"),
             sinks=self.sinks,
+            properties=provenance(self._job, self.sinks, facts),
         )
         self._catalog.images.begin(
             image_id=order.image_id,
@@ -107,7 +113,13 @@ class AttemptRunner:
         )
         self._catalog.jobs.update(self._job.job_id, next_number=attempt.number + 1)
         commit = self._live.positions().commit
-        self._running[attempt.number] = RunningAttempt(attempt, order, -1 if commit is None else commit, monotonic_ms())
+        self._running[attempt.number] = RunningAttempt(
+            attempt,
+            order,
+            -1 if commit is None else commit,
+            monotonic_ms(),
+            aligned_only=facts.mode is not None and not guarantees(facts.mode, self.sinks).unaligned,
+        )
 
     def abort(self, action: Abort) -> list[Event]:
         """End an attempt; where its thread has not begun, its end can be reported at once."""
@@ -208,6 +220,9 @@ class AttemptRunner:
         return nothing_runs or positions.commit > running.began_after_batch
 
     def _may_carry(self, running: RunningAttempt) -> bool:
+        if running.aligned_only:
+            # In such a mode a batch is never replayed as it was, so there is nothing to carry, forced or not.
+            return False
         # A carried batch is replayed; a sink that cannot tell would get its rows twice.
         return self._job.options.force_unaligned or all(can_replay_a_batch(sink) for sink in running.order.sinks)
 

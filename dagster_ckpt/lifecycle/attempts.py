@@ -25,6 +25,8 @@ class RunningAttempt:
         attempt: What the coordinator asked for.
         order: The image to take.
         began_after_batch: Newest commit when it began: the boundary it waits to see passed.
+        began_at_ms: When it began, on the clock that never goes back.
+        aligned_only: Whether the query's mode forbids carrying a running batch.
         cut_ordered: Whether its cut and upload are already in a thread.
     """
 
@@ -32,6 +34,7 @@ class RunningAttempt:
     order: SnapshotOrder
     began_after_batch: int
     began_at_ms: int
+    aligned_only: bool = False
     cut_ordered: bool = False
     aborted: threading.Event = field(default_factory=threading.Event)
 

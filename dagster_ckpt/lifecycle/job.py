@@ -39,6 +39,7 @@ class StreamingJob:
         live_root: Folder of live directories; this job's are `<live_root>/<job_id>/live-<k>`.
         backend: How the query is to keep its state; None leaves it to the session, unchecked. Its
             `transfer_threads` are those that copy files while an image is taken or restored.
+        code_version: Version of the code that describes the query, as its owner names it; images carry it.
     """
 
     job_id: str
@@ -50,6 +51,7 @@ class StreamingJob:
     restart: DecidingRestartStrategy
     live_root: str
     backend: StateBackend | None = None
+    code_version: str | None = None
 
     @property
     def live_folder(self) -> str:

@@ -23,6 +23,7 @@ from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.evidence import has_provably_ended
 from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.provenance import provenance
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, take_snapshot
@@ -343,12 +344,14 @@ def _savepoint_of_stopped_job(job: StreamingJob, *, label: str | None, target_di
         label=label,
         request_id=None,
     )
+    sinks = tuple(job.catalog.executions.last_sinks(job.job_id))
     order = SnapshotOrder(
         ImageKind.SAVEPOINT,
         number,
         image_id,
         target_directory=target_directory,
-        sinks=tuple(job.catalog.executions.last_sinks(job.job_id)),
+        sinks=sinks,
+        properties=provenance(job, sinks),
     )
     try:
         snapshot = take_snapshot(job, LiveDirectory(record.live_directory), order, now_ms=began_ms)

@@ -135,6 +135,7 @@ class Supervisor:
             prepared,
             self._log,
             lease,
+            facts=query.facts,
             predecessor_ended=predecessor_ended,
             wall_clock=wall_clock,
         )

@@ -39,6 +39,7 @@ def streaming_job(stream: StreamingAsset, resources: StreamResources | Any) -> S
         options=stream.options,
         restart=stream.restart,
         live_root=resources.state_backend.live_directory,
+        code_version=stream.asset.code_versions_by_key.get(stream.key),
     )
 
 

@@ -7,14 +7,16 @@ query.
 
 from dagster_ckpt.spark.cut import Cut, cut
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
+from dagster_ckpt.spark.guarantees import ExecutionMode, Guarantee, Guarantees, guarantees
 from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.output import begin_log, empty_log, logged_batch, output_folder, same_folder
 from dagster_ckpt.spark.output_fork import fork_output
 from dagster_ckpt.spark.part_files import PartFile, SinkLog, delete_part_files, names_in, part_files, read_sink_log
 from dagster_ckpt.spark.pinned_state import pinned_state
+from dagster_ckpt.spark.plan import plan_fingerprint
 from dagster_ckpt.spark.progress import QueryProgress
-from dagster_ckpt.spark.query import JvmProcess, SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark.query import JvmProcess, QueryFacts, SupervisedQuery, jvm_process, start_query
 from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize
 from dagster_ckpt.spark.rewind import (
     give_query_id,
@@ -34,7 +36,10 @@ __all__ = [
     "CapturedSink",
     "Cut",
     "Distance",
+    "ExecutionMode",
     "Filler",
+    "Guarantee",
+    "Guarantees",
     "JvmProcess",
     "LiveDirectory",
     "LiveState",
@@ -42,6 +47,7 @@ __all__ = [
     "Materialized",
     "PartFile",
     "Positions",
+    "QueryFacts",
     "QueryProgress",
     "Replay",
     "SinkEffect",
@@ -63,6 +69,7 @@ __all__ = [
     "forecast",
     "fork_output",
     "give_query_id",
+    "guarantees",
     "inspect_live_directory",
     "jvm_process",
     "live_query_id",
@@ -73,6 +80,7 @@ __all__ = [
     "own_past",
     "part_files",
     "pinned_state",
+    "plan_fingerprint",
     "read_sink_log",
     "retained_batches",
     "roll_back",

@@ -13,6 +13,7 @@ from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
 from dagster_ckpt.image import Base, Source
+from dagster_ckpt.spark.description import CutFacts, describe
 from dagster_ckpt.spark.file_sink import capture
 from dagster_ckpt.spark.file_source import source_files
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions, batch_ids
@@ -33,7 +34,7 @@ class Cut:
         query_id: Id of the query.
         in_flight: The batch whose planned offsets are carried, so that exactly it is replayed; or None.
         needed: The files.
-        properties: What an image should say of itself: watermark, state format, sinks.
+        properties: What an image should say of itself; see `describe`.
         extends: Whether `needed` has only those state files that the base image does not have.
     """
 
@@ -128,16 +129,8 @@ def _cut_at(
     for sink in captured:
         needed += sink.files
     _check_still_there(live, batch_id, metadata)
-    properties: dict[str, Any] = {
-        "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),
-        "in_flight_batch": in_flight.batch_id if in_flight else None,
-        "state_store_provider": committed.provider_class if operators else None,
-        "state_partitions": committed.partitions if operators else None,
-        "state_operators": [operator.name for operator in operators],
-        CHAIN: chain,
-        LAYOUT: layout_of(state),
-        "sinks": [sink.properties() for sink in captured],
-    }
+    facts = CutFacts(committed, before, in_flight, commit, operators, sinks, captured)
+    properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
     in_flight_batch = in_flight.batch_id if in_flight else None
     return Cut(batch_id, query_id, in_flight_batch, tuple(needed), properties, extends=extends)
 
@@ -187,7 +180,7 @@ def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> Ne
 
 def _in_flight_file(live: LiveDirectory, positions: Positions, committed: OffsetEntry) -> NeededFile | None:
     """Offsets of the running batch, unless carrying them would change what the next batch is."""
-    if positions.offset is None or positions.offset != committed.batch_id + 1:
+    if positions.offset is None or positions.offset != committed.batch_id + 1 or committed.continuous:
         return None
     file = read_needed(live.folder, f"{OFFSETS}/{positions.offset}")
     # A batch with another number of partitions belongs to an offline repartition, which Spark will not

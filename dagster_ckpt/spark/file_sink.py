@@ -15,6 +15,7 @@ from typing import Any
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.spark.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.folder import Folder, open_folder
+from dagster_ckpt.spark.logs import check_log_version
 from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.sinks import file_sink_path
 
@@ -140,4 +141,6 @@ def _entry(folder: Folder, index: int, name: str | None, number: int, last: int)
             "to it. Do not delete files there; if this one is gone for good, write to a new folder."
         )
     source = f"{LOG}/{name}"
+    with folder.open(source) as stream:
+        check_log_version(stream.readline(), f"{folder.url}/{source}")
     return NeededFile(folder, source, f"{SINKS_FOLDER}/{index}/{name}", *folder.version(source))

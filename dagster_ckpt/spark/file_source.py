@@ -11,7 +11,7 @@ import json
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.spark.folder import Entry, Folder
 from dagster_ckpt.spark.layout import SOURCES
-from dagster_ckpt.spark.logs import OffsetEntry, parse_log_lines
+from dagster_ckpt.spark.logs import OffsetEntry, check_log_version, parse_log_lines
 from dagster_ckpt.spark.needed import NeededFile, read_needed
 
 COMPACT = ".compact"
@@ -56,6 +56,7 @@ def source_files(
 
     Raises:
         IncompleteCutError: An entry is missing.
+        UnknownLayoutError: An entry is of a version that is not known.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -70,7 +71,13 @@ def source_files(
     base_limit = min(-1 if position is None else position, -1 if earlier is None else earlier + 1)
     if before is None or earlier is None:
         base_limit = -1 if position is None else position
-    return [read_needed(folder, f"{directory}/{name}") for name in _entries(folder, directory, base_limit, last)]
+    return [_log_entry(folder, f"{directory}/{name}") for name in _entries(folder, directory, base_limit, last)]
+
+
+def _log_entry(folder: Folder, path: str) -> NeededFile:
+    file = read_needed(folder, path)
+    check_log_version(file.data or b"", f"{folder.url}/{path}")
+    return file
 
 
 def _entries(folder: Folder, directory: str, base_limit: int, last: int) -> list[str]:

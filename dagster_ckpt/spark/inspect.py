@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.cut import cut
 from dagster_ckpt.spark.layout import METADATA, OFFSETS, STATE, LiveDirectory, Positions
 from dagster_ckpt.spark.logs import parse_offset_entry, parse_query_id
@@ -47,6 +47,7 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
 
     Raises:
         StorageAccessError: It cannot be reached, so nothing can be said of it.
+        UnknownLayoutError: A file in it is of a version that is not known here.
     """
     if not live.exists():
         return LiveState(LiveStatus.MISSING, f"{live.url} does not exist.")
@@ -57,6 +58,9 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
         # A running query may commit meanwhile; the cut then stands at a newer batch.
         whole = cut(live, carry_in_flight=True)
         _check_in_flight(live, whole.batch_id, whole.in_flight, stateful=bool(whole.properties["state_operators"]))
+    except UnknownLayoutError:
+        # Not broken: a newer Spark may resume there, and an older image must not take its place.
+        raise
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))
     replay = f", and batch {whole.in_flight} will be replayed" if whole.in_flight is not None else ""
@@ -96,7 +100,7 @@ def _check_in_flight(live: LiveDirectory, batch_id: int, carried: int | None, *,
             "between is "
             "missing. Restore an image."
         )
-    if now.offset == batch_id + 1 and cut(live, carry_in_flight=True).in_flight is None:
+    if now.offset == batch_id + 1 and stateful and cut(live, carry_in_flight=True).in_flight is None:
         raise LiveDirectoryError(
             f"{live.url}/{OFFSETS}/{now.offset} has another number of state partitions: an offline "
             "repartition was cut "

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.spark.versions import known_version
 
 # Written by an offline repartition; it then differs from the session's shuffle partitions.
 INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
@@ -33,12 +34,16 @@ class OffsetEntry:
         watermark_ms: Event-time watermark the batch runs with.
         conf: Settings that Spark pins for the life of the query.
         sources: Source name (its index, in v1) to the JSON text of its offset; None before its first data.
+        format_version: Version of the entry.
+        continuous: Whether continuous processing wrote it: then it carries neither watermark nor settings.
     """
 
     batch_id: int
     watermark_ms: int
     conf: Mapping[str, str]
     sources: Mapping[str, str | None]
+    format_version: int = 1
+    continuous: bool = False
 
     @property
     def partitions(self) -> int | None:
@@ -61,11 +66,15 @@ class CommitEntry:
         next_watermark_ms: Watermark of the batch after it.
         state_ids: Checkpoint format v2 only: operator to the unique ids of its version, by
             partition, then by store; None in format v1.
+        format_version: Version of the entry.
+        sinks: Version 3 only (named sinks): what the entry says of each sink, by its name.
     """
 
     batch_id: int
     next_watermark_ms: int
     state_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None
+    format_version: int = 1
+    sinks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class _QueryMetadata(BaseModel):
@@ -82,6 +91,7 @@ class _OffsetMetadata(BaseModel):
 class _CommitMetadata(BaseModel):
     next_watermark_ms: int = Field(default=0, alias="nextBatchWatermarkMs")
     state_ids: dict[int, tuple[tuple[str, ...], ...]] | None = Field(default=None, alias="stateUniqueIds")
+    sinks: dict[str, dict[str, Any]] | None = Field(default=None, alias="sinkMetadataMap")
 
 
 def parse_query_id(data: bytes, where: str) -> str:
@@ -103,16 +113,17 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
     Raises:
         LiveDirectoryError: It is empty, cut off, or of a version that is not known.
     """
-    version, lines = _lines(data, where, {"v1", "v2"})
+    version, lines = _lines(data, where, {1, 2}, "an offset log entry")
     if not lines:
         raise _malformed(where, "it ends after its version line")
     # Continuous processing leaves the metadata line empty.
-    metadata = _model(_OffsetMetadata, lines[0], where) if lines[0].strip() else _OffsetMetadata()
+    continuous = not lines[0].strip()
+    metadata = _OffsetMetadata() if continuous else _model(_OffsetMetadata, lines[0], where)
     sources: dict[str, str | None] = {}
     for index, line in enumerate(lines[1:]):
-        name, offset = (str(index), line) if version == "v1" else _named_offset(line, where)
+        name, offset = (str(index), line) if version == 1 else _named_offset(line, where)
         sources[name] = None if offset == NO_OFFSET else offset
-    return OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources)
+    return OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources, version, continuous)
 
 
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
@@ -125,12 +136,12 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
     Raises:
         LiveDirectoryError: It is empty, cut off, or of a version that is not known.
     """
-    version, lines = _lines(data, where, {"v1", "v2", "v3"})
+    version, lines = _lines(data, where, {1, 2, 3}, "a commit log entry")
     text = lines[0] if lines else ""
-    if not text.strip() and version != "v1":
+    if not text.strip() and version != 1:
         raise _malformed(where, "it ends after its version line")
     metadata = _model(_CommitMetadata, text or "{}", where)
-    return CommitEntry(_batch_id(where), metadata.next_watermark_ms, metadata.state_ids)
+    return CommitEntry(_batch_id(where), metadata.next_watermark_ms, metadata.state_ids, version, metadata.sinks or {})
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
@@ -139,7 +150,7 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
     Raises:
         LiveDirectoryError: It is empty, cut off, or not of this kind.
     """
-    _version, lines = _lines(data, where, {"v1"})
+    _version, lines = _lines(data, where, {1}, "a file log entry")
     try:
         objects = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
@@ -149,6 +160,19 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
     return objects
 
 
+def check_log_version(data: bytes, where: str) -> None:
+    """Refuse an entry of a file source's or file sink's log of a version that is not known.
+
+    Args:
+        data: Its content, or its first line.
+        where: Its path.
+
+    Raises:
+        UnknownLayoutError: It is of a version that is not known.
+    """
+    known_version(data.partition(b"\n")[0].decode("utf-8", "replace"), {1}, where, "a file log entry")
+
+
 def _named_offset(line: str, where: str) -> tuple[str, str]:
     name, colon, offset = line.partition(":")
     if not colon:
@@ -156,16 +180,16 @@ def _named_offset(line: str, where: str) -> tuple[str, str]:
     return name, offset
 
 
-def _lines(data: bytes, where: str, versions: set[str]) -> tuple[str, list[str]]:
+def _lines(data: bytes, where: str, versions: set[int], what: str) -> tuple[int, list[str]]:
     if not data:
         raise _malformed(where, "it is empty")
-    version, *rest = data.decode("utf-8", "replace").split("\n")
-    if version.strip() not in versions:
-        known = ", ".join(sorted(versions))
-        raise _malformed(where, f"its first line is {version[:40]!r}, but the versions known are {known}")
+    line, *rest = data.decode("utf-8", "replace").split("\n")
+    version = known_version(line, versions, where, what)
+    if version is None:
+        raise _malformed(where, f"its first line is {line[:40]!r}, but must be a version such as v1")
     while rest and not rest[-1] and len(rest) > 1:
         rest.pop()
-    return version.strip(), rest
+    return version, rest
 
 
 def _model(model: type[_Model], text: str, where: str) -> _Model:

@@ -16,6 +16,7 @@ from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import STATE, store_directory
 from dagster_ckpt.spark.needed import NeededFile, read_needed
+from dagster_ckpt.spark.versions import known_version
 
 _SCHEMAS = "_stateSchema"
 
@@ -30,6 +31,8 @@ class Operator:
         stores: Names of its state stores, in Spark's order.
         single_partition: Whether it keeps all its state in partition 0, whatever the session says.
         files: Its metadata and schema files.
+        metadata_version: Version of its metadata.
+        schema_version: Newest version of its schema files.
     """
 
     number: int
@@ -37,6 +40,8 @@ class Operator:
     stores: tuple[str, ...]
     single_partition: bool
     files: tuple[NeededFile, ...]
+    metadata_version: int
+    schema_version: int
 
 
 class _Store(BaseModel):
@@ -117,13 +122,15 @@ def _read_operator(folder: Folder, number: int, batch_id: int) -> Operator:
     metadata = _parse(file)
     stores = tuple(store.name for store in metadata.stores)
     schemas = [_schema(folder, f"{store_directory(number, 0, store)}/_metadata/schema") for store in stores]
+    version = max(_schema_version(schema) for schema in schemas)
     single = metadata.info.name == "globalLimit" or _key_is_empty(schemas[0])
-    return Operator(number, metadata.info.name, stores, single, (file, *schemas))
+    return Operator(number, metadata.info.name, stores, single, (file, *schemas), 1, version)
 
 
 def _with_schema_files(folder: Folder, number: int, paths: list[str]) -> Operator:
     files = {path: read_needed(folder, path) for path in paths}
     newest = _parse(files[paths[-1]])
+    version = 1
     for path in paths:
         for store in _parse(files[path]).stores:
             for schema in (_below_state(absolute, path) for absolute in store.schema_paths):
@@ -133,8 +140,10 @@ def _with_schema_files(folder: Folder, number: int, paths: list[str]) -> Operato
                     # Spark purges the schemas of metadata it no longer needs before the metadata itself.
                     if path == paths[-1]:
                         raise _incomplete(folder, schema, f"{path} refers to it") from error
+                else:
+                    version = max(version, _schema_version(files[schema]))
     stores = tuple(store.name for store in newest.stores)
-    return Operator(number, newest.info.name, stores, False, tuple(files.values()))
+    return Operator(number, newest.info.name, stores, False, tuple(files.values()), 2, version)
 
 
 def _schema(folder: Folder, path: str) -> NeededFile:
@@ -145,7 +154,8 @@ def _schema(folder: Folder, path: str) -> NeededFile:
 
 
 def _parse(file: NeededFile) -> _Metadata:
-    text = (file.data or b"").decode("utf-8", "replace").partition("\n")[2]
+    line, _, text = (file.data or b"").decode("utf-8", "replace").partition("\n")
+    known_version(line, {1, 2}, f"{file.folder.url}/{file.source}", "operator metadata")
     try:
         return _Metadata.model_validate_json(text)
     except ValidationError as error:
@@ -154,6 +164,18 @@ def _parse(file: NeededFile) -> _Metadata:
             f"{error.errors()[0]['msg']}. "
             "Restore an image, or remove the file: Spark writes it anew when the query starts."
         ) from error
+
+
+def _schema_version(schema: NeededFile) -> int:
+    where = f"{schema.folder.url}/{schema.source}"
+    try:
+        line, _ = _utf(schema.data or b"", 0)
+    except struct.error as error:
+        raise _no_schema(schema, error) from error
+    version = known_version(line, {1, 2, 3}, where, "a state schema")
+    if version is None:
+        raise _no_schema(schema, f"it begins with {line[:40]!r} and not with a version")
+    return version
 
 
 def _key_is_empty(schema: NeededFile) -> bool:
@@ -171,11 +193,14 @@ def _key_is_empty(schema: NeededFile) -> bool:
             key += chunk
         return not json.loads(key)["fields"]
     except (struct.error, ValueError, KeyError, TypeError) as error:
-        raise LiveDirectoryError(
-            f"{schema.folder.url}/{schema.source} is not a state schema that can be read: {error}. Restore "
-            "an image, "
-            "or remove the file: Spark writes it anew when the query starts."
-        ) from error
+        raise _no_schema(schema, error) from error
+
+
+def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
+    return LiveDirectoryError(
+        f"{schema.folder.url}/{schema.source} is not a state schema that can be read: {why}. Restore an image, "
+        "or remove the file: Spark writes it anew when the query starts."
+    )
 
 
 def _utf(data: bytes, at: int) -> tuple[str, int]:

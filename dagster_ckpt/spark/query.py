@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import QueryStopError
+from dagster_ckpt.spark.guarantees import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.layout import LiveDirectory
+from dagster_ckpt.spark.plan import plan_fingerprint
 from dagster_ckpt.spark.progress import QueryProgress
 
 if TYPE_CHECKING:
@@ -34,6 +36,21 @@ class JvmProcess:
 
     pid: int
     started_at_ms: int
+
+
+@dataclass(frozen=True)
+class QueryFacts:
+    """What only the running query knows of itself; None where it cannot be seen (over Spark Connect).
+
+    Attributes:
+        mode: How Spark executes it.
+        plan_fingerprint: See `plan_fingerprint`.
+        spark_version: Version of the Spark that runs it, and so writes its live directory.
+    """
+
+    mode: ExecutionMode | None = None
+    plan_fingerprint: str | None = None
+    spark_version: str | None = None
 
 
 def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
@@ -71,6 +88,7 @@ class SupervisedQuery:
     def __init__(self, query: StreamingQuery) -> None:
         self._query = query
         self._seen = ("", -1)
+        self._facts: QueryFacts | None = None
 
     @property
     def query_id(self) -> str:
@@ -107,6 +125,24 @@ class SupervisedQuery:
         if news:
             self._seen = (news[0].run_id, news[0].batch_id)
         return news[::-1]
+
+    def facts(self) -> QueryFacts:
+        """What the query knows of itself; without its plan until Spark has made one."""
+        if self._facts is not None:
+            return self._facts
+        execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
+        if execution is None:
+            return QueryFacts()
+        planned = not str(self._query.status["message"]).startswith(_STARTING)
+        facts = QueryFacts(
+            mode=mode_of_execution(_class_name(execution), _class_name(execution.trigger())),
+            # Asked for before that, the JVM would wait until the sources are there.
+            plan_fingerprint=plan_fingerprint(self._query) if planned else None,
+            spark_version=str(execution.sparkSession().version()),
+        )
+        if planned:
+            self._facts = facts
+        return facts
 
     def is_idle(self) -> bool:
         """Whether no batch runs and none could be made of the data there is."""
@@ -157,3 +193,7 @@ class SupervisedQuery:
         reports = jvm_query.recentProgress()
         for index in range(len(reports) - 1, -1, -1):
             yield str(reports[index].json())
+
+
+def _class_name(jvm_object: Any) -> str:
+    return str(jvm_object.getClass().getSimpleName())

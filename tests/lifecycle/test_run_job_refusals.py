@@ -18,7 +18,7 @@ from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.spark import LiveDirectory, QueryProgress
+from dagster_ckpt.spark import LiveDirectory, QueryFacts, QueryProgress
 from dagster_ckpt.storage import open_store
 
 OPERATOR = operations.Operator("a test")
@@ -37,6 +37,9 @@ class PlayedQuery:
 
     def recent_progress(self) -> list[QueryProgress]:
         return []
+
+    def facts(self) -> QueryFacts:
+        return QueryFacts()
 
     def is_idle(self) -> bool:
         return False

@@ -70,25 +70,34 @@ class LiveFiles:
             self.commit(batch)
 
 
-def schema(*, has_key: bool) -> bytes:
+def schema(*, has_key: bool, version: str = "v2") -> bytes:
     fields = [{"name": "k", "type": "long", "nullable": True, "metadata": {}}] if has_key else []
     key = json.dumps({"type": "struct", "fields": fields}).encode()
     value = b'{"type":"struct","fields":[]}'
     chunk = struct.Struct(">iH")
-    return struct.pack(">H", 2) + b"v2" + chunk.pack(1, len(key)) + key + chunk.pack(1, len(value)) + value
+    return struct.pack(">H", 2) + version.encode() + chunk.pack(1, len(key)) + key + chunk.pack(1, len(value)) + value
 
 
-def snapshot_zip(*ssts: tuple[str, int]) -> bytes:
+def snapshot_zip(*ssts: tuple[str, int], version: str = "v1") -> bytes:
     files = [{"localFileName": name[:6], "dfsSstFileName": name, "sizeBytes": size} for name, size in ssts]
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("CURRENT", "MANIFEST-000001")
-        archive.writestr("metadata", "v1\n" + json.dumps({"sstFiles": files, "numKeys": 1}))
+        archive.writestr("metadata", f"{version}\n" + json.dumps({"sstFiles": files, "numKeys": 1}))
     return stream.getvalue()
 
 
 def changelog(lineage: dict[int, str], *, version: str = "v3") -> bytes:
     """A changelog whose head is one uncompressed LZ4 block."""
     items = json.dumps([{"version": number, "checkpointUniqueId": uid} for number, uid in lineage.items()])
-    body = b"".join(struct.pack(">H", len(text)) + text.encode() for text in (version, items)) + b"\0\0\0\0"
+    return _lz4(b"".join(struct.pack(">H", len(text)) + text.encode() for text in (version, items)) + b"\0\0\0\0")
+
+
+def version_1_changelog(version: str) -> bytes:
+    """A changelog of state checkpoint format v1, with a version at its head or without."""
+    head = struct.pack(">H", len(version)) + version.encode() if version else b""
+    return _lz4(head + struct.pack(">i", 8) + b"12345678" + struct.pack(">i", -1))
+
+
+def _lz4(body: bytes) -> bytes:
     return struct.pack("<8sBiii", b"LZ4Block", 0x15, len(body), len(body), 0) + body

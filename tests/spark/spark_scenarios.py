@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
-from dagster_ckpt.errors import CkptError, NothingCommittedError
+from dagster_ckpt.errors import NothingCommittedError
 from dagster_ckpt.options import EmbeddedRocksDBStateBackend, HashMapStateBackend, StateBackend
 from dagster_ckpt.spark import (
     LiveDirectory,
@@ -28,6 +28,7 @@ from dagster_ckpt.spark import (
 
 SCHEMA = "k long, v long, t timestamp"
 FILES = 8
+SIDES = ("left", "right")
 
 HEAP = HashMapStateBackend()
 ROCKSDB = EmbeddedRocksDBStateBackend(False)
@@ -50,11 +51,16 @@ def write_input(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """One query: from files to files, one input file a batch."""
+    """One query: from files to files, one input file a batch.
+
+    In append mode the output is Spark's file sink, in the others (which it refuses) a file of our own for each batch.
+    """
 
     build: Callable[[DataFrame, DataFrame], DataFrame]
     backend: StateBackend
     folder: Path
+    mode: str = "append"
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def output(self) -> Path:
@@ -63,20 +69,45 @@ class Workload:
     def session(self, spark: SparkSession) -> SparkSession:
         session = spark.newSession()
         apply_state_backend(session, self.backend)
+        for name, value in self.settings.items():
+            session.conf.set(name, value)
         return session
 
     def writer(self, spark: SparkSession, *, files_per_batch: int = 1) -> DataStreamWriter:
-        left, right = (self._stream(spark, side, files_per_batch) for side in ("left", "right"))
-        return (
-            self.build(left, right)
-            .writeStream.format("json")
-            .option("path", str(self.output))
-            .option("checkpointLocation", "/must/not/be/used")
-            .queryName("must not be used")
+        left, right = (self._stream(spark, side, files_per_batch) for side in SIDES)
+        writer = self.build(left, right).writeStream.outputMode(self.mode)
+        to_sink = (
+            writer.format("json").option("path", str(self.output))
+            if self.mode == "append"
+            else writer.foreachBatch(_write_batch_to(self.output))
         )
+        return to_sink.option("checkpointLocation", "/must/not/be/used").queryName("must not be used")
 
     def rows(self, spark: SparkSession) -> list[str]:
-        return sorted(row.value for row in spark.read.text(str(self.output)).collect())
+        if self.mode == "append":
+            return sorted(row.value for row in spark.read.text(str(self.output)).collect())
+        # In the order of the batches, but without their numbers: whether one without data ran in between may differ.
+        batches = sorted(self.output.iterdir(), key=lambda path: int(path.name))
+        return [line for path in batches for line in path.read_text().splitlines()]
+
+    def back_to(self, batch_id: int) -> None:
+        """Undo the later batches of an output that is not Spark's file sink."""
+        if self.mode != "append":
+            for path in self.output.iterdir():
+                if int(path.name) > batch_id:
+                    path.unlink()
+
+    def hold_back_input(self) -> None:
+        """Write the input aside, for `feed` to give it to a running query."""
+        for side in SIDES:
+            write_input(self.folder / f"{side}-held-back")
+            (self.folder / side).mkdir()
+
+    def feed(self, number: int) -> None:
+        """Let the query see one more file of each side."""
+        for side in SIDES:
+            name = f"{number:03}.json"
+            (self.folder / f"{side}-held-back" / name).rename(self.folder / side / name)
 
     def _stream(self, spark: SparkSession, side: str, files_per_batch: int) -> DataFrame:
         source = self.folder / side
@@ -84,6 +115,14 @@ class Workload:
             write_input(source)
         stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files_per_batch)
         return stream.json(str(source)).withWatermark("t", "20 seconds")
+
+
+def _write_batch_to(output: Path) -> Callable[[DataFrame, int], None]:
+    def write(batch: DataFrame, batch_id: int) -> None:
+        output.mkdir(exist_ok=True)
+        (output / str(batch_id)).write_text("\n".join(sorted(map(str, batch.collect()))))
+
+    return write
 
 
 def aggregation(left: DataFrame, right: DataFrame) -> DataFrame:
@@ -135,34 +174,31 @@ def _take(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None) ->
 
 
 def images_of_a_running_query(spark: SparkSession, work: Workload, live: LiveDirectory) -> list[TakenImage]:
-    """Run a query over all its input, while another thread takes one image after the other."""
+    """Feed a query one file after the other, and take one image after the other while it works on each.
+
+    None is taken of the last file: a query that Spark starts again gives the rows that only wait for the watermark with
+    its next data, not before.
+    """
     images: dict[tuple[int, int | None], TakenImage] = {}
-    errors: list[CkptError] = []
-    done = threading.Event()
-
-    def take_all() -> None:
-        carry = False
-        while not done.is_set() and not errors:
-            try:
-                image = take_image(live, carry_in_flight=carry, output=work.output)
-                images.setdefault((image.batch_id, image.in_flight), image)
-            except NothingCommittedError:
-                continue
-            except CkptError as error:
-                errors.append(error)
-            carry = not carry
-
-    thread = threading.Thread(target=take_all)
+    output = work.output if work.mode == "append" else None
+    work.hold_back_input()
     session = work.session(spark)
     query = start_query(work.writer(session), "uninterrupted", live)
-    thread.start()
     try:
+        for number in range(FILES - 1):
+            before = live.positions().commit
+            work.feed(number)
+            while not query.wait(0.001) and live.positions().commit == before:
+                with suppress(NothingCommittedError):
+                    image = take_image(live, carry_in_flight=True, output=output)
+                    images.setdefault((image.batch_id, image.in_flight), image)
+            image = take_image(live, carry_in_flight=False, output=output)
+            images.setdefault((image.batch_id, None), image)
+        work.feed(FILES - 1)
         session.streams.get(query.query_id).processAllAvailable()
     finally:
-        done.set()
-        thread.join()
         query.stop()
-    assert errors == []
+    assert query.exception() is None, query.exception()
     return [images[key] for key in sorted(images, key=lambda key: (key[0], key[1] or 0))]
 
 
@@ -171,4 +207,4 @@ def run_to_the_end(spark: SparkSession, work: Workload, live: LiveDirectory, *, 
     query = start_query(writer, "resumed", live)
     while not query.wait(0.5):
         pass
-    assert query.exception() is None
+    assert query.exception() is None, query.exception()

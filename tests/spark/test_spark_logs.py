@@ -59,7 +59,7 @@ def test_the_query_id_is_read_from_the_metadata() -> None:
     [
         (b"", "it is empty"),
         (b"v1", "ends after its version line"),
-        (b"v9\n{}", "first line is 'v9'"),
+        (b"9\n{}", "first line is '9'"),
         (b'v1\n{"batchWatermarkMs":', "Invalid JSON"),
         (b'v2\n{"conf":{}}\nnonsense', "no source name"),
         (b'v1\n{"conf":[]}', "should be an object"),

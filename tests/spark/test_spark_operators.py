@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from live_files import LiveFiles
+from live_files import LiveFiles, schema
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, RestoreError
 from dagster_ckpt.spark import LiveDirectory, cut, materialize
@@ -23,7 +23,7 @@ def files(tmp_path: Path) -> LiveFiles:
     made = LiveFiles(tmp_path / "live-0")
     made.batches(1)
     made.put("state/0/_metadata/v2/0", metadata_v2(f"file:/gone/job/live-0/{SCHEMA}"))
-    made.put(SCHEMA, b"schema")
+    made.put(SCHEMA, schema(has_key=True, version="v3"))
     for version in (1, 2):
         made.put(f"state/0/0/{version}.delta")
     return made
@@ -69,7 +69,7 @@ def test_metadata_that_a_later_batch_wrote_is_left_out(files: LiveFiles) -> None
 
 def test_a_schema_purged_with_older_metadata_is_not_needed(files: LiveFiles) -> None:
     files.put("state/0/_metadata/v2/1", metadata_v2("file:/gone/state/0/_stateSchema/default/1_newer"))
-    files.put("state/0/_stateSchema/default/1_newer", b"schema")
+    files.put("state/0/_stateSchema/default/1_newer", schema(has_key=True, version="v3"))
     files.remove(SCHEMA)
 
     assert cut(files.live, carry_in_flight=False).batch_id == 1

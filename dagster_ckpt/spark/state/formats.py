@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
+from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import store_directory
 from dagster_ckpt.spark.logs import CommitEntry, OffsetEntry
@@ -14,6 +15,9 @@ from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.operators import Operator
 from dagster_ckpt.spark.state import hdfs, rocksdb, rocksdb_v2
 from dagster_ckpt.spark.state.store import StoreDirectory
+
+# What Spark's own providers leave in the directory of a store; named stores lie below that of their partition.
+_SPARKS_OWN = re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[0-9a-f-]+)?\.(delta|snapshot|zip|changelog)(\.crc)?")
 
 VersionFiles = Callable[[StoreDirectory, int], list[NeededFile]]
 
@@ -94,6 +98,13 @@ def _version_files(offsets: OffsetEntry) -> VersionFiles:
 
 def _by_file_names(provider: str | None, store: StoreDirectory, version: int) -> list[NeededFile]:
     """Files of a provider that is not Spark's own: those that extend one of Spark's write as it does."""
+    odd = sorted(name for name in store.names if not _SPARKS_OWN.fullmatch(name))
+    if odd:
+        raise UnknownLayoutError(
+            f"{store.folder.url}/{store.path} holds {odd[0]!r}, which none of Spark's own providers writes, and the "
+            f"provider {provider} is not known here. Nothing was copied: a restore might lack what only this provider "
+            "needs. Use HDFSBackedStateStoreProvider or RocksDBStateStoreProvider."
+        )
     suffixes = {name.rpartition(".")[2] for name in store.names}
     if suffixes & {"delta", "snapshot"}:
         return hdfs.version_files(store, version)

@@ -1,4 +1,4 @@
-"""The lineage at the head of a changelog: which unique id each version before it has.
+"""The head of a changelog: its version, and which unique id each version of the state before it has.
 
 Format: `StateStoreChangelogWriterV3`/`V4` of Spark 4.3 inside the LZ4 block stream of lz4-java
 (`LZ4BlockOutputStream`).
@@ -12,12 +12,16 @@ from typing import BinaryIO
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.spark.versions import known_version
 
 _MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")
 _RAW = 0x10
 _MIN_MATCH = 4
 _EXTENDED = 15
+# Versions of a changelog: without a header (1), with column families (2), with a lineage (3), with both (4).
+_VERSIONS = {1, 2, 3, 4}
+_WITH_LINEAGE = {3, 4}
 
 
 class _Item(BaseModel):
@@ -32,11 +36,14 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
     """Read version to unique id from the head of a changelog of checkpoint format v2.
 
     Raises:
+        UnknownLayoutError: It is of a version that is not known.
         LiveDirectoryError: It is no such changelog, or compressed with another codec than LZ4.
     """
     try:
         plain = _Plain(stream)
-        plain.check_version()
+        version = plain.text()
+        if known_version(version, _VERSIONS, where, "a changelog") not in _WITH_LINEAGE:
+            raise ValueError(f"its version is {version!r}, but v3 and v4 carry a lineage")
         return {item.version: item.unique_id for item in _LINEAGE.validate_json(plain.text())}
     except (ValueError, struct.error, IndexError, ValidationError) as error:
         raise LiveDirectoryError(
@@ -47,6 +54,21 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
         ) from error
 
 
+def check_version(stream: BinaryIO, where: str) -> None:
+    """Refuse a changelog of checkpoint format v1 whose version is not known; its content is not needed else.
+
+    Raises:
+        UnknownLayoutError: It is of a version that is not known.
+    """
+    try:
+        version = _Plain(stream).text(at_most=8)
+    except (ValueError, struct.error, IndexError):
+        # Of another codec than LZ4, whose head cannot be read here, or without a header: then its first bytes are
+        # the length of a key.
+        return
+    known_version(version, _VERSIONS, where, "a changelog")
+
+
 class _Plain:
     """The decompressed head of a stream, as far as it is asked for."""
 
@@ -55,14 +77,11 @@ class _Plain:
         self._data = bytearray()
         self._at = 0
 
-    def check_version(self) -> None:
-        version = self.text()
-        if version not in ("v3", "v4"):
-            raise ValueError(f"its version is {version!r}, but v3 and v4 carry a lineage")
-
-    def text(self) -> str:
+    def text(self, *, at_most: int = 0xFFFF) -> str:
         # Java's DataOutput.writeUTF: two bytes of length, then the text.
         (length,) = struct.unpack(">H", self._take(2))
+        if length > at_most:
+            raise ValueError(f"it begins with a text of {length} bytes")
         return self._take(length).decode("utf-8")
 
     def _take(self, count: int) -> bytes:

@@ -14,7 +14,9 @@ from pydantic import BaseModel, Field, ValidationError
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.needed import NeededFile
+from dagster_ckpt.spark.state.lineage import check_version
 from dagster_ckpt.spark.state.store import StoreDirectory
+from dagster_ckpt.spark.versions import known_version
 
 _SSTS = "SSTs"
 _LOGS = "logs"
@@ -44,13 +46,19 @@ def version_files(store: StoreDirectory, version: int) -> list[NeededFile]:
 
     Raises:
         IncompleteCutError: One of them is missing, or has another size than noted.
+        UnknownLayoutError: A snapshot or changelog is of a version that is not known.
         LiveDirectoryError: The snapshot's zip cannot be read.
     """
     base = store.newest(".zip", version)
     files = snapshot_files(store, f"{base}.zip") if base else []
     since = f"{base}.zip" if base else "the empty database"
     why = f"there is no {version}.zip, so version {version} is {since} and every changelog after it"
-    return files + [store.need(f"{number}.changelog", why) for number in range(base + 1, version + 1)]
+    changelogs = [store.need(f"{number}.changelog", why) for number in range(base + 1, version + 1)]
+    # One speaks for all: a query's settings choose the version, and they are the same in every partition.
+    if changelogs and store.is_first_partition:
+        with changelogs[-1].open() as stream:
+            check_version(stream, f"{store.folder.url}/{changelogs[-1].source}")
+    return files + changelogs
 
 
 def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
@@ -93,8 +101,9 @@ def _named_files(file: NeededFile) -> tuple[_Named, ...]:
 def _read_snapshot(file: NeededFile, data: bytes) -> _Snapshot:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            text = archive.read("metadata").decode("utf-8")
-        return _Snapshot.model_validate_json(text.partition("\n")[2])
+            line, _, text = archive.read("metadata").decode("utf-8").partition("\n")
+        known_version(line, {1}, f"{file.folder.url}/{file.source}", "a RocksDB snapshot")
+        return _Snapshot.model_validate_json(text)
     except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, ValidationError) as error:
         raise LiveDirectoryError(
             f"{file.folder.url}/{file.source} is not a RocksDB snapshot that can be read: {error}. "

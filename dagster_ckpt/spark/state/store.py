@@ -18,6 +18,11 @@ class StoreDirectory:
         self.path = path
 
     @property
+    def is_first_partition(self) -> bool:
+        """Whether it belongs to partition 0."""
+        return self.path.split("/")[2] == "0"
+
+    @property
     def names(self) -> Set[str]:
         """Names in the directory, as they were at the first look."""
         return self._listing.names

@@ -29,6 +29,8 @@ def main(only: tuple[str, ...], folder: Path, repeat: int) -> None:
     folder = folder.absolute()
     results, scratch, deleted = folder / "results", folder / "scratch", folder / "deleted"
     console = Console()
+    failed: list[str] = []
+    places: list[Path] = []
     _wait_for_the_file_system(deleted, console)
     try:
         for section in SECTIONS:
@@ -37,18 +39,29 @@ def main(only: tuple[str, ...], folder: Path, repeat: int) -> None:
             console.rule(section.title)
             place = scratch / f"{section.name}-{time.time_ns()}"
             place.mkdir(parents=True)
-            result = section.run(Bench(folder, place, repeat))
+            places.append(place)
+            try:
+                result = section.run(Bench(folder, place, repeat))
+            except Exception:  # noqa: BLE001 - the others may still work, and the page shows what they found
+                console.print_exception()
+                failed.append(section.name)
+                continue
             result.keep(results)
             for table in (*result.tables, target_table(result.targets)):
                 _print(table, console)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
         deleted.touch()
     kept = {path.stem: SectionResult.model_validate_json(path.read_text()) for path in results.glob("*.json")}
     shown = [kept[section.name] for section in SECTIONS if section.name in kept]
     missing = [section.name for section in SECTIONS if section.name not in kept]
     PAGE.write_text(render(shown, describe_machine(folder), missing))
     console.print(f"Wrote {PAGE}.")
+    if failed:
+        raise click.ClickException(
+            f"These sections failed, and the page shows what they found last: {', '.join(failed)}"
+        )
 
 
 def _wait_for_the_file_system(deleted: Path, console: Console) -> None:

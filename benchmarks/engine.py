@@ -29,9 +29,12 @@ class Engine:
         root: Folder of this machine for live directories and the catalog.
         images: URL of the place for images.
         storage_options: Arguments of its file system.
+        newest: Number of the newest image that is there already.
     """
 
-    def __init__(self, root: Path, images: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, root: Path, images: str, storage_options: Mapping[str, Any] | None = None, *, newest: int = 0
+    ) -> None:
         root.mkdir(parents=True, exist_ok=True)
         storage = FileSystemCheckpointStorage(
             images, savepoint_path=f"{images}/savepoints", storage_options=storage_options or {}
@@ -46,7 +49,7 @@ class Engine:
             restart=RestartStrategies.no_restart(),
             live_root=f"{root}/live",
         )
-        self._number = 0
+        self._number = newest
         self.live = root / "live" / JOB / "live-1"
         self.live.parent.mkdir(parents=True, exist_ok=True)
         self._running = LiveDirectory(str(self.live))
@@ -66,6 +69,10 @@ class Engine:
             base: Location of the image before.
         """
         return self._take(ImageKind.SAVEPOINT, base)
+
+    def discard(self, location: str) -> None:
+        """Delete an image, and the bytes that no other one needs."""
+        self._job.store.discard(location)
 
     def restore(self, location: str, name: str) -> Path:
         """Make a live directory of an image, ready for Spark; beside the job's own.

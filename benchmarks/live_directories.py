@@ -105,6 +105,7 @@ def session(name: str, partitions: int, conf: Mapping[str, str] = QUICKLY_MADE, 
         **conf,
         "spark.sql.shuffle.partitions": str(partitions),
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "3g",
     }
     for key, value in settings.items():

@@ -48,6 +48,16 @@ class Target(BaseModel):
         return self.measured >= self.limit if self.bound is Bound.AT_LEAST else self.measured <= self.limit
 
 
+def at_least(what: str, limit: float, measured: float | None, *, unit: str = "", reason: str = "") -> Target:
+    """A target with a lower limit; the arguments are those of `Target`."""
+    return Target(what=what, bound=Bound.AT_LEAST, limit=limit, measured=measured, unit=unit, reason=reason)
+
+
+def at_most(what: str, limit: float, measured: float | None, *, unit: str = "", reason: str = "") -> Target:
+    """A target with an upper limit; the arguments are those of `Target`."""
+    return Target(what=what, bound=Bound.AT_MOST, limit=limit, measured=measured, unit=unit, reason=reason)
+
+
 class Table(BaseModel):
     """A table of the page. Its first column is text, the others are figures.
 

@@ -1,8 +1,13 @@
 """The sections of the bench, in the order of the page."""
 
 from benchmarks.bench import Section
+from benchmarks.sections.flink import FLINK_SECTION
 from benchmarks.sections.local import LOCAL
+from benchmarks.sections.memory import MEMORY
+from benchmarks.sections.running import RUNNING
+from benchmarks.sections.s3 import S3
+from benchmarks.sections.slopes import SLOPES
 
-SECTIONS: tuple[Section, ...] = (LOCAL,)
+SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES)
 
 __all__ = ["SECTIONS"]

@@ -14,7 +14,7 @@ from benchmarks.growing import committed_at_ns, copy_of, grow
 from benchmarks.live_directories import KeptDirectory
 from benchmarks.measuring import Sample, Series, paired_ratio, run, timed, tree_size
 from benchmarks.packages import require_debian_packages
-from benchmarks.results import Bound, Table, Target, megabytes, seconds, timing_table
+from benchmarks.results import Table, Target, at_least, at_most, megabytes, seconds, timing_table
 
 OURS = "image"
 BESIDE = "restore, live directory there"
@@ -157,34 +157,16 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
 
 
 def _targets(figures: _Figures) -> tuple[Target, ...]:
-    least, most = Bound.AT_LEAST, Bound.AT_MOST
     incremental, restore, batches = figures.incremental, figures.restore, figures.every_batch
+    every_batch = paired_ratio(batches.walls(OURS), batches.walls(LIMIT))
     return (
-        Target(
-            what="first full image: `cp -a` / ours", bound=least, limit=1, measured=figures.full.ratio("cp -a", OURS)
-        ),
-        Target(
-            what="incremental: `rsync -a --link-dest` / ours",
-            bound=least,
-            limit=4,
-            measured=incremental.ratio(LINK_DEST, OURS),
-        ),
-        Target(what="incremental: `rsync -a` / ours", bound=least, limit=2, measured=incremental.ratio(RSYNC, OURS)),
-        Target(what="incremental: new files", bound=most, limit=20, measured=statistics.median(figures.new_files)),
-        Target(
-            what="image at every batch: ours / the new bytes read and written once",
-            bound=most,
-            limit=1.5,
-            measured=paired_ratio(batches.walls(OURS), batches.walls(LIMIT)),
-        ),
-        Target(what="restore: `cp -al` / ours", bound=least, limit=1, measured=restore.ratio("cp -al", BESIDE)),
-        Target(
-            what="nothing changed, per 10,000 files",
-            bound=most,
-            limit=50,
-            measured=_per_ten_thousand_files(figures),
-            unit="ms",
-        ),
+        at_least("first full image: `cp -a` / ours", 1, figures.full.ratio("cp -a", OURS)),
+        at_least("incremental: `rsync -a --link-dest` / ours", 4, incremental.ratio(LINK_DEST, OURS)),
+        at_least("incremental: `rsync -a` / ours", 2, incremental.ratio(RSYNC, OURS)),
+        at_most("incremental: new files", 20, statistics.median(figures.new_files)),
+        at_most("image at every batch: ours / the new bytes read and written once", 1.5, every_batch),
+        at_least("restore: `cp -al` / ours", 1, restore.ratio("cp -al", BESIDE)),
+        at_most("nothing changed, per 10,000 files", 50, _per_ten_thousand_files(figures), unit="ms"),
     )
 
 

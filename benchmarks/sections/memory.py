@@ -1,0 +1,70 @@
+"""Memory of the driver process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from benchmarks.bench import Bench, Findings, Section
+from benchmarks.driver_memory import BATCHES, PARTITIONS, Step
+from benchmarks.results import Table, Target, at_most, seconds
+
+MIB = 2**20
+SST_BYTES = (10_000, 500_000)
+
+
+def _measure(bench: Bench) -> Findings:
+    steps = {}
+    for number, sst_bytes in enumerate(SST_BYTES):
+        folder = bench.repetition(number)
+        command = [sys.executable, "-m", "benchmarks.driver_memory", str(folder), str(sst_bytes)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        steps[sst_bytes] = [Step(**step) for step in json.loads(done.stdout.splitlines()[-1])]
+    tables = tuple(_table(f"{PARTITIONS * size / 1e6:.0f} MB of SSTs", found) for size, found in steps.items())
+    return Findings(tables, _targets([step for found in steps.values() for step in found]), {})
+
+
+def _table(title: str, steps: Sequence[Step]) -> Table:
+    return Table(
+        title=title,
+        headings=("", "files in the image", "peak growth MiB", "kept MiB", "s", "ms per 10,000 files"),
+        rows=tuple(
+            (
+                step.what,
+                str(step.files),
+                f"{step.grown_bytes / MIB:.1f}",
+                f"{step.kept_bytes / MIB:.1f}",
+                seconds(step.wall_s),
+                f"{_per_ten_thousand_files(step):.0f}",
+            )
+            for step in steps
+        ),
+    )
+
+
+def _targets(steps: Sequence[Step]) -> tuple[Target, ...]:
+    worst = max(step.grown_bytes for step in steps) / MIB
+    unchanged = min(_per_ten_thousand_files(step) for step in steps if "nothing changed" in step.what)
+    return (
+        at_most("memory of the driver grows, 100,000-file image", 64, worst, unit="MiB"),
+        at_most("nothing changed, per 10,000 files of a 100,000-file image", 50, unchanged, unit="ms"),
+    )
+
+
+def _per_ten_thousand_files(step: Step) -> float:
+    return step.wall_s * 1000 * 10_000 / step.files
+
+
+MEMORY = Section(
+    name="memory",
+    title="Memory of the driver",
+    method=(
+        f"A directory written in the exact layout of a stopped query, because Spark would need an hour: {PARTITIONS} "
+        f"partitions, each with a snapshot and {BATCHES - 1} changelogs, twice: with small and with large SSTs. A "
+        "process of its own takes the images, after a small one that loads all code. Growth is the peak of its "
+        "resident memory above what it was before the step."
+    ),
+    measure=_measure,
+)

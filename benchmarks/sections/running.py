@@ -1,0 +1,62 @@
+"""What images cost a query that runs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+
+from benchmarks.bench import Bench, Findings, Section
+from benchmarks.measuring import paired_ratio
+from benchmarks.results import Table, at_least
+from benchmarks.running_query import BATCHES_OF_A_WINDOW, KEYS, PARTITIONS, Window
+
+PAIRS_OF_A_REPETITION = 2
+
+
+def _measure(bench: Bench) -> Findings:
+    folder = bench.repetition(0)
+    pairs = PAIRS_OF_A_REPETITION * bench.repetitions
+    command = [sys.executable, "-m", "benchmarks.running_query", str(folder), str(pairs)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    windows = [Window(**window) for window in json.loads(done.stdout.splitlines()[-1])]
+    # Each pair has one window of each; which came first changes.
+    with_images = [window for window in windows if window.images]
+    without = [window for window in windows if not window.images]
+    per_cpu = [[window.rows / window.cpu_s for window in group] for group in (with_images, without)]
+    per_wall = [[window.rows / window.wall_s for window in group] for group in (with_images, without)]
+    cpu_ratio, wall_ratio = paired_ratio(*per_cpu), paired_ratio(*per_wall)
+    rows = (
+        (
+            "an image every second",
+            f"{statistics.median(per_wall[0]):.0f}",
+            f"{statistics.median(per_cpu[0]):.0f}",
+            str(sum(window.images for window in with_images)),
+        ),
+        ("none", f"{statistics.median(per_wall[1]):.0f}", f"{statistics.median(per_cpu[1]):.0f}", "0"),
+        ("ratio within a pair, median", f"{wall_ratio:.3f}", f"{cpu_ratio:.3f}", ""),
+    )
+    table = Table(
+        title=f"Throughput of a running query ({pairs} pairs of windows)",
+        headings=("images", "rows per second", "rows per CPU second", "images taken"),
+        rows=rows,
+    )
+    targets = (
+        at_least("running query, image every second: rows per second, with / without", 0.98, wall_ratio),
+        at_least("running query, image every second: rows per CPU second, with / without", 0.98, cpu_ratio),
+    )
+    return Findings((table,), targets, {})
+
+
+RUNNING = Section(
+    name="running",
+    title="A query that runs",
+    method=(
+        f"A query that takes rows as fast as it can: count and max of a hash over {KEYS} keys, {PARTITIONS} "
+        "partitions, RocksDB with changelogs, Spark's defaults elsewhere; most keys change in every batch. Windows of "
+        f"{BATCHES_OF_A_WINDOW} batches with an image every second, of which three are retained, take turns with "
+        "windows without, in one run of the query. CPU seconds are those of the JVM and of the driver's Python process."
+    ),
+    measure=_measure,
+)

@@ -26,7 +26,8 @@ from dagster_ckpt.spark.rewind import (
     roll_back_to_own_past,
 )
 from dagster_ckpt.spark.settings import apply_state_backend
-from dagster_ckpt.spark.sink_forecast import Replay, SinkEffect, SinkForecast, forecast
+from dagster_ckpt.spark.sink_effect import Replay, SinkEffect, SinkForecast
+from dagster_ckpt.spark.sink_forecast import forecast
 from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
 from dagster_ckpt.spark.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.spark.staging import StagedCut, staged_cut, until_not_overtaken

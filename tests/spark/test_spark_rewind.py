@@ -1,5 +1,6 @@
 """Going back to a batch that Spark still retains: the rows of the uninterrupted run, however it is cut again."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,11 @@ from dagster_ckpt.options.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.spark import (
     LiveDirectory,
     clone,
+    delete_part_files,
     inspect_live_directory,
     own_past,
+    part_files,
+    read_sink_log,
     retained_batches,
     roll_back_to_own_past,
 )
@@ -40,6 +44,13 @@ def retaining(backend: StateBackend, batches: int) -> StateBackend:
     settings = {name: value for name, value in backend.spark_settings().items() if name not in own}
     provider = backend.spark_settings().get(*own, HEAP_PROVIDER)
     return CustomStateBackend(provider, {**settings, RETAIN: str(batches)})
+
+
+def write_more_input(folder: Path) -> None:
+    """One more file, newer than those there are."""
+    path = folder / "999.json"
+    path.write_text('{"k": 1, "v": 9100, "t": "2024-01-01T00:30:00Z"}')
+    os.utime(path, (1_700_001_000, 1_700_001_000))
 
 
 CASES = [
@@ -79,6 +90,34 @@ def test_a_query_rewound_to_a_batch_gives_the_rows_of_the_uninterrupted_run(
         assert work.rows(spark) == expected, f"rewound to batch {batch}"
     # Late uploads of the first query's own stores may have appeared there; nothing else has changed.
     assert before.items() <= {path: entry.version() for path, entry in original.folder.files()}.items()
+
+
+def test_without_the_roll_back_of_its_log_the_sink_loses_rows_and_with_it_leaves_files_that_nobody_sees(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    work = Workload(stateless, retaining(HEAP, 100), tmp_path)
+    live = LiveDirectory(f"file://{tmp_path}/live-0")
+    run_to_the_end(spark, work, live)
+    expected = work.rows(spark)
+    # Room for batches cut otherwise: the sink passes over numbers it knows, whatever is in them.
+    clone(live, LiveDirectory(f"file://{tmp_path}/careless"), at_batch=1)
+    write_more_input(tmp_path / "left")
+    run_to_the_end(spark, work, LiveDirectory(f"file://{tmp_path}/careless"), files_per_batch=3)
+    careless = work.rows(spark)
+
+    roll_back_to_own_past([f"FileSink[file:{work.output}]"], 1)
+    clone(live, LiveDirectory(f"file://{tmp_path}/careful"), at_batch=1)
+    run_to_the_end(spark, work, LiveDirectory(f"file://{tmp_path}/careful"), files_per_batch=3)
+    careful = work.rows(spark)
+
+    assert set(expected) < set(careful)
+    assert len(careful) > len(careless), "the hazard that the roll-back is for"
+    log = read_sink_log(str(work.output))
+    orphans = [file for file in part_files(str(work.output)) if file.name not in log.names]
+    assert orphans
+    delete_part_files(str(work.output), orphans)
+    assert work.rows(spark) == careful
+    assert {file.name for file in part_files(str(work.output))} <= log.names
 
 
 def test_every_batch_that_spark_retains_can_be_gone_back_to(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""A folder that was given the rows of another file sink is read as that one is."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import DataStreamWriter
+
+from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.spark import SinkEntry, fork_output, output_folder, part_files, read_sink_log, same_folder
+
+pytestmark = pytest.mark.spark
+
+
+def partitioned(spark: SparkSession, root: Path) -> DataStreamWriter:
+    """A query into a folder whose names have to be escaped in the log, some of them twice."""
+    (root / "in").mkdir()
+    rows = [{"a": number, "k": key} for number, key in enumerate(["x y", "p%q", "u=v", "ä"])]
+    (root / "in/rows.json").write_text("\n".join(map(json.dumps, rows)))
+    writer = spark.readStream.schema("a long, k string").json(str(root / "in")).writeStream.partitionBy("k")
+    return writer.format("parquet").option("path", str(root / "out put")).option("checkpointLocation", str(root / "ck"))
+
+
+def test_a_partitioned_output_is_forked_with_its_folders(spark: SparkSession, tmp_path: Path) -> None:
+    writer = partitioned(spark, tmp_path)
+    old, new = tmp_path / "out put", tmp_path / "new one"
+    assert output_folder(writer) == str(old)
+    assert same_folder(str(old), f"file:{old}/")
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    entries = [SinkEntry("0", (old / "_spark_metadata/0").read_bytes())]
+
+    fork_output(f"file:{old}", str(new), 0, entries)
+    fork_output(f"file:{old}", str(new), 0, entries)
+
+    expected = sorted(map(tuple, spark.read.parquet(str(old)).collect()))
+    assert len(expected) == 4
+    assert sorted(map(tuple, spark.read.parquet(str(new)).collect())) == expected
+    assert {file.name for file in part_files(str(new))} == read_sink_log(f"file:{new}").names
+    # Whatever becomes of the original's files.
+    for file in part_files(str(old)):
+        (old / file.path).unlink()
+    assert sorted(map(tuple, spark.read.parquet(str(new)).collect())) == expected
+
+
+@pytest.mark.parametrize("options", [{"format": "console"}, {"format": "delta", "path": "/table"}, {}])
+def test_only_a_file_sink_has_a_folder_before_it_is_started(spark: SparkSession, options: dict[str, str]) -> None:
+    writer = spark.readStream.format("rate").load().writeStream
+    writer = writer.format(options["format"]) if "format" in options else writer.foreachBatch(lambda rows, batch: None)
+
+    assert output_folder(writer.option("path", options["path"]) if "path" in options else writer) is None
+
+
+def test_a_log_that_names_files_elsewhere_cannot_be_forked(tmp_path: Path) -> None:
+    entry = SinkEntry("0", b'v1\n{"path":"file:///elsewhere/part-0","action":"add"}')
+
+    with pytest.raises(RestoreError, match="does not lie there"):
+        fork_output(str(tmp_path / "out"), str(tmp_path / "new"), 0, [entry])

@@ -26,9 +26,9 @@ from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import (
     CheckpointConfig,
+    EmbeddedRocksDBStateBackend,
     FileSystemCheckpointStorage,
     RestartStrategies,
-    RocksDBStateBackend,
 )
 from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, output_folder, start_query
 from dagster_ckpt.storage import open_store
@@ -48,7 +48,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.streaming.fileSink.log.compactInterval", "4")
         .getOrCreate()
     )
-    apply_state_backend(session, RocksDBStateBackend())
+    apply_state_backend(session, EmbeddedRocksDBStateBackend())
     yield session
     session.stop()
 

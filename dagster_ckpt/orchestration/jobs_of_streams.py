@@ -27,9 +27,12 @@ class StreamResources(Protocol):
 def streaming_job(stream: StreamingAsset, resources: StreamResources | Any) -> StreamingJob:
     """Put a job together.
 
-    A storage set in the asset's `CheckpointConfig` wins over the deployment's resource, as in Flink.
+    A storage set in the asset's `CheckpointConfig` wins over the deployment's resource, as in Flink, and takes from
+    it what it leaves unset.
     """
-    storage = stream.options.storage or resources.checkpoint_storage.storage()
+    deployment = resources.checkpoint_storage
+    configured = stream.options.storage
+    storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
     return StreamingJob(
         job_id=stream.job_id,
         name=stream.name,
@@ -40,6 +43,7 @@ def streaming_job(stream: StreamingAsset, resources: StreamResources | Any) -> S
         restart=stream.restart,
         live_root=resources.state_backend.live_directory,
         code_version=stream.asset.code_versions_by_key.get(stream.key),
+        backend=resources.state_backend.backend(),
     )
 
 

@@ -22,6 +22,7 @@ from dagster_ckpt.options import (
     effective_restart_strategy,
 )
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -88,8 +89,8 @@ class StreamingAsset:
 
 def streaming_asset(
     *,
-    checkpointing: CheckpointConfig | None = None,
-    restart_strategy: RestartStrategyConfiguration | None = None,
+    checkpointing: CheckpointConfig | CheckpointSettings | None = None,
+    restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
     job_id: str | None = None,
     name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
@@ -108,7 +109,8 @@ def streaming_asset(
     writer is replaced.
 
     Args:
-        checkpointing: Checkpointing options; default: a `CheckpointConfig()`, periodic checkpoints off.
+        checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML; default: a
+            `CheckpointConfig()`, periodic checkpoints off.
         restart_strategy: What happens after a failure; default: Flink's, which is none
             without checkpointing and exponential delay with it.
         job_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when
@@ -131,6 +133,10 @@ def streaming_asset(
         ... def orders(context, pyspark: PySparkResource) -> DataStreamWriter:
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.format("parquet")
     """
+    if isinstance(checkpointing, CheckpointSettings):
+        checkpointing = checkpointing.checkpoint_config()
+    if isinstance(restart_strategy, RestartSettings):
+        restart_strategy = restart_strategy.restart_strategy()
     options = (checkpointing or CheckpointConfig()).options
     restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None)
 

@@ -242,7 +242,7 @@ class TestResources:
     def test_settings_of_another_state_backend_are_refused(self) -> None:
         resource = StateBackendResource(live_directory="a", kind=StateBackendKind.HASHMAP, settings={"k": "v"})
 
-        with pytest.raises(OptionError, match=r"hashmap, which takes no settings.*\['k'\]"):
+        with pytest.raises(OptionError, match=r"HASHMAP, which takes no settings.*\['k'\]"):
             resource.backend()
 
     @pytest.mark.parametrize("url", ["", "catalog.db", "nowhere://host/database", "sqlite:////no/such/folder/c.db"])

@@ -1,0 +1,138 @@
+"""The options of a stream as Dagster config: the same options as `CheckpointConfig` and `RestartStrategies`.
+
+One model for YAML, the launchpad and Python, checked by the same code: a model only says names and types.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.options import (
+    CheckpointConfig,
+    CheckpointingMode,
+    CheckpointOptions,
+    ExternalizedCheckpointCleanup,
+    RestartStrategies,
+    RestartStrategyConfiguration,
+)
+
+
+class CheckpointSettings(dg.Config):
+    """Every option of `CheckpointConfig`; durations are milliseconds.
+
+    Example:
+        >>> settings = CheckpointSettings.model_validate({"interval": 60_000, "mode": "AT_LEAST_ONCE"})
+        >>> settings.checkpoint_config().get_checkpoint_interval()
+        60000
+    """
+
+    mode: str = Field(
+        default=CheckpointOptions.mode.name, description=f"One of {', '.join(CheckpointingMode.__members__)}."
+    )
+    interval: int | None = Field(default=None, description="Time between periodic checkpoints, from 10. Default: off.")
+    timeout: int = Field(
+        default=CheckpointOptions.timeout_ms, description="Age at which an attempt is aborted, from 10."
+    )
+    min_pause: int = Field(
+        default=CheckpointOptions.min_pause_ms,
+        description="Shortest time from a completion to the next periodic attempt.",
+    )
+    max_concurrent: int = Field(
+        default=CheckpointOptions.max_concurrent, description="Attempts in progress at once, from 1."
+    )
+    tolerable_failures: int = Field(
+        default=CheckpointOptions.tolerable_failures, description="Consecutive failures that do not fail the query."
+    )
+    cleanup: str = Field(
+        default=CheckpointOptions.cleanup.name,
+        description=f"What outlives the job: one of {', '.join(ExternalizedCheckpointCleanup.__members__)}.",
+    )
+    unaligned: bool = Field(
+        default=CheckpointOptions.unaligned, description="Take images without waiting for the batch."
+    )
+    alignment_timeout: int = Field(
+        default=CheckpointOptions.alignment_timeout_ms,
+        description="With unaligned: how long to wait for the batch boundary first.",
+    )
+    force_unaligned: bool = Field(
+        default=CheckpointOptions.force_unaligned,
+        description="With unaligned: also with a sink that is not idempotent.",
+    )
+    num_retained: int = Field(default=CheckpointOptions.num_retained, description="Completed checkpoints kept, from 1.")
+    prefer_checkpoint_for_recovery: bool = Field(
+        default=CheckpointOptions.prefer_checkpoint_for_recovery,
+        description="Recover from the newest checkpoint even where a savepoint is newer.",
+    )
+    storage: str | None = Field(
+        default=None, description="URL of a directory for the images of this stream. Default: the deployment's."
+    )
+
+    def checkpoint_config(self) -> CheckpointConfig:
+        """The options as a `CheckpointConfig`.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        return CheckpointConfig(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class RestartStrategyKind(Enum):
+    """Flink's restart strategies. Dagster's config knows members by name, other YAML by value: they are the same."""
+
+    NONE = "NONE"
+    FIXED_DELAY = "FIXED_DELAY"
+    FAILURE_RATE = "FAILURE_RATE"
+    EXPONENTIAL_DELAY = "EXPONENTIAL_DELAY"
+    FALLBACK = "FALLBACK"
+
+
+class RestartSettings(dg.Config):
+    """Every option of `RestartStrategies`, by the names and defaults of Flink's configuration; ms."""
+
+    kind: RestartStrategyKind = Field(
+        default=RestartStrategyKind.FALLBACK,
+        description="NONE, FIXED_DELAY, FAILURE_RATE, EXPONENTIAL_DELAY, or FALLBACK: Flink's default, which is none "
+        "without checkpointing and exponential delay with it.",
+    )
+    attempts: int = Field(default=1, description="FIXED_DELAY: restarts.")
+    delay: int = Field(default=1_000, description="FIXED_DELAY, FAILURE_RATE: from a failure to its restart.")
+    max_failures_per_interval: int = Field(default=1, description="FAILURE_RATE: failures an interval may hold.")
+    failure_rate_interval: int = Field(default=60_000, description="FAILURE_RATE: length of the interval.")
+    initial_backoff: int = Field(default=1_000, description="EXPONENTIAL_DELAY: first delay.")
+    max_backoff: int = Field(default=60_000, description="EXPONENTIAL_DELAY: longest delay.")
+    backoff_multiplier: float = Field(default=1.5, description="EXPONENTIAL_DELAY: growth of the delay, above 1.")
+    reset_backoff_threshold: int = Field(
+        default=3_600_000, description="EXPONENTIAL_DELAY: healthy time after which delays start anew."
+    )
+    jitter_factor: float = Field(default=0.1, description="EXPONENTIAL_DELAY: largest random part of a delay, 0 to 1.")
+    attempts_before_reset_backoff: int = Field(
+        default=2**31 - 1, description="EXPONENTIAL_DELAY: restarts without such a healthy time."
+    )
+
+    def restart_strategy(self) -> RestartStrategyConfiguration:
+        """The strategy.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        if self.kind is RestartStrategyKind.NONE:
+            return RestartStrategies.no_restart()
+        if self.kind is RestartStrategyKind.FIXED_DELAY:
+            return RestartStrategies.fixed_delay_restart(self.attempts, self.delay)
+        if self.kind is RestartStrategyKind.FAILURE_RATE:
+            return RestartStrategies.failure_rate_restart(
+                self.max_failures_per_interval, self.failure_rate_interval, self.delay
+            )
+        if self.kind is RestartStrategyKind.EXPONENTIAL_DELAY:
+            return RestartStrategies.exponential_delay_restart(
+                self.initial_backoff,
+                self.max_backoff,
+                self.backoff_multiplier,
+                self.reset_backoff_threshold,
+                self.jitter_factor,
+                attempts_before_reset_backoff=self.attempts_before_reset_backoff,
+            )
+        return RestartStrategies.fall_back_restart()

@@ -1,0 +1,242 @@
+"""Every option in two spellings: Python objects, and Dagster config. Both give equal values."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.options import (
+    CheckpointConfig,
+    CustomCheckpointStorage,
+    CustomStateBackend,
+    DeploymentStorage,
+    EmbeddedRocksDBStateBackend,
+    FileSystemCheckpointStorage,
+    HashMapStateBackend,
+    JobManagerCheckpointStorage,
+    PredefinedOptions,
+    RestartStrategies,
+)
+from dagster_ckpt.orchestration import streaming_asset
+from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.resources import CheckpointStorageResource, StateBackendResource
+
+ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
+    "mode": "AT_LEAST_ONCE",
+    "interval": 60_000,
+    "timeout": 5_000,
+    "min_pause": 30_000,
+    "max_concurrent": 3,
+    "tolerable_failures": 2,
+    "cleanup": "RETAIN_ON_CANCELLATION",
+    "unaligned": True,
+    "alignment_timeout": 5_000,
+    "force_unaligned": True,
+    "num_retained": 4,
+    "prefer_checkpoint_for_recovery": True,
+    "storage": "file:///data/checkpoints",
+}
+
+
+def through_dagster(value: type[Any], config: dict[str, Any]) -> Any:
+    """Give config to Dagster as a person does, and return what an op gets of it."""
+    got: list[Any] = []
+    if issubclass(value, dg.ConfigurableResource):
+
+        @dg.op(required_resource_keys={"it"})
+        def take(context: dg.OpExecutionContext) -> None:
+            got.append(context.resources.it)
+
+        resources = {"it": value.configure_at_launch()}
+        run_config: dict[str, Any] = {"resources": {"it": {"config": config}}}
+    else:
+
+        def compute(context: dg.OpExecutionContext) -> None:
+            got.append(value(**context.op_config))
+
+        take = dg.op(config_schema=value.to_config_schema().as_field(), name="take")(compute)
+        resources, run_config = {}, {"ops": {"take": {"config": config}}}
+    job = dg.GraphDefinition("job", node_defs=[take]).to_job(resource_defs=resources)
+    assert job.execute_in_process(run_config=run_config).success
+    return got[0]
+
+
+def test_the_config_offers_every_checkpointing_option_with_the_same_default() -> None:
+    keywords = {
+        name: parameter.default
+        for name, parameter in inspect.signature(CheckpointConfig.__init__).parameters.items()
+        if name != "self"
+    }
+    assert set(CheckpointSettings.model_fields) == set(keywords) == set(ALL_CHECKPOINT_OPTIONS)
+    assert CheckpointSettings().checkpoint_config() == CheckpointConfig()
+
+
+@pytest.mark.parametrize("given", [{}, ALL_CHECKPOINT_OPTIONS], ids=["defaults", "every option"])
+def test_checkpointing_options_are_equal_in_both_spellings(given: dict[str, Any]) -> None:
+    wanted = CheckpointConfig(**given)
+    assert through_dagster(CheckpointSettings, given).checkpoint_config() == wanted
+    assert CheckpointSettings.model_validate(yaml.safe_load(yaml.safe_dump(given))).checkpoint_config() == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, RestartStrategies.fall_back_restart()),
+        ({"kind": "NONE"}, RestartStrategies.no_restart()),
+        ({"kind": "FIXED_DELAY"}, RestartStrategies.fixed_delay_restart(1, 1_000)),
+        ({"kind": "FIXED_DELAY", "attempts": 5, "delay": 7}, RestartStrategies.fixed_delay_restart(5, 7)),
+        (
+            {"kind": "FAILURE_RATE", "max_failures_per_interval": 3, "failure_rate_interval": 9, "delay": 2},
+            RestartStrategies.failure_rate_restart(3, 9, 2),
+        ),
+        ({"kind": "EXPONENTIAL_DELAY"}, RestartStrategies.exponential_delay_restart()),
+        (
+            {
+                "kind": "EXPONENTIAL_DELAY",
+                "initial_backoff": 2,
+                "max_backoff": 3,
+                "backoff_multiplier": 2.0,
+                "reset_backoff_threshold": 4,
+                "jitter_factor": 0.5,
+                "attempts_before_reset_backoff": 6,
+            },
+            RestartStrategies.exponential_delay_restart(2, 3, 2.0, 4, 0.5, attempts_before_reset_backoff=6),
+        ),
+    ],
+)
+def test_restart_strategies_are_equal_in_both_spellings(given: dict[str, Any], wanted: Any) -> None:
+    assert through_dagster(RestartSettings, given).restart_strategy() == wanted
+    assert RestartSettings.model_validate(given).restart_strategy() == wanted
+
+
+def test_a_streaming_asset_takes_either_spelling() -> None:
+    @streaming_asset(
+        checkpointing=CheckpointSettings(**ALL_CHECKPOINT_OPTIONS), restart_strategy=RestartSettings(attempts=2)
+    )
+    def from_config(context: Any) -> Any: ...
+
+    @streaming_asset(checkpointing=CheckpointConfig(**ALL_CHECKPOINT_OPTIONS))
+    def from_object(context: Any) -> Any: ...
+
+    assert from_config.options == from_object.options
+    assert from_config.restart == from_object.restart
+
+
+def rocksdb_with_everything() -> EmbeddedRocksDBStateBackend:
+    backend = EmbeddedRocksDBStateBackend(False, settings={"spark.sql.streaming.stateStore.rocksdb.blockSizeKB": "16"})
+    backend.set_predefined_options(PredefinedOptions.FLASH_SSD_OPTIMIZED)
+    backend.set_options("options_factories.TwiceTheCache")
+    backend.set_db_storage_paths("/mnt/a", "/mnt/b")
+    backend.set_number_of_transfer_threads(9)
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, lambda: EmbeddedRocksDBStateBackend(True)),
+        (
+            {
+                "kind": "ROCKSDB",
+                "incremental": False,
+                "predefined_options": "FLASH_SSD_OPTIMIZED",
+                "options_factory": "options_factories.TwiceTheCache",
+                "db_storage_paths": ["/mnt/a", "/mnt/b"],
+                "transfer_threads": 9,
+                "settings": {"spark.sql.streaming.stateStore.rocksdb.blockSizeKB": "16"},
+            },
+            rocksdb_with_everything,
+        ),
+        ({"kind": "HASHMAP"}, HashMapStateBackend),
+        (
+            {"kind": "CUSTOM", "provider_class": "a.B", "settings": {"spark.x": "1"}},
+            lambda: CustomStateBackend("a.B", {"spark.x": "1"}),
+        ),
+    ],
+)
+def test_state_backends_are_equal_in_both_spellings(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], wanted: Any
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "options"))
+    got = through_dagster(StateBackendResource, {"live_directory": "/live", **given}).backend()
+    assert got == wanted()
+    assert got.spark_settings() == wanted().spark_settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (
+            {"path": "s3://b/c", "storage_options": {"key": "k"}},
+            FileSystemCheckpointStorage("s3://b/c", savepoint_path="s3://b/c/savepoints", storage_options={"key": "k"}),
+        ),
+        (
+            {"path": "s3://b/c", "savepoint_path": "s3://b/s", "file_state_size_threshold": 5, "write_buffer_size": 6},
+            FileSystemCheckpointStorage("s3://b/c", 5, 6, savepoint_path="s3://b/s"),
+        ),
+        ({"kind": "JOBMANAGER"}, JobManagerCheckpointStorage()),
+        (
+            {"kind": "JOBMANAGER", "path": "file:///c", "max_state_size": 7},
+            JobManagerCheckpointStorage("file:///c", 7, savepoint_path="file:///c/savepoints"),
+        ),
+        (
+            {"kind": "CUSTOM", "factory": "a.b:c", "factory_settings": {"depth": 3}},
+            CustomCheckpointStorage("a.b:c", {"depth": 3}),
+        ),
+    ],
+)
+def test_storages_are_equal_in_both_spellings(given: dict[str, Any], wanted: Any) -> None:
+    assert through_dagster(CheckpointStorageResource, given).storage() == wanted
+
+
+def test_a_storage_set_in_code_takes_from_the_deployment_what_it_leaves_unset() -> None:
+    resource = CheckpointStorageResource(path="s3://b/c", write_buffer_size=6, storage_options={"key": "k"})
+    assert resource.deployment() == DeploymentStorage(
+        "s3://b/c", "s3://b/c/savepoints", None, 6, storage_options={"key": "k"}
+    )
+    storage = FileSystemCheckpointStorage("s3://other/c").configure(resource.deployment())
+    assert storage == FileSystemCheckpointStorage(
+        "s3://other/c", None, 6, savepoint_path="s3://b/c/savepoints", storage_options={"key": "k"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("resource", "message"),
+    [
+        (
+            StateBackendResource(live_directory="/l", kind="HASHMAP", transfer_threads=3),
+            "takes no transfer_threads, but transfer_threads has 3. Remove it, or choose kind ROCKSDB",
+        ),
+        (
+            StateBackendResource(live_directory="/l", provider_class="a.B"),
+            "kind is ROCKSDB, which takes no provider_class",
+        ),
+        (
+            CheckpointStorageResource(path="file:///c", max_state_size=3),
+            "takes no max_state_size.*choose kind JOBMANAGER",
+        ),
+        (
+            CheckpointStorageResource(path="file:///c", factory_settings={"a": "secret"}),
+            r"factory_settings has \['a'\]",
+        ),
+        (CheckpointStorageResource(), "checkpoint_path must not be None"),
+        (StateBackendResource(live_directory="/l", transfer_threads=0), "number of transfer threads is 0"),
+        (StateBackendResource(live_directory="/l", db_storage_paths=["rel"]), "db storage path is 'rel'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_to_do(resource: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        resource.backend() if isinstance(resource, StateBackendResource) else resource.storage()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("CUSTOM", OptionTypeError), ("JOBMANAGER", OptionError)], ids=["no factory", "a bare path"]
+)
+def test_a_storage_that_lacks_what_its_kind_needs_is_refused(kind: str, error: type[Exception]) -> None:
+    path = "/bare" if kind == "JOBMANAGER" else None
+    with pytest.raises(error):
+        CheckpointStorageResource(kind=kind, path=path).storage()

@@ -15,7 +15,6 @@ from dagster_ckpt.options.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.options.durations import Duration
-from dagster_ckpt.options.effects import Effect, OptionDescription
 from dagster_ckpt.options.heap_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
 from dagster_ckpt.options.kafka_semantic import KafkaDelivery, Semantic, kafka_delivery
 from dagster_ckpt.options.modes import (
@@ -25,6 +24,7 @@ from dagster_ckpt.options.modes import (
     TerminalState,
     TimeCharacteristic,
 )
+from dagster_ckpt.options.option_description import Effect, OptionDescription
 from dagster_ckpt.options.options_factory import RocksDBOptionsFactory
 from dagster_ckpt.options.predefined_options import PredefinedOptions
 from dagster_ckpt.options.restart_decision import (

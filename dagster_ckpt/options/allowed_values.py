@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
@@ -89,9 +89,11 @@ class Switch:
 
     Attributes:
         option: Its name in messages.
+        allowed: The accepted values in words.
     """
 
     option: str
+    allowed: ClassVar[str] = "True or False"
 
     def checked(self, value: object) -> bool:
         """Return the value if it is a boolean.
@@ -100,7 +102,7 @@ class Switch:
             OptionTypeError: It is anything else; 0, 1 and None are not guessed at.
         """
         if not isinstance(value, bool):
-            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be True or False.")
+            raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
         return value
 
 

@@ -10,12 +10,13 @@ from dagster_ckpt.options.allowed_values import INT_MAX, Choice, Switch
 from dagster_ckpt.options.checkpoint_options import CheckpointOptions
 from dagster_ckpt.options.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
 from dagster_ckpt.options.durations import Duration
-from dagster_ckpt.options.effects import OptionDescription, describe_options
+from dagster_ckpt.options.effects import describe_options
 from dagster_ckpt.options.modes import (
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
 )
+from dagster_ckpt.options.option_description import OptionDescription
 
 __all__ = ["CheckpointConfig", "CheckpointOptions"]
 

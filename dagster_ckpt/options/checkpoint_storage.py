@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.options.allowed_values import WholeNumber
+from dagster_ckpt.options.option_description import Effect, OptionDescription
 from dagster_ckpt.options.storage_path import StoragePath
 
 DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
@@ -22,6 +23,9 @@ _MAX_STATE_SIZE = WholeNumber("max_state_size", minimum=1, unit="of bytes")
 _THRESHOLD = WholeNumber("file_state_size_threshold", minimum=-1, maximum=_MAX_FILE_STATE_THRESHOLD, unit="of bytes")
 _WRITE_BUFFER = WholeNumber("write_buffer_size", minimum=-1, unit="of bytes")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
+
+_SAVEPOINTS = "Savepoints are kept there; nothing here ever deletes one."
+_FILE_SYSTEM = "Arguments of the fsspec file system, such as credentials."
 
 Settings = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -76,6 +80,10 @@ class CheckpointStorage(ABC):
     def configure(self, deployment: DeploymentStorage) -> "CheckpointStorage":
         """Return this storage with whatever the code left unset taken from the deployment."""
 
+    @abstractmethod
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect; values that may be secrets by their names only."""
+
 
 @dataclass(frozen=True, init=False)
 class JobManagerCheckpointStorage(CheckpointStorage):
@@ -126,6 +134,17 @@ class JobManagerCheckpointStorage(CheckpointStorage):
     def get_max_state_size(self) -> int:
         """Return the size in bytes above which an image is declined."""
         return self.max_state_size
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect; those of the file system by name only."""
+        return [
+            _real(
+                "checkpoint_path", self.get_checkpoint_path(), "Checkpoints that must outlive the job are kept there."
+            ),
+            _real("max_state_size", self.max_state_size, "A larger image is declined, with its size and the limit."),
+            _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
+            _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
+        ]
 
     def configure(self, deployment: DeploymentStorage) -> "JobManagerCheckpointStorage":
         """Return this storage with unset paths taken from the deployment."""
@@ -202,6 +221,26 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         """Return how many bytes are written at a time."""
         return DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size < 0 else self.write_buffer_size
 
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect; those of the file system by name only."""
+        return [
+            _real(
+                "checkpoint_path", self.get_checkpoint_path(), "Each job keeps its images in a folder of its own there."
+            ),
+            _real(
+                "file_state_size_threshold",
+                self.get_min_file_size_threshold(),
+                "Smaller files are stored inside the image's metadata, others in storage that images share.",
+            ),
+            _real(
+                "write_buffer_size",
+                self.get_write_buffer_size(),
+                "Bytes written at a time on local and mounted disks; object stores take parts of a fixed size.",
+            ),
+            _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
+            _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
+        ]
+
     def configure(self, deployment: DeploymentStorage) -> "FileSystemCheckpointStorage":
         """Return this storage with whatever the code left unset taken from the deployment."""
         savepoint = self.savepoint_location
@@ -239,10 +278,21 @@ class CustomCheckpointStorage(CheckpointStorage):
         _set(self, "factory", factory)
         _set(self, "settings", _settings("settings", settings))
 
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect; the settings by name only."""
+        return [
+            _real("factory", self.factory, "Imported and called where the store is opened."),
+            _real("settings", sorted(self.settings), "Keyword arguments of the factory."),
+        ]
+
     def configure(self, deployment: DeploymentStorage) -> "CustomCheckpointStorage":
         """Return this storage: it takes everything from its own settings."""
         del deployment
         return self
+
+
+def _real(option: str, value: object, sentence: str) -> OptionDescription:
+    return OptionDescription(option, value, Effect.REAL, sentence)
 
 
 def _set(storage: CheckpointStorage, name: str, value: object) -> None:

@@ -1,43 +1,11 @@
 """What each checkpointing option does to a Spark query: nothing is accepted and then silently ignored."""
 
 from collections.abc import Callable
-from enum import Enum
-from typing import NamedTuple
 
 from dagster_ckpt.options.allowed_values import INT_MAX
 from dagster_ckpt.options.checkpoint_options import CheckpointOptions
 from dagster_ckpt.options.modes import CheckpointingMode
-
-
-class Effect(Enum):
-    """How an option takes effect.
-
-    Attributes:
-        REAL: The engine or the coordinator does exactly this.
-        MAPPED: A mechanism of Spark with the same purpose does it.
-        NONE: Not applicable, for the reason given.
-    """
-
-    REAL = "real"
-    MAPPED = "mapped"
-    NONE = "none"
-
-
-class OptionDescription(NamedTuple):
-    """One line of `CheckpointConfig.describe`.
-
-    Attributes:
-        option: Its keyword, as in `CheckpointConfig(interval=…)`.
-        value: The value asked for; durations in ms.
-        effect: How it takes effect.
-        sentence: What that means for this value.
-    """
-
-    option: str
-    value: object
-    effect: Effect
-    sentence: str
-
+from dagster_ckpt.options.option_description import Effect, OptionDescription
 
 _Told = tuple[object, Effect, str]
 

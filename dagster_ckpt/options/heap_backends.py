@@ -1,12 +1,17 @@
 """State on the heap of the executors: Spark's HDFS-backed provider, under Flink's names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.options.allowed_values import Switch
-from dagster_ckpt.options.checkpoint_storage import FileSystemCheckpointStorage, JobManagerCheckpointStorage
-from dagster_ckpt.options.effects import Effect, OptionDescription
+from dagster_ckpt.options.checkpoint_storage import (
+    CheckpointStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.options.option_description import Effect, OptionDescription
 from dagster_ckpt.options.state_backend import PROVIDER_CLASS, StateBackend
 from dagster_ckpt.options.storage_path import StoragePath
 
@@ -78,7 +83,7 @@ class MemoryStateBackend(HashMapStateBackend):
         """Return each option with its value and its effect on Spark."""
         return [
             *super().describe(),
-            OptionDescription("storage", self.storage, Effect.REAL, "Images are kept in memory, up to its limit."),
+            *_describe_storage(self.storage, ("checkpoint_path", "savepoint_path", "max_state_size")),
             _describe_asynchronous(self.asked_asynchronous),
         ]
 
@@ -155,13 +160,24 @@ class FsStateBackend(HashMapStateBackend):
         """Return each option with its value and its effect on Spark."""
         return [
             *super().describe(),
-            OptionDescription("storage", self.storage, Effect.REAL, "Images are kept in this directory."),
+            *_describe_storage(
+                self.storage,
+                ("checkpoint_path", "savepoint_path", "file_state_size_threshold", "write_buffer_size"),
+                checkpoint_path="checkpoint_directory_uri",
+                savepoint_path="default_savepoint_directory_uri",
+            ),
             _describe_asynchronous(self.asked_asynchronous),
         ]
 
 
 def _asynchronous(value: bool | None) -> bool | None:
     return None if value is None else _ASYNCHRONOUS.checked(value)
+
+
+def _describe_storage(storage: CheckpointStorage, options: Sequence[str], **names: str) -> list[OptionDescription]:
+    """Tell a storage's options under the names they have in a backend."""
+    told = {line.option: line for line in storage.describe()}
+    return [told[option]._replace(option=names.get(option, option)) for option in options]
 
 
 def _describe_asynchronous(asked: bool | None) -> OptionDescription:

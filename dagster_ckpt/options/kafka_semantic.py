@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dagster_ckpt.options.allowed_values import Choice
-from dagster_ckpt.options.effects import Effect
+from dagster_ckpt.options.option_description import Effect
 
 
 class Semantic(Enum):

@@ -6,7 +6,7 @@ The lists are those of Flink's `PredefinedOptions`; the settings are those that 
 from dataclasses import dataclass
 from enum import Enum
 
-from dagster_ckpt.options.effects import Effect
+from dagster_ckpt.options.option_description import Effect
 
 ROCKSDB_SETTINGS = "spark.sql.streaming.stateStore.rocksdb."
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.options.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.options.effects import Effect, OptionDescription
 from dagster_ckpt.options.heap_backends import FsStateBackend
+from dagster_ckpt.options.option_description import Effect, OptionDescription
 from dagster_ckpt.options.options_factory import options_factory
 from dagster_ckpt.options.predefined_options import PredefinedOptions
 from dagster_ckpt.options.rocksdb_options import PREDEFINED, TRANSFER_THREADS, RocksDBOptions
@@ -176,10 +176,11 @@ class RocksDBStateBackend(RocksDBBackend):
 
     def describe(self) -> list[OptionDescription]:
         """Return each option with its value and its effect on Spark."""
-        where = OptionDescription(
-            "checkpoint_backend", self._checkpoint_backend, Effect.REAL, "Images are kept where it says."
-        )
-        return [where, *super().describe()]
+        where = f"Images are kept where the {type(self._checkpoint_backend).__name__} says."
+        return [
+            OptionDescription("checkpoint_backend", self._checkpoint_backend, Effect.REAL, where),
+            *super().describe(),
+        ]
 
     def __dir__(self) -> list[str]:
         return sorted(set(super().__dir__()) - _DEPRECATED)

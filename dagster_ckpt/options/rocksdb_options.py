@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.options.allowed_values import INT_MAX, Choice, Switch, WholeNumber
-from dagster_ckpt.options.effects import Effect, OptionDescription
+from dagster_ckpt.options.option_description import Effect, OptionDescription
 from dagster_ckpt.options.options_factory import options_factory
 from dagster_ckpt.options.predefined_options import ROCKSDB_SETTINGS, PredefinedOptions, spark_settings_of
 from dagster_ckpt.options.spark_setting_values import SettingValue, as_text, checked_settings

@@ -11,7 +11,7 @@ from typing import Self
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.options.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.options.effects import Effect, OptionDescription
+from dagster_ckpt.options.option_description import Effect, OptionDescription
 from dagster_ckpt.options.spark_setting_values import SettingValue, as_text, checked_settings
 
 PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"

@@ -1,0 +1,367 @@
+"""Writes docs/options.md from the options themselves: `python docs/options_page.py`.
+
+Values, ranges, effects and sentences all come from the code, so the page cannot say anything else than it does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from dagster_ckpt import options
+from dagster_ckpt.options import checkpoint_options as ranges
+from dagster_ckpt.options.option_description import OptionDescription
+from dagster_ckpt.options.predefined_options import OPTIONS_SET
+from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.resources import CheckpointStorageResource, StateBackendResource
+
+PAGE = Path(__file__).with_name("options.md")
+
+# The keyword of CheckpointConfig to the methods of PyFlink that set and get it.
+METHODS = {
+    "mode": "checkpointing_mode",
+    "interval": "checkpoint_interval|checkpointing_enabled",
+    "timeout": "checkpoint_timeout",
+    "min_pause": "min_pause",
+    "max_concurrent": "max_concurrent",
+    "tolerable_failures": "tolerable|fail_on",
+    "cleanup": "externalized",
+    "unaligned": "able_unaligned|is_unaligned",
+    "alignment_timeout": "alignment_timeout",
+    "force_unaligned": "force_unaligned",
+    "num_retained": "num_retained",
+    "prefer_checkpoint_for_recovery": "prefer_checkpoint",
+    "storage": "checkpoint_storage",
+}
+RANGES: dict[str, Any] = {
+    "mode": ranges.MODE,
+    "interval": ranges.INTERVAL,
+    "timeout": ranges.TIMEOUT,
+    "min_pause": ranges.MIN_PAUSE,
+    "max_concurrent": ranges.MAX_CONCURRENT,
+    "tolerable_failures": ranges.TOLERABLE_FAILURES,
+    "cleanup": ranges.CLEANUP,
+    "unaligned": ranges.UNALIGNED,
+    "alignment_timeout": ranges.ALIGNMENT_TIMEOUT,
+    "force_unaligned": ranges.FORCE_UNALIGNED,
+    "num_retained": ranges.NUM_RETAINED,
+    "prefer_checkpoint_for_recovery": ranges.PREFER_CHECKPOINT,
+}
+# What `describe` calls an option to the field of RocksDBOptions that documents it.
+ROCKSDB_FIELDS = {
+    "enable_incremental_checkpointing": "incremental",
+    "predefined_options": "predefined",
+    "options": "factory",
+    "number_of_transfer_threads": "transfer_threads",
+}
+# What an object had to be given to be made: it has no default.
+EXAMPLES = ("file:/data/checkpoints", "package.module:Name", "com.example.Provider")
+# Together these show every sentence that `describe` can say.
+CONFIGURATIONS = (
+    options.CheckpointConfig(),
+    options.CheckpointConfig(
+        interval=60_000,
+        unaligned=True,
+        force_unaligned=True,
+        tolerable_failures=2**31 - 1,
+        prefer_checkpoint_for_recovery=True,
+        storage="file:///data/checkpoints",
+    ),
+    options.CheckpointConfig(interval=60_000, unaligned=True),
+    options.CheckpointConfig(mode="AT_LEAST_ONCE", unaligned=True),
+)
+STORAGES = (
+    options.FileSystemCheckpointStorage("file:///data/checkpoints"),
+    options.JobManagerCheckpointStorage(),
+    options.CustomCheckpointStorage("package.module:Name"),
+)
+BACKENDS = (
+    options.HashMapStateBackend(),
+    options.EmbeddedRocksDBStateBackend(),
+    options.MemoryStateBackend(),
+    options.FsStateBackend("file:///data/checkpoints"),
+    options.RocksDBStateBackend("file:///data/checkpoints"),
+    options.CustomStateBackend("com.example.Provider"),
+)
+STRATEGIES = {
+    "no_restart": options.RestartStrategies.no_restart(),
+    "fixed_delay_restart": options.RestartStrategies.fixed_delay_restart(3, 10_000),
+    "failure_rate_restart": options.RestartStrategies.failure_rate_restart(3, 300_000, 10_000),
+    "exponential_delay_restart": options.RestartStrategies.exponential_delay_restart(),
+    "fall_back_restart": options.RestartStrategies.fall_back_restart(),
+}
+ENUMS: tuple[type[Enum], ...] = (
+    options.CheckpointingMode,
+    options.ExternalizedCheckpointCleanup,
+    options.ExternalizedCheckpointRetention,
+    options.PredefinedOptions,
+    options.TimeCharacteristic,
+    options.Semantic,
+)
+
+
+def page() -> str:
+    """Return the whole page."""
+    return "\n".join(
+        [
+            "# Options",
+            "",
+            "<!-- Written by docs/options_page.py from the code. Change the code, then run it again. -->",
+            "",
+            "One definition, three spellings: keywords (`CheckpointConfig(interval=60_000)`), PyFlink's setters and "
+            "getters on the same object, and Dagster config. Durations are milliseconds or `timedelta`. Every object "
+            "has `describe()`: its values, and what each does *as it is set*.",
+            "",
+            "Effect on Spark: **real**, the engine or the coordinator does just that; **mapped**, the setting or "
+            "mechanism of Spark with the same purpose; **none**, Spark has no such thing, for the reason given.",
+            "",
+            *_checkpoint_config(),
+            *_storages(),
+            *_backends(),
+            *_predefined(),
+            *_restart(),
+            *_kafka(),
+            *_dagster(),
+            *_enums(),
+            *_methods(),
+        ]
+    )
+
+
+def _checkpoint_config() -> list[str]:
+    parameters = inspect.signature(options.CheckpointConfig).parameters
+    told = [config.describe() for config in CONFIGURATIONS]
+    rows = []
+    for name, parameter in parameters.items():
+        methods = [method for method in _public(options.CheckpointConfig) if re.search(METHODS[name], method)]
+        allowed = RANGES[name].allowed if name in RANGES else "a `CheckpointStorage`, or the URL of a directory"
+        default = "off" if name == "interval" else "the deployment's" if name == "storage" else _code(parameter.default)
+        rows.append(
+            (
+                f"`{name}`",
+                "<br>".join(f"`{method}`" for method in methods),
+                default,
+                allowed,
+                _effects(line for lines in told for line in lines if line.option == name),
+            )
+        )
+    return [
+        "## CheckpointConfig",
+        "",
+        *_table(("keyword", "PyFlink's methods", "default", "range", "effect on Spark"), rows),
+        "`unaligned` with `max_concurrent` above 1 is refused, as in Flink. What is kept at the end of a job is in "
+        "[operations](operations.md#retention-what-is-kept-at-the-end).",
+        "",
+    ]
+
+
+def _storages() -> list[str]:
+    lines = [
+        "## Checkpoint storage",
+        "",
+        "Values that pickle and that threads share. What the code leaves unset is taken from the deployment (the "
+        "`checkpoint_storage` resource), then from the default.",
+        "",
+    ]
+    return lines + [line for storage in STORAGES for line in _described(storage)]
+
+
+def _backends() -> list[str]:
+    lines = [
+        "## State backends",
+        "",
+        "A backend becomes settings of the Spark session before the query starts. A query keeps the provider that it "
+        "was begun with: a start with a backend of another provider is refused before anything is changed. A backend "
+        "that names a place for images (Memory, Fs, RocksDB) comes before the job's own storage, as in Flink.",
+        "",
+        "`set_db_storage_paths` is `spark.local.dir`, which Spark reads when the application starts: give it to the "
+        "Spark resource as well. A start in an application that has other directories is refused and says so; where "
+        "the cluster manager sets directories of its own (`SPARK_LOCAL_DIRS`, YARN), those hold. The number of upload "
+        "threads is taken by an executor from the first stateful query that it runs.",
+        "",
+        "`set_options` names a Python class by import path, a `RocksDBOptionsFactory` that returns Spark settings; "
+        "they go on top of the predefined options, and `settings` on top of those.",
+        "",
+    ]
+    return lines + [line for backend in BACKENDS for line in _described(backend)]
+
+
+def _described(value: Any) -> list[str]:
+    kind = type(value)
+    arguments = _arguments(options.RocksDBOptions) | _arguments(kind)
+    rows = []
+    for line in value.describe():
+        meaning = arguments.get(ROCKSDB_FIELDS.get(line.option, line.option), "")
+        rows.append((f"`{line.option}`", _default(line), meaning, f"**{line.effect.value}**: {line.sentence}"))
+    head = ("option", "default", "meaning", "effect on Spark")
+    return [f"### {kind.__name__}", "", _summary(kind), "", *_table(head, rows)]
+
+
+def _default(line: OptionDescription) -> str:
+    if line.value in EXAMPLES or line.option == "checkpoint_backend":
+        return "required"
+    return "" if line.value in (None, [], {}) else _code(line.value)
+
+
+def _predefined() -> list[str]:
+    lines = [
+        "## Predefined options of RocksDB",
+        "",
+        "What Flink sets on RocksDB, and what becomes of it under Spark.",
+        "",
+    ]
+    for choice, calls in OPTIONS_SET.items():
+        rows = [
+            (
+                f"`{call.call}`",
+                f"**{call.effect.value}**",
+                f"`{call.setting}` = {call.value}" if call.setting else call.reason,
+            )
+            for call in calls
+        ]
+        lines += [f"### {choice.name}", "", *_table(("option of RocksDB", "effect", "under Spark"), rows)]
+    return lines
+
+
+def _restart() -> list[str]:
+    rows = []
+    for name, strategy in STRATEGIES.items():
+        signature = inspect.signature(getattr(options.RestartStrategies, name))
+        rows.append((f"`{name}{_plain(signature)}`", _summary(type(strategy)), strategy.get_description()))
+    return [
+        "## Restart strategies",
+        "",
+        "`RestartStrategies` makes them, under PyFlink's names; the defaults and limits are Flink's. One strategy "
+        "decides for a restart within the run and for one in a new run, from one durable history. A fallback, or none "
+        "at all, is Flink's default: no restart while checkpointing is off, exponential delay while it is on.",
+        "",
+        *_table(("strategy", "what it does", "as it describes itself"), rows),
+    ]
+
+
+def _kafka() -> list[str]:
+    rows = []
+    for semantic in options.Semantic:
+        delivery = options.kafka_delivery(semantic)
+        given = "<br>".join(f"`{name}` = {value}" for name, value in delivery.writer_options.items())
+        rows.append((f"`{semantic.name}`", f"**{delivery.effect.value}**", given, delivery.statement))
+    return [
+        "## Kafka delivery",
+        "",
+        '`kafka_delivery(semantic).writer_options` are options for `writeStream.format("kafka")`.',
+        "",
+        *_table(("semantic", "effect", "options", "what can be relied on"), rows),
+    ]
+
+
+def _dagster() -> list[str]:
+    lines = [
+        "## As Dagster config",
+        "",
+        "`streaming_asset(checkpointing=..., restart_strategy=...)` takes `CheckpointSettings` and `RestartSettings` "
+        "in place of the objects, read from YAML with `model_validate`. Both spellings are checked by the same code.",
+        "",
+    ]
+    for model in (CheckpointSettings, RestartSettings, CheckpointStorageResource, StateBackendResource):
+        rows = []
+        for name, field in model.model_fields.items():
+            value = field.get_default(call_default_factory=True)
+            default = "required" if field.is_required() else "" if value in (None, {}, []) else _code(value)
+            rows.append((f"`{name}`", default, field.description or ""))
+        lines += [f"### {model.__name__}", "", *_table(("field", "default", "meaning"), rows)]
+    return lines
+
+
+def _enums() -> list[str]:
+    lines = ["## Enums", ""]
+    for enum in ENUMS:
+        meanings = _arguments(enum)
+        rows = [(f"`{member.name}`", f"`{member.value!r}`", meanings.get(member.name, "")) for member in enum]
+        lines += [f"### {enum.__name__}", "", *_table(("member", "value", "meaning"), rows)]
+    return lines
+
+
+def _methods() -> list[str]:
+    lines = ["## Every method", ""]
+    kinds = [
+        options.CheckpointConfig,
+        *(type(storage) for storage in STORAGES),
+        *(type(backend) for backend in BACKENDS),
+    ]
+    kinds += [options.RestartStrategies, *(type(strategy) for strategy in STRATEGIES.values()), options.Duration]
+    for kind in kinds:
+        rows = []
+        for name in _public(kind):
+            member = inspect.getattr_static(kind, name)
+            value = getattr(kind, name)
+            if callable(value) and not isinstance(value, type):
+                rows.append((f"`{name}{_plain(inspect.signature(value))}`", _summary(value)))
+            elif not isinstance(member, property) and not isinstance(value, type):
+                rows.append((f"`{name}`", f"`{value!r}`"))
+        lines += [f"### {kind.__name__} methods", "", *_table(("method", "what it does"), rows)]
+    return lines
+
+
+def _public(kind: type) -> list[str]:
+    """Names that the class or a base of ours defines, deprecated ones included, in order."""
+    ours = [base for base in reversed(kind.__mro__) if base.__module__.startswith("dagster_ckpt")]
+    names = {name for base in ours for name in vars(base) if not name.startswith("_")}
+    fields = {name for base in ours for name in getattr(base, "__dataclass_fields__", ())}
+    constants = {name for name in names if name.isupper()}
+    return sorted((names - fields) | constants)
+
+
+def _plain(signature: inspect.Signature) -> str:
+    """Return a signature without `self` and without types."""
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for name, parameter in signature.parameters.items()
+        if name != "self"
+    ]
+    return str(inspect.Signature(parameters))
+
+
+def _summary(documented: Any) -> str:
+    return (inspect.getdoc(documented) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _arguments(kind: type) -> dict[str, str]:
+    """Read the Args or Attributes section of a docstring."""
+    found: dict[str, str] = {}
+    section = re.search(r"(?:Args|Attributes):\n((?:    .*\n?|\n)+)", inspect.getdoc(kind) or "")
+    name = ""
+    for line in section[1].splitlines() if section else ():
+        entry = re.match(r"    (\w+): (.*)", line)
+        if entry:
+            name = entry[1]
+            found[name] = entry[2]
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def _effects(lines: Iterable[OptionDescription]) -> str:
+    said = dict.fromkeys(f"**{line.effect.value}**: {line.sentence}" for line in lines)
+    return "<br>".join(said)
+
+
+def _code(value: object) -> str:
+    return f"`{value.name}`" if isinstance(value, Enum) else f"`{value!r}`"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(row) + " |" for row in cells),
+        "",
+    ]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -354,13 +354,20 @@ def _code(value: object) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    cells = [[_cell(text) for text in row] for row in rows]
     return [
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
         *("| " + " | ".join(row) + " |" for row in cells),
         "",
     ]
+
+
+def _cell(text: str) -> str:
+    """Keep what is no code from being taken for HTML."""
+    parts = text.replace("|", "\\|").split("`")
+    parts[::2] = [re.sub(r"<(?!br>)", "&lt;", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 if __name__ == "__main__":

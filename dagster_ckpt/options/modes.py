@@ -34,7 +34,13 @@ class ExternalizedCheckpointCleanup(Enum):
 
 
 class ExternalizedCheckpointRetention(Enum):
-    """The name Flink 1.20 gives to `ExternalizedCheckpointCleanup`; the members mean the same."""
+    """The name Flink 1.20 gives to `ExternalizedCheckpointCleanup`; the members mean the same.
+
+    Attributes:
+        DELETE_ON_CANCELLATION: Kept only where the job failed.
+        RETAIN_ON_CANCELLATION: Kept where the job was cancelled, failed or was suspended.
+        NO_EXTERNALIZED_CHECKPOINTS: Never kept.
+    """
 
     DELETE_ON_CANCELLATION = 0
     RETAIN_ON_CANCELLATION = 1

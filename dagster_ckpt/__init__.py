@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.orchestration import (
         CheckpointCatalogResource,
+        CheckpointSettings,
         CheckpointStorageResource,
+        RestartSettings,
         StateBackendResource,
         StreamingAsset,
         build_catalog_sensor,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointCatalogResource",
     "CheckpointConfig",
+    "CheckpointSettings",
     "CheckpointStorage",
     "CheckpointStorageResource",
     "CheckpointingMode",
@@ -65,6 +68,7 @@ __all__ = [
     "KafkaDelivery",
     "MemoryStateBackend",
     "PredefinedOptions",
+    "RestartSettings",
     "RestartStrategies",
     "RestartStrategyConfiguration",
     "RocksDBOptionsFactory",

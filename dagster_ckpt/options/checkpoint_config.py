@@ -99,6 +99,11 @@ class CheckpointConfig:
         )
 
     @property
+    def asked(self) -> CheckpointOptions:
+        """The frozen options as they were asked for, each checked by itself only."""
+        return self._asked
+
+    @property
     def options(self) -> CheckpointOptions:
         """The frozen options in effect.
 

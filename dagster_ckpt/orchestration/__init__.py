@@ -5,6 +5,7 @@ decides is a pure function there. Start with `streaming_asset.py` and `stream_de
 """
 
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
@@ -20,7 +21,9 @@ from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 
 __all__ = [
     "CheckpointCatalogResource",
+    "CheckpointSettings",
     "CheckpointStorageResource",
+    "RestartSettings",
     "StateBackendKind",
     "StateBackendResource",
     "StreamRunConfig",

@@ -5,10 +5,13 @@ One model for YAML, the launchpad and Python, checked by the same code: a model 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, create_model
 
 from dagster_ckpt.options import (
     CheckpointConfig,
@@ -77,6 +80,35 @@ class CheckpointSettings(dg.Config):
             OptionError: A value is out of range.
         """
         return CheckpointConfig(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+_EACH_UNSET: dict[str, Any] = {
+    name: (field.annotation | None, Field(default=None, description=field.description))  # type: ignore[operator]
+    for name, field in CheckpointSettings.model_fields.items()
+}
+CheckpointOverrides = create_model(
+    "CheckpointOverrides",
+    __base__=dg.Config,
+    __doc__="The options of `CheckpointSettings`, each of them unset: what one run is given in place of its asset's.",
+    **_EACH_UNSET,
+)
+
+
+def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> CheckpointOptions:
+    """Return an asset's options with those that a run was given in their place.
+
+    Args:
+        options: The asset's.
+        given: Values by the names of `CheckpointSettings`; None leaves the asset's.
+
+    Raises:
+        OptionError: A value is out of range, or contradicts another one.
+        OptionTypeError: A value has the wrong type.
+    """
+    set_here = {name: value for name, value in given.items() if value is not None}
+    checked = CheckpointConfig(**set_here).asked
+    fields = [name if hasattr(checked, name) else f"{name}_ms" for name in set_here]
+    return replace(options, **{field: getattr(checked, field) for field in fields}).in_effect()
 
 
 class RestartStrategyKind(Enum):

@@ -32,18 +32,19 @@ def streaming_job(stream: StreamingAsset, resources: StreamResources | Any) -> S
     """
     deployment = resources.checkpoint_storage
     configured = stream.options.storage
+    backend = resources.state_backend.backend()
     storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
     return StreamingJob(
         job_id=stream.job_id,
         name=stream.name,
         asset_key=stream.key.to_user_string(),
         catalog=resources.checkpoint_catalog.catalog(),
-        store=open_store(storage, stream.job_id),
+        store=open_store(storage, stream.job_id, transfer_threads=backend.transfer_threads),
         options=stream.options,
         restart=stream.restart,
         live_root=resources.state_backend.live_directory,
         code_version=stream.asset.code_versions_by_key.get(stream.key),
-        backend=resources.state_backend.backend(),
+        backend=backend,
     )
 
 

@@ -7,6 +7,7 @@ never by the signal: a user's cancel, a time-out and a stopping server all look 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -23,6 +24,7 @@ from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import TerminalState
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt
+from dagster_ckpt.orchestration.checkpoint_settings import overridden
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
 from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
 from dagster_ckpt.spark import (
@@ -59,12 +61,18 @@ def run_stream(
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
     with capture_interrupts():
         try:
-            job = streaming_job(stream, context.resources)
+            job = streaming_job(_as_told(stream, context), context.resources)
             outcome = _run(context, job, describe)
         except CkptError as error:
             raise _failure(str(error), type(error).__name__) from error
         _settle(context, job, outcome)
     yield from ()
+
+
+def _as_told(stream: StreamingAsset, context: dg.AssetExecutionContext) -> StreamingAsset:
+    """The stream with the options that this run was given in place of the asset's."""
+    given = context.op_execution_context.op_config.get("checkpointing")
+    return replace(stream, options=overridden(stream.options, given)) if given else stream
 
 
 def _run(context: dg.AssetExecutionContext, job: StreamingJob, describe: Callable[[], DataStreamWriter]) -> Outcome:

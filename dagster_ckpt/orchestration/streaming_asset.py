@@ -22,7 +22,7 @@ from dagster_ckpt.options import (
     effective_restart_strategy,
 )
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.checkpoint_settings import CheckpointOverrides, CheckpointSettings, RestartSettings
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -58,6 +58,11 @@ class StreamRunConfig(dg.Config):
         default=False,
         description="Start also where a sink could lose rows by the rewind. Without it such a start is refused, and "
         "the message says which sink and why.",
+    )
+    checkpointing: CheckpointOverrides | None = Field(
+        default=None,
+        description="Checkpointing options for this run in place of the asset's, each by itself. A run that the "
+        "supervisor starts later has the asset's again.",
     )
 
 

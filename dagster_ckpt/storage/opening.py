@@ -16,14 +16,13 @@ from dagster_ckpt.options import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.options.checkpoint_storage import DEFAULT_WRITE_BUFFER_SIZE
+from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS
 from dagster_ckpt.storage.fsspec_space import PUT_AT_ONCE_BYTES, FsspecSpace
 from dagster_ckpt.storage.local_space import LocalSpace
 from dagster_ckpt.storage.memory_space import MemorySpace
 from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
 from dagster_ckpt.storage.store import ImageStore
 
-# Flink's `state.backend.rocksdb.checkpoint.transfer.thread.num`.
-DEFAULT_TRANSFER_THREADS = 4
 MEMORY_URL = "jobmanager://memory"
 
 

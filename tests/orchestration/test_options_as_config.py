@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -23,7 +24,12 @@ from dagster_ckpt.options import (
 )
 from dagster_ckpt.orchestration import streaming_asset
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
-from dagster_ckpt.orchestration.resources import CheckpointStorageResource, StateBackendResource
+from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
+from dagster_ckpt.orchestration.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+)
 
 ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
     "mode": "AT_LEAST_ONCE",
@@ -202,6 +208,20 @@ def test_a_storage_set_in_code_takes_from_the_deployment_what_it_leaves_unset() 
     assert storage == FileSystemCheckpointStorage(
         "s3://other/c", None, 6, savepoint_path="s3://b/c/savepoints", storage_options={"key": "k"}
     )
+
+
+def test_transfer_threads_are_the_threads_of_the_store_that_images_go_to(tmp_path: Path) -> None:
+    @streaming_asset()
+    def orders(context: Any) -> Any: ...
+
+    resources = SimpleNamespace(
+        checkpoint_storage=CheckpointStorageResource(path=f"file://{tmp_path}/c"),
+        state_backend=StateBackendResource(live_directory="/live", transfer_threads=7),
+        checkpoint_catalog=CheckpointCatalogResource(url=f"sqlite:///{tmp_path}/catalog.db"),
+    )
+    job = streaming_job(orders, resources)
+    assert job.backend == resources.state_backend.backend()
+    assert job.store._layout.transfer_threads == 7
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dagster_ckpt.lifecycle.execution import Outcome, RunRequest
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.retention import RetentionReport
 from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd
-from dagster_ckpt.options import TerminalState
+from dagster_ckpt.options import CheckpointConfig, TerminalState
 from dagster_ckpt.orchestration import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -50,6 +51,7 @@ class Stage:
         self.instance = instance
         self.retained: list[tuple[str, TerminalState]] = []
         self.request: RunRequest | None = None
+        self.ran: StreamingJob | None = None
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
         monkeypatch.setattr(stream_run, "jvm_process", lambda _spark: None)
@@ -60,17 +62,23 @@ class Stage:
         return RetentionReport()
 
     def run(
-        self, life: Life, *, start_from: str = "latest", raise_on_error: bool = False, **tags: str
+        self,
+        life: Life,
+        *,
+        start_from: str = "latest",
+        raise_on_error: bool = False,
+        checkpointing: Any = None,
+        **tags: str,
     ) -> tuple[dg.DagsterRun, Any]:
         """The run as it is recorded in the end, and the failure of its step, if it failed."""
 
         def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
-            self.request = request
+            self.request, self.ran = request, job
             return Outcome(life(request), "the execution")
 
         self._monkeypatch.setattr(stream_run, "run_job", run_job)
         result = self.job.execute_in_process(
-            {"ops": {"orders": {"config": {"start_from": start_from}}}},
+            {"ops": {"orders": {"config": {"start_from": start_from, "checkpointing": checkpointing}}}},
             instance=self.instance,
             raise_on_error=raise_on_error,
             tags={name.replace("__", "/"): value for name, value in tags.items()},
@@ -184,6 +192,26 @@ class TestEnds:
         assert failure.description == "Job 'orders' is being written by another run."
         assert failure.metadata["dagster_ckpt/end"].value == "LeaseHeldError"
         assert stage.retained == []
+
+
+class TestOptionsOfOneRun:
+    def test_a_run_may_be_given_options_in_place_of_its_assets(self, stage: Stage, orders: StreamingAsset) -> None:
+        stage.run(ends(EndKind.SUSPENDED), checkpointing={"interval": 50, "cleanup": "RETAIN_ON_CANCELLATION"})
+
+        assert stage.ran.options == CheckpointConfig(interval=50, cleanup="RETAIN_ON_CANCELLATION").options
+
+    def test_what_a_run_is_not_given_stays_as_the_asset_says(self, stage: Stage, orders: StreamingAsset) -> None:
+        stage.run(ends(EndKind.SUSPENDED), checkpointing={"num_retained": 7})
+        assert stage.ran.options == replace(orders.options, num_retained=7)
+
+        stage.run(ends(EndKind.SUSPENDED))
+        assert stage.ran.options == orders.options
+
+    def test_an_option_out_of_range_ends_the_run_before_anything_starts(self, stage: Stage) -> None:
+        run, failure = stage.run(ends(EndKind.SUSPENDED), checkpointing={"interval": 9})
+
+        assert run.status is DagsterRunStatus.FAILURE
+        assert "checkpoint interval is 9" in failure.description
 
 
 class TestInterrupts:

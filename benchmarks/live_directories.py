@@ -148,8 +148,10 @@ def _make(folder: Path, shape: Shape) -> None:
         )
         query.awaitTermination()
         _wait_until_quiet(live)
-        subprocess.run(["cp", "-a", str(live), str(folder / f"D{number}")], check=True)
+        if batches != shape.stages[-1]:
+            subprocess.run(["cp", "-a", str(live), str(folder / f"D{number}")], check=True)
     spark.stop()
+    live.rename(folder / f"D{len(shape.stages)}")
 
 
 def _wait_until_quiet(live: Path) -> None:

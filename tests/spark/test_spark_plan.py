@@ -1,0 +1,134 @@
+"""The fingerprint of a query's plan: the same wherever it runs, another where its state would be."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import spark_stateful_queries as queries
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_scenarios import ROCKSDB, SCHEMA, Workload, run_to_the_end
+
+from dagster_ckpt.spark import ExecutionMode, LiveDirectory, QueryFacts, plan_fingerprint, start_query
+from dagster_ckpt.spark.plan import fingerprint
+
+pytestmark = pytest.mark.spark
+
+Query = Callable[[DataFrame, DataFrame], DataFrame]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("left", "right", "elsewhere"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def stream(spark: SparkSession, folder: Path, delay: str = "20 seconds") -> DataFrame:
+    return spark.readStream.schema(SCHEMA).json(str(folder)).withWatermark("t", delay)
+
+
+def of(frame: DataFrame) -> str:
+    return fingerprint(frame._jdf.queryExecution().analyzed())
+
+
+ALL = [
+    queries.windowed_counts,
+    queries.counts_for_ever,
+    queries.one_total,
+    queries.sessions,
+    queries.first_of_each,
+    queries.first_within_watermark,
+    queries.inner_join,
+    queries.left_outer_join,
+    queries.pandas_with_state,
+    queries.transform_rows,
+    queries.first_rows,
+    queries.counts_over_a_join,
+    queries.counts_of_firsts,
+    queries.stateless_union,
+]
+
+
+def test_queries_with_another_state_have_another_fingerprint(spark: SparkSession, folder: Path) -> None:
+    left, right = stream(spark, folder / "left"), stream(spark, folder / "right")
+
+    assert len({of(build(left, right)) for build in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_it_is_the_same_in_another_session_and_for_another_path(
+    spark: SparkSession, folder: Path, build: Query
+) -> None:
+    here = build(stream(spark, folder / "left"), stream(spark, folder / "right"))
+    other = spark.newSession()
+    there = build(stream(other, folder / "elsewhere"), stream(other, folder / "left"))
+
+    assert of(here) == of(there)
+
+
+def counted(frame: DataFrame, window: str = "30 seconds", key: str = "k", what: str = "v") -> DataFrame:
+    return frame.groupBy(F.window("t", window), key).agg(F.sum(what).alias("total"))
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        pytest.param(lambda left: counted(left.where("v > 7")), True, id="a-filter"),
+        pytest.param(lambda left: counted(left.select("t", "v", "k")), True, id="order-of-columns"),
+        pytest.param(lambda left: counted(left).withColumn("more", F.lit(1)), True, id="a-column-for-the-sink"),
+        pytest.param(lambda left: counted(left, window="1 minute"), False, id="window"),
+        pytest.param(lambda left: counted(left, key="v"), False, id="key"),
+        pytest.param(lambda left: counted(left, what="k"), False, id="aggregate"),
+        pytest.param(lambda left: counted(left.withColumn("v", F.expr("v + 1"))), False, id="computed-column"),
+        pytest.param(lambda left: counted(left.dropDuplicates(["k", "t"])), False, id="one-more-operator"),
+        pytest.param(lambda left: counted(left.withColumn("k", F.col("k").cast("int"))), False, id="type-of-the-key"),
+    ],
+)
+def test_it_changes_with_the_state_and_with_nothing_else(
+    spark: SparkSession, folder: Path, change: Callable[[DataFrame], DataFrame], same: bool
+) -> None:
+    left = stream(spark, folder / "left")
+
+    assert (of(change(left)) == of(counted(left))) is same
+
+
+def test_it_changes_with_the_watermark_and_the_kind_of_a_join(spark: SparkSession, folder: Path) -> None:
+    left, right, late = (
+        stream(spark, folder / "left"),
+        stream(spark, folder / "right"),
+        stream(spark, folder / "left", "1 hour"),
+    )
+
+    assert of(counted(left)) != of(counted(late))
+    assert of(queries._join(left, right, "inner")) != of(queries._join(left, right, "left_outer"))
+    static = spark.createDataFrame([(1, 2)], "k long, w long")
+    # A join with a table keeps no state.
+    assert of(left.join(static, "k").select("k", "v")) == of(left.select("k", "v"))
+
+
+def test_a_running_query_has_it_before_and_after_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+    work = Workload(queries.counts_over_a_join, ROCKSDB, tmp_path)
+    live = LiveDirectory(f"{tmp_path}/live-0")
+    run_to_the_end(spark, work, live, files_per_batch=8)
+
+    facts = []
+    for _ in range(2):
+        query = start_query(work.writer(work.session(spark)), "restarted", live)
+        while query.facts().plan_fingerprint is None:
+            assert not query.wait(0.01)
+        facts.append(query.facts())
+        query.stop()
+
+    assert facts[0] == facts[1]
+    assert facts[0] == QueryFacts(ExecutionMode.MICRO_BATCH, facts[0].plan_fingerprint, spark.version)
+    session = work.session(spark)
+    writers_frame = queries.counts_over_a_join(work._stream(session, "left", 1), work._stream(session, "right", 1))
+    assert facts[0].plan_fingerprint == of(writers_frame)
+
+
+def test_over_spark_connect_there_is_none(spark: SparkSession) -> None:
+    class ConnectQuery:
+        """A query of Spark Connect: its plan is in another process."""
+
+    assert plan_fingerprint(ConnectQuery()) is None  # type: ignore[arg-type]

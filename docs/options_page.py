@@ -263,8 +263,8 @@ def _dagster() -> list[str]:
         "## As Dagster config",
         "",
         "`streaming_asset(checkpointing=..., restart_strategy=...)` takes `CheckpointSettings` and `RestartSettings` "
-        "in place of the objects, read from YAML with `model_validate`. One run is given other options in the launchpad, "
-        "below `checkpointing` of its config, each by itself. All spellings are checked by the same code.",
+        "in place of the objects, read from YAML with `model_validate`. One run is given other options in the "
+        "launchpad, below `checkpointing` of its config, each by itself. All spellings are checked by the same code.",
         "",
     ]
     for model in (CheckpointSettings, RestartSettings, CheckpointStorageResource, StateBackendResource):

@@ -6,6 +6,7 @@ deletion that fails stays visible as DELETING and is tried again by the next pas
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from dagster_ckpt.options import (
     subsumed,
 )
 from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+from dagster_ckpt.storage import Garbage
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000
@@ -35,14 +37,16 @@ class RetentionReport:
         kept: Images that stay, each with the reason.
         failed: Images whose deletion failed; they are tried again by the next pass.
         live_directory_deleted: The live directory that was deleted, or None.
-        swept: Objects of crashed attempts that were removed.
+        swept: Objects that nothing needs any more and that were removed, each with the reason.
+        dry_run: Nothing was done: the report says what would be.
     """
 
     deleted: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     live_directory_deleted: str | None = None
-    swept: int = 0
+    swept: tuple[Garbage, ...] = ()
+    dry_run: bool = False
 
     def and_then(self, later: RetentionReport) -> RetentionReport:
         """This pass and a later one as one report."""
@@ -51,18 +55,20 @@ class RetentionReport:
             kept=(*self.kept, *later.kept),
             failed=(*self.failed, *later.failed),
             live_directory_deleted=later.live_directory_deleted or self.live_directory_deleted,
-            swept=self.swept + later.swept,
+            swept=(*self.swept, *later.swept),
+            dry_run=self.dry_run or later.dry_run,
         )
 
     def sentences(self) -> list[str]:
         """The report for a log."""
-        lines = [f"deleted {name}" for name in self.deleted]
+        would = "would have " if self.dry_run else ""
+        lines = [f"{would}deleted {name}" for name in self.deleted]
         lines += [f"kept {name}" for name in self.kept]
         lines += [f"could not delete {name}; it is tried again" for name in self.failed]
         if self.live_directory_deleted is not None:
             lines.append(f"deleted the live directories {self.live_directory_deleted}")
-        if self.swept:
-            lines.append(f"removed {self.swept} objects that no image refers to")
+        for reason, count in Counter(garbage.reason for garbage in self.swept).items():
+            lines.append(f"{would}removed {count} objects: {reason}")
         return lines or ["nothing to delete"]
 
 
@@ -151,15 +157,25 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
     return RetentionReport(deleted=report.deleted, kept=report.kept, failed=report.failed, live_directory_deleted=gone)
 
 
-def housekeeping(job: StreamingJob, *, now_ms: int) -> RetentionReport:
+def housekeeping(
+    job: StreamingJob, *, now_ms: int, older_than_ms: int = ORPHAN_AGE_MS, dry_run: bool = False
+) -> RetentionReport:
     """Finish deletions that were cut off, and remove bytes that crashed attempts left behind.
 
-    Only bytes older than `ORPHAN_AGE_MS` are removed: younger ones may belong to an attempt under way.
+    Args:
+        job: The job.
+        now_ms: The time now, ms since the epoch.
+        older_than_ms: Younger bytes stay: they may belong to an attempt under way.
+        dry_run: Say what would be done, and do nothing.
     """
     interrupted = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
+    if dry_run:
+        would = job.store.sweep(older_than_ms=older_than_ms, now_ms=now_ms, dry_run=True)
+        names = tuple(describe_image(image) for image in interrupted)
+        return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
     report = discard(job, interrupted, reason="deletion that was cut off")
     gone = _forgotten_live_directories(job)
-    swept = job.store.sweep(older_than_ms=ORPHAN_AGE_MS, now_ms=now_ms)
+    swept = tuple(job.store.sweep(older_than_ms=older_than_ms, now_ms=now_ms))
     return RetentionReport(deleted=report.deleted, failed=report.failed, live_directory_deleted=gone, swept=swept)
 
 

@@ -17,8 +17,10 @@ from dagster_ckpt.orchestration.catalog_sensor import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.rewind_report import preview_metadata
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.storage import Garbage
 
 RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}
+_SHOWN_OBJECTS = 100
 JOB_ID = "Job id (or asset key) of the streaming asset, such as departure_delays."
 TIMEOUT = "Seconds to wait for the running stream's answer; after that the request is withdrawn."
 START_FROM = (
@@ -82,6 +84,10 @@ class RetentionConfigSchema(dg.Config):
         "finish deletions that were cut off and to remove orphaned bytes.",
     )
     execution_id: str | None = Field(default=None, description="The execution that ended. Default: the newest one.")
+    dry_run: bool = Field(
+        default=False,
+        description="Only show which orphaned bytes would be removed and which deletions finished, and why.",
+    )
 
 
 @contextmanager
@@ -182,7 +188,12 @@ def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinit
         for sentence in report.sentences():
             context.log.info(sentence)
         context.add_output_metadata(
-            {"dagster_ckpt/deleted": list(report.deleted), "dagster_ckpt/kept": list(report.kept)}
+            {
+                "dagster_ckpt/deleted": list(report.deleted),
+                "dagster_ckpt/kept": list(report.kept),
+                "dagster_ckpt/dry_run": report.dry_run,
+                "dagster_ckpt/removed_objects": _garbage_table(report.swept),
+            }
         )
         if report.failed:
             raise dg.Failure(
@@ -220,9 +231,17 @@ def _tell(context: dg.OpExecutionContext, image: ImageRecord) -> str:
     return location
 
 
+def _garbage_table(swept: Sequence[Garbage]) -> dg.MarkdownMetadataValue:
+    """Removed objects with their reasons, the first hundred of them."""
+    rows = [f"| {item.location} | {item.reason} | {item.age_ms / 3_600_000:.1f} |" for item in swept[:_SHOWN_OBJECTS]]
+    more = [f"| and {len(swept) - _SHOWN_OBJECTS} more | | |"] if len(swept) > _SHOWN_OBJECTS else []
+    lines = ["| object | why nothing needs it | age, hours |", "|---|---|---:|", *rows, *more]
+    return dg.MetadataValue.md("\n".join(lines) if swept else "none")
+
+
 def _retention(job: StreamingJob, config: RetentionConfigSchema) -> RetentionReport:
-    finished = housekeeping(job, now_ms=wall_clock_ms())
-    if config.state is None:
+    finished = housekeeping(job, now_ms=wall_clock_ms(), dry_run=config.dry_run)
+    if config.state is None or config.dry_run:
         return finished
     execution_id = config.execution_id
     if execution_id is None:

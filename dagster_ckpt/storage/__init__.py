@@ -5,7 +5,8 @@ the interface, `opening.py` for how configuration becomes a store, `object_store
 shared and what is deleted when.
 """
 
+from dagster_ckpt.storage.deletion import Garbage
 from dagster_ckpt.storage.opening import open_store
 from dagster_ckpt.storage.store import ImageStore, StoredImage
 
-__all__ = ["ImageStore", "StoredImage", "open_store"]
+__all__ = ["Garbage", "ImageStore", "StoredImage", "open_store"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
 from dagster_ckpt.image import METADATA_NAME, ObjectSpace, object_name, read_metadata
@@ -58,50 +59,106 @@ def delete_image(space: ObjectSpace, directory: str, protected: Iterable[str]) -
     space.delete(f"{directory}/{DELETING_NAME}")
 
 
-def sweep_job(space: ObjectSpace, *, before_ms: int, protected: Iterable[str]) -> int:
-    """Delete what crashed checkpoints and deletions left in a job's space; returns how many objects.
+@dataclass(frozen=True)
+class Garbage:
+    """An object that nothing needs any more.
 
-    Args:
-        space: The job's space.
-        before_ms: Only what was last changed before this time, ms since the epoch.
-        protected: Directories of images whose objects must stay.
+    Attributes:
+        location: Its URL.
+        reason: Why nothing needs it.
+        age_ms: Time since it was last changed.
     """
-    # Listed before the images are: an object of an image that is published meanwhile counts as used.
-    candidates = {f"{SHARED}/{name}" for name, changed_ms in space.list(SHARED).items() if 0 < changed_ms < before_ms}
-    swept = 0
-    for directory in _numbered(space):
-        found = space.list(directory)
-        if METADATA_NAME in found or any(changed_ms >= before_ms for changed_ms in found.values()):
-            continue
-        if DELETING_NAME in found:
-            delete_image(space, directory, protected)
-            continue
-        swept += _delete_all(space, [f"{directory}/{name}" for name in found if _is_ours(name)])
-    used = _used(space, checkpoint_directories(space), protected) if candidates else frozenset()
-    if used is None:
-        return swept
-    return swept + _delete_all(space, candidates - used)
+
+    location: str
+    reason: str
+    age_ms: int
 
 
-def sweep_savepoints(space: ObjectSpace, job_id: str, *, before_ms: int) -> int:
-    """Delete what crashed savepoints of a job left; returns how many objects.
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over what crashes left. Mark and sweep: objects are listed first, then the images that name them.
 
-    Only directories that still carry the mark of an unfinished savepoint are looked at: a savepoint belongs to a
-    person, who may be copying one.
+    An object that an image under way has just written is too young, and one of an image that is published meanwhile
+    counts as used, because the images are read after the objects were listed.
+
+    Attributes:
+        space: The space.
+        now_ms: The time now, ms since the epoch.
+        older_than_ms: What is younger is never touched: it may belong to an attempt under way.
+        dry_run: Find, and delete nothing.
     """
-    swept = 0
-    for directory, changed_ms in space.list("").items():
-        if changed_ms or not directory.startswith("savepoint-"):
-            continue
-        found = space.list(directory)
-        if INCOMPLETE_NAME not in found or any(changed >= before_ms for changed in found.values()):
-            continue
-        if space.read(f"{directory}/{INCOMPLETE_NAME}") != job_id.encode():
-            continue
-        if METADATA_NAME not in found:
-            swept += _delete_all(space, [f"{directory}/{name}" for name in found if name.endswith((".pack", ".tmp"))])
-        space.delete(f"{directory}/{INCOMPLETE_NAME}")
-    return swept
+
+    space: ObjectSpace
+    now_ms: int
+    older_than_ms: int
+    dry_run: bool = False
+
+    def job(self, protected: Iterable[str]) -> list[Garbage]:
+        """What crashed checkpoints and deletions left in a job's space.
+
+        Args:
+            protected: Directories of images whose objects must stay.
+        """
+        space = self.space
+        candidates = {
+            f"{SHARED}/{name}": changed for name, changed in space.list(SHARED).items() if self._is_old(changed)
+        }
+        found: list[Garbage] = []
+        for directory in _numbered(space):
+            names = space.list(directory)
+            if METADATA_NAME in names or not all(self._is_old(changed) for changed in names.values()):
+                continue
+            if DELETING_NAME in names:
+                found += self._rest_of_deletion(directory, names, protected)
+            else:
+                reason = f"{directory} was never finished: it has no {METADATA_NAME}"
+                found += self._delete({f"{directory}/{name}": names[name] for name in names if _is_ours(name)}, reason)
+        used = _used(space, checkpoint_directories(space), protected) if candidates else frozenset()
+        if used is None:
+            return found
+        unused = {name: changed for name, changed in candidates.items() if name not in used}
+        return found + self._delete(unused, "no image refers to it")
+
+    def savepoints(self, job_id: str) -> list[Garbage]:
+        """What crashed savepoints of a job left.
+
+        Only directories that still carry the mark of an unfinished savepoint are looked at: a savepoint belongs to a
+        person, who may be copying one.
+        """
+        space = self.space
+        found: list[Garbage] = []
+        for directory, changed_ms in space.list("").items():
+            if changed_ms or not directory.startswith("savepoint-"):
+                continue
+            names = space.list(directory)
+            if INCOMPLETE_NAME not in names or not all(self._is_old(changed) for changed in names.values()):
+                continue
+            if space.read(f"{directory}/{INCOMPLETE_NAME}") != job_id.encode():
+                continue
+            if METADATA_NAME not in names:
+                left = {f"{directory}/{name}": names[name] for name in names if name.endswith((".pack", ".tmp"))}
+                found += self._delete(left, f"{directory} was never finished: it has no {METADATA_NAME}")
+            if not self.dry_run:
+                space.delete(f"{directory}/{INCOMPLETE_NAME}")
+        return found
+
+    def _rest_of_deletion(self, directory: str, names: dict[str, int], protected: Iterable[str]) -> list[Garbage]:
+        if not self.dry_run:
+            delete_image(self.space, directory, protected)
+        reason = f"the deletion of {directory} was cut off"
+        return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
+
+    def _delete(self, names: dict[str, int], reason: str) -> list[Garbage]:
+        for name in sorted(names) if not self.dry_run else ():
+            self.space.delete(name)
+        return [self._garbage(name, names[name], reason) for name in sorted(names)]
+
+    def _garbage(self, name: str, changed_ms: int, reason: str) -> Garbage:
+        return Garbage(f"{self.space.url}/{name}", reason, self.now_ms - changed_ms)
+
+    def _is_old(self, changed_ms: int) -> bool:
+        # A folder has no time of its own, and nothing of ours is one.
+        return 0 < changed_ms < self.now_ms - self.older_than_ms
 
 
 def _numbered(space: ObjectSpace) -> list[str]:
@@ -154,10 +211,3 @@ def _referred(space: ObjectSpace, directory: str, name: str) -> frozenset[str]:
 def _is_ours(name: str) -> bool:
     """Whether an image's directory has such a name from us; what a person put there stays."""
     return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME) or name.endswith((".pack", ".tmp"))
-
-
-def _delete_all(space: ObjectSpace, names: Iterable[str]) -> int:
-    gone = sorted(names)
-    for name in gone:
-        space.delete(name)
-    return len(gone)

@@ -111,8 +111,9 @@ class LocalSpace:
         with accessing("list", f"{self.url}/{prefix}"):
             try:
                 with os.scandir(self._root / prefix) as entries:
+                    # The time of the inode, not of the content: a link to an old object is as new as an object gets.
                     return {
-                        entry.name: 0 if entry.is_dir() else entry.stat().st_mtime_ns // 1_000_000 for entry in entries
+                        entry.name: 0 if entry.is_dir() else entry.stat().st_ctime_ns // 1_000_000 for entry in entries
                     }
             except FileNotFoundError:
                 return {}

@@ -41,10 +41,10 @@ from dagster_ckpt.image import (
 from dagster_ckpt.storage.deletion import (
     INCOMPLETE_NAME,
     SHARED,
+    Garbage,
+    Sweep,
     checkpoint_directories,
     delete_image,
-    sweep_job,
-    sweep_savepoints,
 )
 from dagster_ckpt.storage.location import normalised
 from dagster_ckpt.storage.store import StoredImage
@@ -246,14 +246,15 @@ class ObjectImageStore:
             self._remembered.pop(_folder(location), None)
         delete_image(space, directory, _beside(space, held))
 
-    def sweep(self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = ()) -> int:
+    def sweep(
+        self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = (), dry_run: bool = False
+    ) -> list[Garbage]:
         """Delete what crashed attempts left and that is older; no shared object if a checkpoint is broken."""
-        before_ms = now_ms - older_than_ms
         held = {_folder(other) for other in protected}
-        swept = sweep_job(self._job_space, before_ms=before_ms, protected=_beside(self._job_space, held))
+        swept = Sweep(self._job_space, now_ms, older_than_ms, dry_run).job(_beside(self._job_space, held))
         if self._layout.savepoint_root is not None:
             space = self._open_space(self._layout.savepoint_root)
-            swept += sweep_savepoints(space, self._layout.job_id, before_ms=before_ms)
+            swept += Sweep(space, now_ms, older_than_ms, dry_run).savepoints(self._layout.job_id)
         return swept
 
     def _foreign(self, location: str | None) -> Base | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dagster_ckpt.image import Base, FileEntry, Hold, ImageHeader, Manifest, RunTasks, Source, WriteEntry
+from dagster_ckpt.storage.deletion import Garbage
 
 
 @dataclass(frozen=True)
@@ -148,12 +149,15 @@ class ImageStore(Protocol):
         """
         ...
 
-    def sweep(self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = ()) -> int:
-        """Delete objects that no image refers to and that are older; returns how many.
+    def sweep(
+        self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = (), dry_run: bool = False
+    ) -> list[Garbage]:
+        """Delete objects that no image refers to and that are older; returns each with the reason.
 
         Args:
             older_than_ms: Younger ones may belong to an attempt under way.
             now_ms: The time now, ms since the epoch.
             protected: Images whose bytes must stay, beyond all that `checkpoints` lists.
+            dry_run: Say what would be deleted, and delete nothing.
         """
         ...

@@ -22,13 +22,13 @@ def job(place, job_of):
 
 def test_a_new_job_has_no_checkpoints(job) -> None:
     assert job.store.checkpoints() == []
-    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
 
 
 def test_the_storage_can_be_checked_beforehand_and_keeps_no_trace(job) -> None:
     job.store.check_access()
     assert job.store.checkpoints() == []
-    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
 
 
 def test_a_checkpoint_gives_back_what_was_put_in(job) -> None:
@@ -63,7 +63,7 @@ def test_a_shared_file_dies_with_its_last_referrer(job) -> None:
     assert job.restored(third) == {"id-1.sst": FILES["id-1.sst"]}
     job.store.discard(third)
     assert job.store.checkpoints() == []
-    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
 
 
 def test_an_image_that_is_gone_is_not_found_and_can_be_discarded_again(job) -> None:
@@ -101,7 +101,7 @@ def test_giving_up_leaves_nothing(job) -> None:
     with pytest.raises(ImageAbortedError):
         job.stored(1, FILES, should_abort=lambda: True)
     assert job.store.checkpoints() == []
-    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
 
 
 def test_a_savepoint_stands_alone(job) -> None:
@@ -183,10 +183,12 @@ def test_a_broken_checkpoint_is_listed_said_and_makes_nobody_lose_a_byte(make_pl
     fresh.store.discard(first)
     fresh.store.discard(third)
     assert "chk-2/_metadata" in caplog.text
-    assert fresh.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert fresh.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
     fresh.store.discard(broken)
     assert fresh.store.checkpoints() == []
-    assert fresh.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 1
+    assert [garbage.reason for garbage in fresh.store.sweep(older_than_ms=0, now_ms=LATER_MS)] == [
+        "no image refers to it"
+    ]
 
 
 def _truncate(place, location: str) -> None:

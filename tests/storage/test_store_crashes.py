@@ -136,11 +136,14 @@ def test_a_kill_while_a_checkpoint_is_written(world, step, applied) -> None:
     if len(found) == 2:
         assert after.restored(found[1]) == NEW
         whole = world.objects()
-        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
         assert world.objects() == whole
     else:
         orphans = world.objects() - before
-        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == len(orphans)
+        wanted = after.store.sweep(older_than_ms=0, now_ms=LATER_MS, dry_run=True)
+        assert {garbage.location for garbage in wanted} == orphans
+        assert world.objects() == before | orphans
+        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == wanted
         assert world.objects() == before
 
 
@@ -219,7 +222,7 @@ def test_what_is_young_or_in_use_is_not_swept(world) -> None:
     dying = world.process()
     world.until(lambda: dying.checkpoint(2, NEW, base=first), Killed(), 2, applied=False)
     everything = world.objects()
-    assert job.store.sweep(older_than_ms=LATER_MS, now_ms=LATER_MS) == 0
+    assert job.store.sweep(older_than_ms=LATER_MS, now_ms=LATER_MS) == []
     assert world.objects() == everything
 
 
@@ -274,12 +277,12 @@ def test_a_savepoint_that_somebody_is_copying_is_not_swept(world) -> None:
         if name != "_metadata":
             space.publish(f"savepoint-flight-copy/{name}", space.read(f"{directory}/{name}"))
     copied = world.objects()
-    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
     assert world.objects() == copied
 
 
 def test_another_jobs_unfinished_savepoint_is_not_swept(world) -> None:
     world.spaces["mem://s"].publish("savepoint-x-1/_incomplete", b"another job")
     before = world.objects()
-    assert world.process().store.sweep(older_than_ms=0, now_ms=LATER_MS) == 0
+    assert world.process().store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
     assert world.objects() == before

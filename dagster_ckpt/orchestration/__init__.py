@@ -6,6 +6,7 @@ decides is a pure function there. Start with `streaming_asset.py` and `stream_de
 
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
@@ -30,6 +31,7 @@ __all__ = [
     "StreamingAsset",
     "build_catalog_sensor",
     "build_housekeeping_schedule",
+    "build_inspection_jobs",
     "build_operator_jobs",
     "build_rewind_jobs",
     "build_savepoint_schedule",

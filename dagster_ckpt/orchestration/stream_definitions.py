@@ -7,6 +7,7 @@ import dagster as dg
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.schedules import build_housekeeping_schedule, build_savepoint_schedule
@@ -58,6 +59,7 @@ def stream_definitions(
             *(stream.start_job for stream in streams),
             *operator_jobs.values(),
             *build_rewind_jobs(streams),
+            *build_inspection_jobs(streams),
             *([downstream] if downstream is not None else []),
         ],
         sensors=[

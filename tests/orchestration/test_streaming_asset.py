@@ -33,6 +33,12 @@ OPERATOR_JOBS = [
     "restart_stream_job",
     "prefer_savepoint_job",
     "apply_retention_job",
+    "ckpt_doctor_job",
+    "ckpt_verify_job",
+    "ckpt_verify_state_job",
+    "preview_rewind_job",
+    "fork_stream_job",
+    "clean_sink_job",
 ]
 
 

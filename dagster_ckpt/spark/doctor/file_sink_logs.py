@@ -1,0 +1,73 @@
+"""The logs of file sinks beside the checkpoint: a sink that is ahead loses rows without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.spark.doctor.finding import Code, Finding, error, warning
+from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.file_sink import LOG
+from dagster_ckpt.spark.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.folder import Folder, open_folder
+from dagster_ckpt.spark.layout import COMMITS, OFFSETS, batch_ids
+from dagster_ckpt.spark.logs import parse_log_lines
+from dagster_ckpt.spark.sinks import file_sink_path
+
+
+def examine_file_sinks(subject: Subject) -> Iterator[Finding]:
+    """Compare the log of each file sink with the checkpoint."""
+    for description in subject.sinks:
+        path = file_sink_path(description)
+        if path is not None:
+            yield from _sink(subject, open_folder(path))
+
+
+def _sink(subject: Subject, folder: Folder) -> Iterator[Finding]:
+    # Commits, sink, offsets, as a running query writes them the other way round: what is seen later may be newer.
+    committed = max(batch_ids(subject.folder, COMMITS), default=-1)
+    names: dict[int, str] = {}
+    for name in folder.list(LOG):
+        number = entry_id(name)
+        if number is not None:
+            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
+    last = max(names, default=-1)
+    where = f"{folder.url}/{LOG}"
+    if last > planned:
+        yield error(
+            Code.SINK_LOG_AHEAD,
+            where,
+            f"The sink has batches up to {last}, but the checkpoint has planned only {planned}: Spark passes "
+            "over every batch "
+            f"up to {last} without a word, and where it is cut differently the second time its rows are lost.",
+        )
+    if last < committed:
+        yield warning(
+            Code.SINK_LOG_BEHIND,
+            where,
+            f"Batch {committed} is committed, but the sink has batches only up to {last}: rows were lost, or "
+            "the output "
+            "folder was exchanged or rolled back by itself.",
+        )
+    first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
+    for number in range(first, last + 1):
+        if number not in names:
+            yield error(
+                Code.SINK_LOG_GAP,
+                f"{where}/{number}",
+                f"The sink's log has entries up to {last}, but not this one: readers and the next compaction "
+                "fail, and no "
+                "image can be taken.",
+            )
+            continue
+        entry = f"{LOG}/{names[number]}"
+        try:
+            parse_log_lines(folder.read(entry), f"{folder.url}/{entry}")
+        except UnknownLayoutError as trouble:
+            yield error(Code.UNKNOWN_VERSION, f"{folder.url}/{entry}", str(trouble))
+        except LiveDirectoryError as trouble:
+            yield error(Code.SINK_LOG_UNREADABLE, f"{folder.url}/{entry}", str(trouble))
+        except FileNotFoundError:
+            # Compacted since it was listed.
+            continue

@@ -1,0 +1,169 @@
+"""What the doctor can find, how bad each is, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """How bad a finding is.
+
+    NOTE: harmless. WARNING: Spark starts today, but something was lost or will do harm later. ERROR: Spark would
+    refuse to start, fail in its first batch, or compute wrong results.
+    """
+
+    NOTE = "NOTE"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+    @property
+    def rank(self) -> int:
+        """0 for the mildest."""
+        return list(Severity).index(self)
+
+
+class Code(StrEnum):
+    """What was found. Names never change their meaning: scripts may compare them."""
+
+    DIRECTORY_MISSING = "DIRECTORY_MISSING"
+    NOTHING_COMMITTED = "NOTHING_COMMITTED"
+    COMMIT_LOG_LOST = "COMMIT_LOG_LOST"
+    STATE_WITHOUT_BATCHES = "STATE_WITHOUT_BATCHES"
+    METADATA_MISSING = "METADATA_MISSING"
+    METADATA_UNREADABLE = "METADATA_UNREADABLE"
+    QUERY_ID_DIFFERS = "QUERY_ID_DIFFERS"
+    UNKNOWN_VERSION = "UNKNOWN_VERSION"
+    OFFSETS_GAP = "OFFSETS_GAP"
+    COMMITS_GAP = "COMMITS_GAP"
+    OFFSET_UNREADABLE = "OFFSET_UNREADABLE"
+    COMMIT_UNREADABLE = "COMMIT_UNREADABLE"
+    COMMIT_WITHOUT_OFFSET = "COMMIT_WITHOUT_OFFSET"
+    PREVIOUS_OFFSET_MISSING = "PREVIOUS_OFFSET_MISSING"
+    OFFSETS_AHEAD = "OFFSETS_AHEAD"
+    REPARTITION_UNFINISHED = "REPARTITION_UNFINISHED"
+    SOURCE_LOG_MISSING = "SOURCE_LOG_MISSING"
+    SOURCE_LOG_UNREADABLE = "SOURCE_LOG_UNREADABLE"
+    OPERATOR_METADATA_MISSING = "OPERATOR_METADATA_MISSING"
+    OPERATOR_METADATA_UNREADABLE = "OPERATOR_METADATA_UNREADABLE"
+    SCHEMA_MISSING = "SCHEMA_MISSING"
+    SCHEMA_UNREADABLE = "SCHEMA_UNREADABLE"
+    SCHEMA_PATH_ELSEWHERE = "SCHEMA_PATH_ELSEWHERE"
+    STATE_FILE_MISSING = "STATE_FILE_MISSING"
+    STATE_FILE_DAMAGED = "STATE_FILE_DAMAGED"
+    SST_MISSING = "SST_MISSING"
+    SST_WRONG_SIZE = "SST_WRONG_SIZE"
+    SNAPSHOT_UNREADABLE = "SNAPSHOT_UNREADABLE"
+    SNAPSHOT_DANGLING = "SNAPSHOT_DANGLING"
+    CHECKSUM_DIFFERS = "CHECKSUM_DIFFERS"
+    HADOOP_CHECKSUM_STALE = "HADOOP_CHECKSUM_STALE"
+    STATE_AHEAD = "STATE_AHEAD"
+    SINK_LOG_GAP = "SINK_LOG_GAP"
+    SINK_LOG_AHEAD = "SINK_LOG_AHEAD"
+    SINK_LOG_BEHIND = "SINK_LOG_BEHIND"
+    SINK_LOG_UNREADABLE = "SINK_LOG_UNREADABLE"
+    LEFTOVER_TEMPORARY_FILES = "LEFTOVER_TEMPORARY_FILES"
+    NOT_WHOLE = "NOT_WHOLE"
+
+
+_GO_BACK = "Start from the image named below, or with start_from=batch-<n> from the batch it is good back to."
+_NOTHING = "Nothing needs to be done."
+
+ADVICE: dict[Code, str] = {
+    Code.DIRECTORY_MISSING: "Put the directory back, or start the job: it restores its newest image by itself.",
+    Code.NOTHING_COMMITTED: "Wait for the query's first batch.",
+    Code.COMMIT_LOG_LOST: _GO_BACK,
+    Code.STATE_WITHOUT_BATCHES: "Spark refuses to start here (verifyCheckpointDirectoryEmptyOnStart). " + _GO_BACK,
+    Code.METADATA_MISSING: "Write the file back with the query id that the catalog's images name, or restore an image: "
+    "under a new id sinks that remember query ids would write rows twice.",
+    Code.METADATA_UNREADABLE: "Write the file back with the query id that the catalog's images name, or restore an "
+    "image.",
+    Code.QUERY_ID_DIFFERS: "Find out which query wrote here. Do not start the job on it; restore one of its own "
+    "images.",
+    Code.UNKNOWN_VERSION: "Use the version of dagster_ckpt that knows this layout; nothing here was guessed at.",
+    Code.OFFSETS_GAP: _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
+    Code.COMMITS_GAP: _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
+    Code.OFFSET_UNREADABLE: "An entry above the newest commit may be deleted, if its batch was not committed: "
+    "Spark plans "
+    "it anew. For any other: " + _GO_BACK,
+    Code.COMMIT_UNREADABLE: "With state in RocksDB, or for an older batch: " + _GO_BACK,
+    Code.COMMIT_WITHOUT_OFFSET: _GO_BACK,
+    Code.PREVIOUS_OFFSET_MISSING: _GO_BACK,
+    Code.OFFSETS_AHEAD: _GO_BACK,
+    Code.REPARTITION_UNFINISHED: "Finish the repartition, or " + _GO_BACK[0].lower() + _GO_BACK[1:],
+    Code.SOURCE_LOG_MISSING: _GO_BACK,
+    Code.SOURCE_LOG_UNREADABLE: _GO_BACK,
+    Code.OPERATOR_METADATA_MISSING: _GO_BACK,
+    Code.OPERATOR_METADATA_UNREADABLE: _GO_BACK,
+    Code.SCHEMA_MISSING: _GO_BACK,
+    Code.SCHEMA_UNREADABLE: _GO_BACK,
+    Code.SCHEMA_PATH_ELSEWHERE: "Do not start a query on a directory that was copied or moved by hand: restore "
+    "an image, "
+    "or take a savepoint of this directory and start from that; both rewrite the path.",
+    Code.STATE_FILE_MISSING: _GO_BACK,
+    Code.STATE_FILE_DAMAGED: _GO_BACK,
+    Code.SST_MISSING: _GO_BACK,
+    Code.SST_WRONG_SIZE: _GO_BACK,
+    Code.SNAPSHOT_UNREADABLE: _GO_BACK,
+    Code.SNAPSHOT_DANGLING: _NOTHING + " Spark deletes an old snapshot's SSTs before its zip.",
+    Code.CHECKSUM_DIFFERS: _GO_BACK,
+    Code.HADOOP_CHECKSUM_STALE: "Where the file itself is right, delete the hidden .crc beside it: Spark does without.",
+    Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. Where that was done on "
+    "purpose, delete "
+    "the state files of these versions before the query starts.",
+    Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or write to a new folder.",
+    Code.SINK_LOG_AHEAD: "Start from an image with start_from=...: that rolls the sink back. Left alone, Spark "
+    "passes over "
+    "these batches and their rows are lost.",
+    Code.SINK_LOG_BEHIND: "Put the output folder back as it was, or restore an image at or before its newest entry.",
+    Code.SINK_LOG_UNREADABLE: "Put the entry back, or write to a new folder: readers of the folder fail on it.",
+    Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",
+    Code.NOT_WHOLE: _GO_BACK,
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        code: What it is.
+        severity: How bad it is here.
+        path: Where, relative to the live directory; of a sink, its URL.
+        explanation: What was found and what it means, for a person.
+    """
+
+    code: Code
+    severity: Severity
+    path: str
+    explanation: str
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        return ADVICE[self.code]
+
+    def as_record(self) -> dict[str, str]:
+        """As plain data."""
+        return {
+            "code": self.code.value,
+            "severity": self.severity.value,
+            "path": self.path,
+            "explanation": self.explanation,
+            "advice": self.advice,
+        }
+
+
+def error(code: Code, path: str, explanation: str) -> Finding:
+    """A finding that keeps Spark from going on rightly."""
+    return Finding(code, Severity.ERROR, path, explanation)
+
+
+def warning(code: Code, path: str, explanation: str) -> Finding:
+    """A finding that does harm later, or shows a loss."""
+    return Finding(code, Severity.WARNING, path, explanation)
+
+
+def note(code: Code, path: str, explanation: str) -> Finding:
+    """A harmless finding."""
+    return Finding(code, Severity.NOTE, path, explanation)

@@ -1,0 +1,169 @@
+"""The files of the state stores: what the newest version needs, what is left over, and what runs ahead."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
+from dagster_ckpt.spark.doctor.subject import Subject
+from dagster_ckpt.spark.layout import OFFSETS, STATE, batch_ids, store_directory
+from dagster_ckpt.spark.logs import OffsetEntry
+from dagster_ckpt.spark.needed import NeededFile
+from dagster_ckpt.spark.operators import Operator
+from dagster_ckpt.spark.state import CommittedState, hdfs, rocksdb, rocksdb_v2, state_files
+from dagster_ckpt.spark.state.store import StoreDirectory
+
+_VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)")
+
+
+@dataclass(frozen=True)
+class StateExamination:
+    """What an examination of the state found.
+
+    Attributes:
+        needed: Files that the newest version needs and that are there.
+        findings: What is wrong.
+    """
+
+    needed: tuple[NeededFile, ...]
+    findings: tuple[Finding, ...]
+
+
+def examine_state_files(subject: Subject) -> StateExamination:
+    """Look at every state store at the newest committed batch."""
+    if subject.commit is None:
+        return StateExamination((), ())
+    committed, commit, operators = subject.offset_entry(subject.commit), subject.commit_entry, subject.operators
+    if committed is None or commit is None or operators is None:
+        # Told by the examinations of the logs and the operators.
+        return StateExamination((), ())
+    needed: tuple[NeededFile, ...] = ()
+    findings: list[Finding] = []
+    try:
+        state = CommittedState(subject.folder, "", operators, committed, commit)
+        needed = tuple(state_files(state).files)
+    except (LiveDirectoryError, FileNotFoundError) as trouble:
+        findings = _each_store(subject, operators, committed) or [_finding(subject, trouble)]
+    findings += _ahead(subject, operators)
+    if subject.deep:
+        names = {file.source for file in needed}
+        findings += _dangling(subject, operators, names)
+    return StateExamination(needed, tuple(findings))
+
+
+def _each_store(subject: Subject, operators: list[Operator], committed: OffsetEntry) -> list[Finding]:
+    """One finding a store, where the whole was refused at the first."""
+    findings = []
+    for operator in operators:
+        for partition in range(1 if operator.single_partition else committed.partitions or 0):
+            for index, name in enumerate(operator.stores):
+                store = StoreDirectory(subject.folder, store_directory(operator.number, partition, name))
+                try:
+                    _version_files(subject, store, (operator.number, partition, index))
+                except (LiveDirectoryError, FileNotFoundError) as trouble:
+                    findings.append(_finding(subject, trouble))
+                except (KeyError, IndexError):
+                    path = f"commits/{subject.commit}"
+                    findings.append(
+                        error(
+                            Code.COMMIT_UNREADABLE,
+                            path,
+                            f"It does not name the state of {store.path}, so nobody can tell which files hold it.",
+                        )
+                    )
+    return findings
+
+
+def _version_files(subject: Subject, store: StoreDirectory, place: tuple[int, int, int]) -> list[NeededFile]:
+    commit, committed, (operator, partition, index) = subject.commit_entry, subject.commit or 0, place
+    version = committed + 1
+    if commit is not None and commit.state_ids is not None:
+        return rocksdb_v2.version_files(store, version, commit.state_ids[operator][partition][index])
+    names = subject.folder.list(store.path)
+    offsets = subject.offset_entry(committed)
+    is_rocksdb = offsets is not None and (offsets.provider_class or "").endswith("RocksDBStateStoreProvider")
+    if is_rocksdb or any(name.endswith((".zip", ".changelog")) for name in names):
+        return rocksdb.version_files(store, version)
+    return hdfs.version_files(store, version)
+
+
+def _finding(subject: Subject, trouble: Exception) -> Finding:
+    path, text = subject.path_in(trouble), str(trouble)
+    if isinstance(trouble, UnknownLayoutError):
+        return error(Code.UNKNOWN_VERSION, path, text)
+    directory, _, name = path.rpartition("/")
+    in_folder = directory.endswith(("/SSTs", "/logs"))
+    if not path or name not in subject.folder.list(directory):
+        return error(Code.SST_MISSING if in_folder else Code.STATE_FILE_MISSING, path, text)
+    if in_folder:
+        return error(Code.SST_WRONG_SIZE, path, text)
+    if name.endswith(".crc") or "checksum is of" in text:
+        return error(Code.CHECKSUM_DIFFERS, path, text)
+    return error(Code.SNAPSHOT_UNREADABLE if name.endswith(".zip") else Code.STATE_FILE_DAMAGED, path, text)
+
+
+def _stores(subject: Subject, operators: list[Operator]) -> Iterator[str]:
+    """Directories of all stores that are there, also of partitions that are no longer used."""
+    for operator in operators:
+        root = f"{STATE}/{operator.number}"
+        for partition in (name for name in subject.folder.list(root) if name.isdecimal()):
+            yield from (store_directory(operator.number, int(partition), name) for name in operator.stores)
+
+
+def _ahead(subject: Subject, operators: list[Operator]) -> Iterator[Finding]:
+    newest: dict[str, int] = {}
+    for store in _stores(subject, operators):
+        versions = [int(match[1]) for name in subject.folder.list(store) if (match := _VERSIONED.fullmatch(name))]
+        newest[store] = max(versions, default=0)
+    # After the stores: a running query writes the offsets of a batch before its state.
+    allowed = max(batch_ids(subject.folder, OFFSETS), default=-1) + 1
+    ahead = {store: version for store, version in newest.items() if version > allowed}
+    if ahead:
+        first, version = max(ahead.items(), key=lambda item: item[1])
+        yield warning(
+            Code.STATE_AHEAD,
+            first,
+            f"{len(ahead)} stores hold state up to version {version}, but the newest planned batch makes "
+            f"version {allowed}: "
+            "the directory was rewound and they were left. Spark's maintenance counts what it keeps from the newest "
+            "version there, and can delete the versions that the query now needs.",
+        )
+
+
+def _dangling(subject: Subject, operators: list[Operator], needed: set[str]) -> Iterator[Finding]:
+    for path in _stores(subject, operators):
+        store = StoreDirectory(subject.folder, path)
+        for name in sorted(subject.folder.list(path)):
+            where = f"{path}/{name}"
+            if not name.endswith(".zip") or where in needed:
+                continue
+            try:
+                rocksdb.snapshot_files(store, name)
+            except LiveDirectoryError as trouble:
+                if _is_unreadable(subject, where):
+                    what = "It is an unreadable snapshot"
+                else:
+                    what = f"It is a snapshot whose files are gone ({subject.path_in(trouble)})"
+                yield note(
+                    Code.SNAPSHOT_DANGLING,
+                    where,
+                    f"{what}; harmless: the newest version does not need it. Going back to batches that do is "
+                    "impossible.",
+                )
+            except FileNotFoundError:
+                # Purged since it was listed.
+                continue
+
+
+def _is_unreadable(subject: Subject, path: str) -> bool:
+    try:
+        with subject.folder.open(path) as stream, zipfile.ZipFile(stream) as archive:
+            return "metadata" not in archive.namelist()
+    except FileNotFoundError:
+        return False
+    except zipfile.BadZipFile:
+        return True

@@ -1,0 +1,126 @@
+"""The directory under examination: what several examinations ask of it, read once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import fsspec
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.spark.folder import Folder
+from dagster_ckpt.spark.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
+from dagster_ckpt.spark.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
+from dagster_ckpt.spark.operators import Operator, read_operators
+
+_PATH_IN_MESSAGE = re.compile(r"(\S+?)(?: is | has | cannot | vanished |: |$)")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A live directory at one look.
+
+    Attributes:
+        live: The directory.
+        commits: Batches in the commit log.
+        offsets: Batches in the offset log.
+        sinks: The query's sinks, as its progress names them.
+        expected_query_id: What `metadata` must say, or None where nobody knows.
+        deep: Whether to read the content of state files too.
+    """
+
+    live: LiveDirectory
+    commits: Sequence[int]
+    offsets: Sequence[int]
+    sinks: Sequence[str] = ()
+    expected_query_id: str | None = None
+    deep: bool = True
+    _parsed: dict[str, OffsetEntry] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(
+        live: LiveDirectory, *, sinks: Sequence[str] = (), expected_query_id: str | None = None, deep: bool = True
+    ) -> Subject:
+        """Look at a directory. Commits first, as in `LiveDirectory.positions`."""
+        commits = batch_ids(live.folder, COMMITS)
+        return Subject(live, commits, batch_ids(live.folder, OFFSETS), sinks, expected_query_id, deep)
+
+    def up_to(self, batch_id: int, *, planned: bool) -> Subject:
+        """The same directory when it had committed a batch, and planned the next one or not."""
+        last = batch_id + 1 if planned else batch_id
+        commits = [batch for batch in self.commits if batch <= batch_id]
+        return replace(self, commits=commits, offsets=[batch for batch in self.offsets if batch <= last])
+
+    @property
+    def folder(self) -> Folder:
+        """Its files."""
+        return self.live.folder
+
+    @property
+    def commit(self) -> int | None:
+        """The newest committed batch."""
+        return max(self.commits, default=None)
+
+    @property
+    def offset(self) -> int | None:
+        """The newest planned batch."""
+        return max(self.offsets, default=None)
+
+    def offset_entry(self, batch_id: int) -> OffsetEntry | None:
+        """An entry of the offset log; None where it is missing or cannot be read."""
+        if batch_id not in self.offsets:
+            return None
+        path = f"{OFFSETS}/{batch_id}"
+        if path not in self._parsed:
+            try:
+                self._parsed[path] = parse_offset_entry(self.folder.read(path), f"{self.live.url}/{path}")
+            except (FileNotFoundError, LiveDirectoryError):
+                return None
+        return self._parsed[path]
+
+    @cached_property
+    def commit_entry(self) -> CommitEntry | None:
+        """The newest entry of the commit log; None where it cannot be read."""
+        path = f"{COMMITS}/{self.commit}"
+        try:
+            return parse_commit_entry(self.folder.read(path), f"{self.live.url}/{path}")
+        except (FileNotFoundError, LiveDirectoryError):
+            return None
+
+    @cached_property
+    def operators(self) -> list[Operator] | None:
+        """The stateful operators; None where what Spark notes of them cannot be read."""
+        try:
+            return read_operators(self.folder, self.commit or 0)
+        except (FileNotFoundError, LiveDirectoryError):
+            return None
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the query keeps state."""
+        return self.operators is None or bool(self.operators)
+
+    def path_in(self, error: Exception) -> str:
+        """The path that one of our own errors speaks of, relative to the directory; empty if it names none."""
+        text = str(error)
+        for prefix in (f"{self.folder.url}/", f"{self.live.url.rstrip('/')}/"):
+            if text.startswith(prefix) and (match := _PATH_IN_MESSAGE.match(text.removeprefix(prefix))):
+                return match[1]
+        return ""
+
+    def hidden_files(self) -> Iterator[str]:
+        """Paths of all hidden files: Hadoop's checksums, and what was never finished."""
+        root = self.live.local_path
+        if root is not None:
+            for directory, _, names in os.walk(root):
+                below = os.path.relpath(directory, root)
+                yield from (os.path.normpath(f"{below}/{name}") for name in names if name.startswith("."))
+            return
+        file_system, where = fsspec.core.url_to_fs(self.live.url, **self.live.storage_options)
+        for path in file_system.find(where):
+            relative = str(path).removeprefix(where).lstrip("/")
+            if relative.rpartition("/")[2].startswith("."):
+                yield relative

@@ -1,0 +1,388 @@
+"""Is this image good, and which one to use: on images of real queries, damaged in every way that matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from dagster_ckpt.catalog import Catalog, Holder, ImageRecord, StartCause
+from dagster_ckpt.errors import ImageNotFoundError, NothingCommittedError
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.doctor import examine_live_directory
+from dagster_ckpt.lifecycle.image_choice import choose_image
+from dagster_ckpt.lifecycle.image_verification import layout_problems, locations_of, verify_image
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
+from dagster_ckpt.spark import start_query
+from dagster_ckpt.spark.doctor import Code
+from dagster_ckpt.storage import open_store
+
+pytestmark = pytest.mark.spark
+
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
+    "RocksDBStateStoreProvider"
+}
+CHANGELOG = {**ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
+FORMAT_V2 = {**CHANGELOG, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
+JOIN_V3 = {**CHANGELOG, "spark.sql.streaming.join.stateFormatVersion": "3"}
+KEYS, FILES, ROWS = 3, 3, 12
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+def counts(stream: DataFrame) -> DataFrame:
+    return stream.groupBy("k").count()
+
+
+def join(stream: DataFrame) -> DataFrame:
+    return stream.alias("l").join(stream.alias("r"), F.expr("l.v = r.v AND l.at = r.at")).select("l.k", "r.v")
+
+
+@dataclass
+class Ward:
+    """A stopped job whose query has run, and a savepoint of it."""
+
+    root: Path
+    job: StreamingJob
+    newest: ImageRecord
+
+    @property
+    def live(self) -> Path:
+        return self.root / "live" / self.job.job_id / "live-1"
+
+    def savepoint(self, label: str) -> ImageRecord:
+        return operations.trigger_savepoint(self.job, operations.Operator("a test"), label=label)
+
+    def objects(self, image: ImageRecord) -> list[Path]:
+        """Its data objects, the largest first."""
+        folder = Path((image.location or "").removeprefix("file://"))
+        found = [path for path in folder.iterdir() if path.name != "_metadata"]
+        return sorted(found, key=lambda path: path.stat().st_size, reverse=True)
+
+    def metadata(self, image: ImageRecord) -> Path:
+        return Path((image.location or "").removeprefix("file://")) / "_metadata"
+
+
+def make_ward(
+    spark: SparkSession, root: Path, build: Callable[[DataFrame], DataFrame], settings: dict[str, str], *, mode: str
+) -> Ward:
+    landing = root / "landing"
+    landing.mkdir(parents=True)
+    for number in range(FILES):
+        rows = [{"at": "2024-01-01T00:00:00Z", "k": n % KEYS, "v": number * 100 + n} for n in range(ROWS)]
+        path = landing / f"{number}.json"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+    job = StreamingJob(
+        job_id="orders",
+        name="orders",
+        asset_key="orders",
+        catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
+        # So low that data lies in objects of their own, to be damaged.
+        store=open_store(FileSystemCheckpointStorage(f"file://{root}/images", 16), "orders"),
+        options=CheckpointConfig().options,
+        restart=RestartStrategies.no_restart(),
+        live_root=str(root / "live"),
+    )
+    job.register()
+    holder = Holder("first", "run", "host", 1, 1, "boot")
+    job.catalog.executions.begin("first", job_id="orders", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    live = job.live_directory(1)
+    job.catalog.jobs.switch_live_directory("orders", live.url)
+    job.catalog.executions.running("first", live_directory=live.url, recovery={})
+    session = spark.newSession()
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    reader = session.readStream.schema("at timestamp, k long, v long").option("maxFilesPerTrigger", 1)
+    built = build(reader.json(str(landing)).withWatermark("at", "1 hour"))
+    writer = built.writeStream.outputMode(mode).trigger(availableNow=True)
+    query = start_query(writer.format("noop"), "orders", live)
+    while not query.wait(0.5):
+        pass
+    assert query.exception() is None
+    ward = Ward(root, job, None)  # type: ignore[arg-type]
+    ward.newest = ward.savepoint("whole")
+    job.catalog.executions.heartbeat("first", {"batch_id": ward.newest.batch_id, "sinks": ["noop"]})
+    return ward
+
+
+WARDS: dict[str, tuple[Callable[[DataFrame], DataFrame], dict[str, str], str]] = {
+    "heap": (counts, {}, "update"),
+    "rocksdb": (counts, ROCKSDB, "update"),
+    "changelog": (counts, CHANGELOG, "update"),
+    "format-v2": (counts, FORMAT_V2, "update"),
+    "join": (join, {}, "append"),
+    "join-v3": (join, JOIN_V3, "append"),
+}
+
+
+@pytest.fixture(scope="module")
+def wards(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ward]]:
+    root = tmp_path_factory.mktemp("wards")
+    made = {
+        name: make_ward(spark, root / name, build, settings, mode=mode)
+        for name, (build, settings, mode) in WARDS.items()
+    }
+    yield made
+    for ward in made.values():
+        ward.job.catalog.close()
+
+
+@pytest.mark.parametrize("name", WARDS)
+def test_a_good_image_passes_and_its_state_is_read_with_spark(
+    spark: SparkSession, wards: dict[str, Ward], name: str
+) -> None:
+    ward = wards[name]
+
+    verified = verify_image(ward.job, ward.newest.location or "", spark=spark)
+
+    assert verified.problems == ()
+    assert verified.header is not None
+    assert verified.header.batch_id == ward.newest.batch_id
+    assert verified.state is not None
+    rows = {(item.state, item.rows) for item in verified.state}
+    expected = {("left", FILES * ROWS), ("right", FILES * ROWS)} if "join" in name else {("default", KEYS)}
+    assert rows == expected
+    # The copy is gone, and nothing else of the job has changed.
+    assert [path.name for path in ward.live.parent.iterdir()] == ["live-1"]
+
+
+def test_the_record_of_a_verification_is_plain_data(wards: dict[str, Ward]) -> None:
+    ward = wards["heap"]
+
+    record = verify_image(ward.job, ward.newest.location or "", deep=False).as_record()
+
+    assert json.loads(json.dumps(record)) == record
+    assert (record["passed"], record["batch_id"], record["state"]) == (True, ward.newest.batch_id, None)
+
+
+def cut_off_the_last_byte(ward: Ward, image: ImageRecord) -> None:
+    path = ward.objects(image)[0]
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lose_an_object(ward: Ward, image: ImageRecord) -> None:
+    ward.objects(image)[0].unlink()
+
+
+def flip_a_byte(ward: Ward, image: ImageRecord) -> None:
+    path = ward.objects(image)[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut_off_the_metadata(ward: Ward, image: ImageRecord) -> None:
+    path = ward.metadata(image)
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def lose_the_metadata(ward: Ward, image: ImageRecord) -> None:
+    ward.metadata(image).unlink()
+
+
+def come_from_the_future(ward: Ward, image: ImageRecord) -> None:
+    ward.metadata(image).write_bytes(struct.pack(">6sHQQ", b"DGCKPT", 99, 0, 0) + bytes(64))
+
+
+@pytest.mark.parametrize(
+    ("damage", "seen_without_reading", "what"),
+    [
+        (cut_off_the_last_byte, True, "bytes"),
+        (lose_an_object, True, "missing"),
+        (flip_a_byte, False, "altered"),
+        (cut_off_the_metadata, True, "trusted"),
+        (lose_the_metadata, True, "no image"),
+        (come_from_the_future, True, "version 99"),
+    ],
+)
+def test_an_image_that_was_damaged_does_not_pass(
+    wards: dict[str, Ward], damage: Callable[[Ward, ImageRecord], None], seen_without_reading: bool, what: str
+) -> None:
+    ward = wards["rocksdb"]
+    image = ward.savepoint(damage.__name__)
+    damage(ward, image)
+
+    quick = verify_image(ward.job, image.location or "", deep=False)
+    deep = verify_image(ward.job, image.location or "", deep=True)
+
+    assert quick.passed is not seen_without_reading
+    assert not deep.passed
+    assert what in deep.problems[0]
+
+
+class Forgetful:
+    """A store whose image lacks a file that it should have: every byte that is listed is right."""
+
+    def __init__(self, store: Any, forgotten: str) -> None:
+        self._store = store
+        self._forgotten = forgotten
+
+    def manifest(self, location: str) -> Any:
+        manifest = self._store.manifest(location)
+        return SimpleNamespace(
+            header=manifest.header, files=[entry for entry in manifest.files if entry.path != self._forgotten]
+        )
+
+    def extract(self, location: str, write: Any, *, only: Callable[[str], bool]) -> None:
+        self._store.extract(location, write, only=lambda path: path != self._forgotten and only(path))
+
+    def verify(self, location: str, *, deep: bool = True) -> list[str]:
+        return list(self._store.verify(location, deep=deep))
+
+
+@pytest.mark.parametrize("name", WARDS)
+def test_an_image_without_any_one_of_its_files_does_not_pass(wards: dict[str, Ward], name: str) -> None:
+    ward = wards[name]
+    location = ward.newest.location or ""
+    paths = [entry.path for entry in ward.job.store.manifest(location).files]
+    assert layout_problems(ward.job.store, location) == []
+    # Spark does without its own checksums, with a warning.
+    for path in (path for path in paths if not path.endswith(".crc")):
+        forgetful: Any = Forgetful(ward.job.store, path)
+
+        verified = verify_image(replace(ward.job, store=forgetful), location)
+
+        assert not verified.passed, path
+        # What is told missing may be another file: without a snapshot it is the changelogs before it.
+        assert any(path.split("/")[0] in problem for problem in verified.problems), path
+
+
+def test_an_image_whose_state_spark_cannot_read_does_not_pass(spark: SparkSession, wards: dict[str, Ward]) -> None:
+    ward = wards["heap"]
+    delta = next(path for path in sorted((ward.live / "state/0/0").iterdir()) if path.name == "3.delta")
+    whole = delta.read_bytes()
+    # What was damaged before the image was taken has the right digest.
+    delta.write_bytes(whole[:-25])
+    try:
+        image = ward.savepoint("of damaged state")
+    finally:
+        delta.write_bytes(whole)
+
+    assert verify_image(ward.job, image.location or "").passed
+    verified = verify_image(ward.job, image.location or "", spark=spark)
+
+    assert not verified.passed
+    assert "Spark cannot read the state" in verified.problems[0]
+    assert [path.name for path in ward.live.parent.iterdir()] == ["live-1"]
+
+
+def test_images_are_named_as_for_a_start(wards: dict[str, Ward]) -> None:
+    ward = wards["join"]
+    location = ward.newest.location or ""
+
+    assert locations_of(ward.job, "latest") == [location]
+    assert locations_of(ward.job, "all") == [location]
+    assert locations_of(ward.job, "whole") == [location]
+    assert locations_of(ward.job, f"{location}/_metadata") == [location]
+    # Not in the catalog: it may have been moved there.
+    assert locations_of(ward.job, "/elsewhere/savepoint/_metadata") == ["/elsewhere/savepoint"]
+    with pytest.raises(ImageNotFoundError, match="has no image 'nobody'"):
+        locations_of(ward.job, "nobody")
+
+
+def test_the_doctor_names_the_newest_image_that_can_be_restored_and_its_price(wards: dict[str, Ward]) -> None:
+    ward = wards["changelog"]
+    damaged = ward.savepoint("later, and damaged")
+    lose_an_object(ward, damaged)
+    ward.job.catalog.executions.heartbeat("first", {"batch_id": (ward.newest.batch_id or 0) + 4, "sinks": ["noop"]})
+    (ward.live / "metadata").rename(ward.live / "metadata.away")
+    try:
+        examination = examine_live_directory(ward.job)
+    finally:
+        (ward.live / "metadata.away").rename(ward.live / "metadata")
+
+    assert [item.code for item in examination.diagnosis.findings] == [Code.METADATA_MISSING]
+    assert examination.choice.image is not None
+    assert examination.choice.image.image_id == ward.newest.image_id
+    assert examination.choice.replayed_batches == 4
+    assert [item.image.image_id for item in examination.choice.passed_over] == [damaged.image_id]
+    assert examination.sentences[:2] == [
+        "Spark cannot go on in the live directory as it is.",
+        "No committed batch in it is whole.",
+    ]
+    assert json.loads(json.dumps(examination.as_record())) == examination.as_record()
+
+
+def test_the_doctor_compares_the_query_with_that_of_the_jobs_images(wards: dict[str, Ward]) -> None:
+    ward = wards["rocksdb"]
+    metadata = ward.live / "metadata"
+    whole = metadata.read_text()
+    metadata.write_text('{"id":"another"}')
+    try:
+        examination = examine_live_directory(ward.job)
+    finally:
+        metadata.write_text(whole)
+
+    assert [item.code for item in examination.diagnosis.findings] == [Code.QUERY_ID_DIFFERS]
+    assert examine_live_directory(ward.job).diagnosis.can_resume
+
+
+def test_a_directory_can_be_given_that_is_not_the_jobs_own(wards: dict[str, Ward], tmp_path: Path) -> None:
+    examination = examine_live_directory(wards["heap"].job, url=str(tmp_path / "lost"))
+
+    assert [item.code for item in examination.diagnosis.findings] == [Code.DIRECTORY_MISSING]
+    assert examination.choice.image is not None
+
+
+def test_a_job_without_a_live_directory_is_refused(wards: dict[str, Ward], tmp_path: Path) -> None:
+    job = replace(wards["heap"].job, catalog=Catalog(f"sqlite:///{tmp_path / 'catalog.db'}"))
+    job.register()
+    try:
+        with pytest.raises(NothingCommittedError, match="no live directory"):
+            examine_live_directory(job)
+    finally:
+        job.catalog.close()
+
+
+def images(*batches: int) -> list[Any]:
+    return [
+        SimpleNamespace(image_id=f"image-{b}", batch_id=b, number=b, kind="CHECKPOINT", label=None, location="/x")
+        for b in batches
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batches", "newest", "broken", "chosen", "replayed"),
+    [
+        ((3, 9, 6), 10, (), 9, 1),
+        ((3, 9, 6), 10, (9,), 6, 4),
+        ((3, 9, 6), 7, (), 6, 1),
+        ((3, 9, 6), None, (), 9, None),
+        ((3, 9), 10, (3, 9), None, None),
+        ((), 10, (), None, None),
+    ],
+)
+def test_the_newest_image_that_passes_is_chosen(
+    batches: Iterable[int], newest: int | None, broken: tuple[int, ...], chosen: int | None, replayed: int | None
+) -> None:
+    choice = choose_image(
+        images(*batches), newest_batch=newest, problems=lambda image: ["bad"] if image.batch_id in broken else []
+    )
+
+    assert (choice.image.batch_id if choice.image else None, choice.replayed_batches) == (chosen, replayed)
+    assert choice.sentence
+    assert len(choice.passed_over) == sum(batch in broken or (newest or 99) < batch for batch in batches)

@@ -6,7 +6,16 @@ Nothing here knows Spark, a job's life or a file system: named byte streams in, 
 
 from dagster_ckpt.image.container import Metadata, pack_metadata, unpack_metadata
 from dagster_ckpt.image.manifest import FileEntry, ImageHeader, ImageKind, Manifest
-from dagster_ckpt.image.packs import RunTasks
+from dagster_ckpt.image.packs import (
+    Checks,
+    Create,
+    PackResult,
+    PackRunner,
+    PackTask,
+    Threads,
+    pack_names,
+    write_packs,
+)
 from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, verify_image
 from dagster_ckpt.image.reuse import Base, object_name
 from dagster_ckpt.image.source import Source, SourceFile
@@ -17,6 +26,8 @@ __all__ = [
     "METADATA_NAME",
     "PACK_TARGET_BYTES",
     "Base",
+    "Checks",
+    "Create",
     "FileEntry",
     "Hold",
     "ImageHeader",
@@ -24,17 +35,22 @@ __all__ = [
     "Manifest",
     "Metadata",
     "ObjectSpace",
-    "RunTasks",
+    "PackResult",
+    "PackRunner",
+    "PackTask",
     "Source",
     "SourceFile",
+    "Threads",
     "WriteEntry",
     "WriteOptions",
     "WrittenImage",
     "extract",
     "object_name",
     "pack_metadata",
+    "pack_names",
     "read_metadata",
     "unpack_metadata",
     "verify_image",
     "write_image",
+    "write_packs",
 ]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import ImageAbortedError, IncompleteCutError
+from dagster_ckpt.errors import CutOvertakenError, ImageAbortedError
 from dagster_ckpt.image.manifest import FileEntry
 from dagster_ckpt.image.source import Source
 
@@ -19,6 +19,9 @@ from dagster_ckpt.image.source import Source
 CHUNK_BYTES = 1024 * 1024
 # Equal files of one image are stored once, as long as a table of so many digests can tell.
 _REMEMBERED_DIGESTS = 20_000
+
+# Below this a second thread costs more than it saves.
+BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
 
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
 
@@ -54,7 +57,6 @@ class PackResult:
 
 
 KnownContent = Callable[[str, Source], FileEntry | None]
-RunTasks = Callable[[Sequence[PackTask], Create, "Checks"], list[PackResult]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def write_packs(task: PackTask, create: Create, checks: Checks) -> PackResult:
 
     Raises:
         ImageAbortedError: The image is given up.
-        IncompleteCutError: A file vanished, or had another length than was said of it.
+        CutOvertakenError: A file vanished, or had another length than was said of it.
         StorageAccessError: A data object could not be written.
     """
     with _PackWriter(task, create, checks) as writer:
@@ -94,10 +96,55 @@ def write_packs(task: PackTask, create: Create, checks: Checks) -> PackResult:
         return writer.result
 
 
-def in_threads(threads: int) -> RunTasks:
-    """Run tasks in threads of this process; a single one in the caller's."""
+def pack_names(task: PackTask) -> list[str]:
+    """Names of the data objects that a task may make, in order; equal files may leave the last ones out."""
+    count, length = 0, task.target_bytes + 1
+    for file in task.files:
+        if not count or length + file.size > task.target_bytes:
+            count, length = count + 1, 0
+        length += file.size
+    return [_pack_name(task, number) for number in range(count)]
 
-    def run(tasks: Sequence[PackTask], create: Create, checks: Checks) -> list[PackResult]:
+
+class PackRunner(Protocol):
+    """Who writes the data objects of an image."""
+
+    def width(self, total_bytes: int) -> int:
+        """How many tasks to make of so many bytes."""
+        ...
+
+    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> list[PackResult]:
+        """Write every task; the results are in their order.
+
+        Args:
+            tasks: The tasks.
+            create: Opens a new data object by name.
+            checks: What to ask meanwhile.
+
+        Raises:
+            ImageAbortedError: The image is given up.
+            CutOvertakenError: A file vanished, or had another length than was said of it.
+            StorageAccessError: A data object could not be written.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads of this process; a single task is done in the caller's.
+
+    Attributes:
+        count: At most so many at a time.
+    """
+
+    count: int
+
+    def width(self, total_bytes: int) -> int:
+        """How many tasks to make of so many bytes."""
+        return max(1, min(self.count, total_bytes // BYTES_WORTH_A_THREAD))
+
+    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> list[PackResult]:
+        """Write every task; the results are in their order."""
         if len(tasks) < 2:
             return [write_packs(task, create, checks) for task in tasks]
         failed = False
@@ -116,7 +163,7 @@ def in_threads(threads: int) -> RunTasks:
                 failed = True
                 raise
 
-        with ThreadPoolExecutor(threads, thread_name_prefix="packs") as pool:
+        with ThreadPoolExecutor(self.count, thread_name_prefix="packs") as pool:
             futures = [pool.submit(work, task) for task in tasks]
         errors = [error for future in futures if (error := future.exception()) is not None]
         # Of several, the one that made the others give up.
@@ -124,14 +171,12 @@ def in_threads(threads: int) -> RunTasks:
             raise error
         return [future.result() for future in futures]
 
-    return run
-
 
 def read_file(file: Source) -> tuple[bytes, str]:
     """All bytes of a small file, and their digest.
 
     Raises:
-        IncompleteCutError: It vanished, or has another length than was said of it.
+        CutOvertakenError: It vanished, or has another length than was said of it.
     """
     try:
         data = file.read()
@@ -142,9 +187,9 @@ def read_file(file: Source) -> tuple[bytes, str]:
     return data, blake3(data).hexdigest()
 
 
-def vanished(file: Source) -> IncompleteCutError:
+def vanished(file: Source) -> CutOvertakenError:
     """The error about a file that is not there any more."""
-    return IncompleteCutError(f"{file.path} vanished before it was read, so no image was written. Take the image anew.")
+    return CutOvertakenError(f"{file.path} vanished before it was read, so no image was written. Take the image anew.")
 
 
 class _PackWriter:
@@ -212,7 +257,7 @@ class _PackWriter:
         """Offset at which a file of this size goes into the open data object, which may be a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
             self._open.close()
-            name = f"{self._task.name}-{len(self.result.packs)}.pack"
+            name = _pack_name(self._task, len(self.result.packs))
             self._checks.made(name)
             self.result.packs.append(name)
             self._stream = self._open.enter_context(self._create(name))
@@ -242,8 +287,12 @@ def _chunks(file: Source) -> Iterator[bytes]:
         raise _changed(file)
 
 
-def _changed(file: Source) -> IncompleteCutError:
-    return IncompleteCutError(
+def _pack_name(task: PackTask, number: int) -> str:
+    return f"{task.name}-{number}.pack"
+
+
+def _changed(file: Source) -> CutOvertakenError:
+    return CutOvertakenError(
         f"{file.path} had {file.size} bytes when it was looked at, and another length when it was read: it "
         "changed meanwhile, so no image was written. Take the image anew."
     )

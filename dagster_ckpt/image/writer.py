@@ -12,7 +12,7 @@ from typing import BinaryIO
 from dagster_ckpt.errors import CkptError, ImageAbortedError, StorageAccessError
 from dagster_ckpt.image.container import pack_metadata
 from dagster_ckpt.image.manifest import FileEntry, ImageHeader, Manifest, Segment, parse_line, place_of
-from dagster_ckpt.image.packs import Checks, PackTask, RunTasks, in_threads, read_file
+from dagster_ckpt.image.packs import Checks, PackRunner, PackTask, Threads, read_file
 from dagster_ckpt.image.reuse import Base, Reusable, object_name
 from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
@@ -24,8 +24,7 @@ PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_OF_AN_IMAGE = 64
 # What is inlined is written again with every image: beyond this it is cheaper in an object that images share.
 INLINE_LIMIT_BYTES = 1024 * 1024
-# Below this a second thread costs more than it saves.
-BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
+ONE_THREAD = Threads(1)
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class WriteOptions:
         pack_least_bytes: The same where the image is small, as object stores take small objects faster; up to
             `PACKS_OF_AN_IMAGE` data objects of this size are made before they become larger.
         object_prefix: What goes before the name of a data object, relative to the image's directory.
-        threads: Data objects written at the same time, where there is enough to write.
     """
 
     inline_threshold: int | None = 20_480
@@ -47,7 +45,6 @@ class WriteOptions:
     pack_target_bytes: int = PACK_TARGET_BYTES
     pack_least_bytes: int = PACK_TARGET_BYTES
     object_prefix: str = ""
-    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def write_image(
     extends: bool = False,
     hold: Hold = list,
     should_abort: Callable[[], bool] = lambda: False,
-    run: RunTasks | None = None,
+    runner: PackRunner = ONE_THREAD,
 ) -> WrittenImage:
     """Write an image: data objects first, `_metadata` last and at once (docs/image-format.md, section 4).
 
@@ -96,11 +93,11 @@ def write_image(
             what is new in it, however many files it has.
         hold: Given the files that will be read, in time before any is; gives them as they are to be read.
         should_abort: Asked before each file.
-        run: Who writes the data objects; None: threads of this process.
+        runner: Who writes the data objects.
 
     Raises:
         ImageAbortedError: `should_abort` said so.
-        IncompleteCutError: A file vanished, or had another length than was said of it.
+        CutOvertakenError: A file vanished, or had another length than was said of it.
         StorageAccessError: The space could not be written, or an image is there already.
     """
     if space.size(posixpath.join(directory, METADATA_NAME)) is not None:
@@ -120,7 +117,7 @@ def write_image(
         for file in inline:
             go_on()
             writer.inline(file)
-        writer.pack(packed, run or in_threads(options.threads), go_on)
+        writer.pack(packed, runner, go_on)
         return writer.finish()
     except BaseException:
         writer.remove()
@@ -196,13 +193,14 @@ class _Writer:
         entry = FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset)
         self._segment(file).add(entry)
 
-    def pack(self, files: Sequence[Source], run: RunTasks, go_on: Callable[[], None]) -> None:
+    def pack(self, files: Sequence[Source], runner: PackRunner, go_on: Callable[[], None]) -> None:
         """Put files into data objects."""
         if not files:
             return
         checks = Checks(self._known.same_content, self._known.is_likely, go_on, self._made.append)
-        tasks = self._tasks(files)
-        for task, result in zip(tasks, run(tasks, self._create, checks), strict=True):
+        tasks = self._tasks(files, runner)
+        create = _Objects(self._space, self._directory)
+        for task, result in zip(tasks, runner.run(tasks, create, checks), strict=True):
             self._written += result.written
             for file, entry in zip(task.files, result.entries, strict=True):
                 self._segment(file).add(entry)
@@ -259,13 +257,10 @@ class _Writer:
         inlined = len(self._inline) if inlined is None else inlined
         return size < threshold and inlined + size <= self._options.inline_limit_bytes
 
-    def _create(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        return self._space.create(object_name(self._directory, name))
-
-    def _tasks(self, files: Sequence[Source]) -> list[PackTask]:
-        """Files in order, in about equal shares: one for each thread that has enough to do."""
+    def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
+        """Files in order, in about equal shares."""
         total = sum(file.size for file in files)
-        shares = max(1, min(self._options.threads, total // BYTES_WORTH_A_THREAD))
+        shares = runner.width(total)
         groups: list[list[Source]] = [[] for _ in range(shares)]
         before = 0
         for file in files:
@@ -279,3 +274,14 @@ class _Writer:
             for index, group in enumerate(groups)
             if group
         ]
+
+
+@dataclass(frozen=True)
+class _Objects:
+    """Makes the data objects of an image, in whatever process."""
+
+    space: ObjectSpace
+    directory: str
+
+    def __call__(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        return self.space.create(object_name(self.directory, name))

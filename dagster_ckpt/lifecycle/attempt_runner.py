@@ -29,7 +29,7 @@ from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.provenance import provenance
 from dagster_ckpt.lifecycle.retention import delete_older_live_directories, discard, subsume
-from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder
+from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder, sharing_base
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import QueryFacts, can_replay_a_batch, guarantees
 
@@ -95,7 +95,7 @@ class AttemptRunner:
         order = SnapshotOrder(
             kind=ImageKind.SAVEPOINT if attempt.kind.is_savepoint else ImageKind.CHECKPOINT,
             number=attempt.number,
-            base=None if attempt.kind.is_savepoint else self._newest_checkpoint(),
+            base=sharing_base(self._job),
             target_directory=arguments.get("target_directory"),
             sinks=self.sinks,
             properties=provenance(self._job, self.sinks, facts),
@@ -287,10 +287,6 @@ class AttemptRunner:
         self._cleaning += 1
         self._threads.clean(work)
         return [CleaningChanged(monotonic_ms(), self._cleaning)]
-
-    def _newest_checkpoint(self) -> str | None:
-        newest = self._catalog.images.newest_checkpoint(self._job.job_id)
-        return newest.location if newest is not None else None
 
 
 def failure_reason(error: Exception) -> CheckpointFailureReason:

@@ -37,6 +37,8 @@ class StreamingJob:
         options: Checkpointing options.
         restart: What happens after a failure.
         live_root: Folder of live directories; this job's are `<live_root>/<job_id>/live-<k>`.
+        executor_copy_bytes: Images that write more bytes than this are copied by Spark's executors, which must reach
+            live directories and images by the same URLs. None: always by the process that supervises the query.
         backend: How the query is to keep its state; None leaves it to the session, unchecked. Its
             `transfer_threads` are those that copy files while an image is taken or restored.
         code_version: Version of the code that describes the query, as its owner names it; images carry it.
@@ -52,6 +54,7 @@ class StreamingJob:
     live_root: str
     backend: StateBackend | None = None
     code_version: str | None = None
+    executor_copy_bytes: int | None = None
 
     @property
     def live_folder(self) -> str:

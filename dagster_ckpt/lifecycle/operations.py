@@ -26,7 +26,7 @@ from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.provenance import provenance
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, take_snapshot
+from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.spark import LiveDirectory
 
@@ -349,6 +349,7 @@ def _savepoint_of_stopped_job(job: StreamingJob, *, label: str | None, target_di
         ImageKind.SAVEPOINT,
         number,
         image_id,
+        base=sharing_base(job),
         target_directory=target_directory,
         sinks=sinks,
         properties=provenance(job, sinks),

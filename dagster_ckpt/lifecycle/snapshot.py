@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from dagster_ckpt.image import ImageHeader, ImageKind, Source
 from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.spark import LiveDirectory, file_sink_path, staged_cut, until_not_overtaken
+from dagster_ckpt.spark import LiveDirectory, executors_above, file_sink_path, staged_cut, until_not_overtaken
 from dagster_ckpt.storage import StoredImage
 
 
@@ -21,7 +21,7 @@ class SnapshotOrder:
         kind: Checkpoint or savepoint.
         number: Number from the job's counter; the `n` of `chk-<n>`.
         carry_in_flight: Carry the planned offsets of the running batch (unaligned).
-        base: Location of the image whose bytes may be shared; None writes everything.
+        base: Location of an image whose bytes may be shared; None writes everything.
         target_directory: Where a savepoint goes, if not to the configured folder.
         sinks: Sinks the query writes to, as the progress of the query names them.
         properties: What else the image is to carry.
@@ -58,6 +58,18 @@ class Snapshot:
     query_id: str
     stored: StoredImage
     properties: Mapping[str, object]
+
+
+def sharing_base(job: StreamingJob) -> str | None:
+    """Location of the image that the next one of a job most likely has the most in common with.
+
+    That is the newest checkpoint of its timeline, else the image the timeline began with, else the newest checkpoint.
+    """
+    images = job.catalog.images
+    restorable = images.restorable(job.job_id)
+    checkpoints = [image for image in restorable if image.kind == ImageKind.CHECKPOINT]
+    newest = next(iter([*checkpoints, *restorable]), None) or images.newest_checkpoint(job.job_id)
+    return newest.location if newest is not None else None
 
 
 def take_snapshot(
@@ -104,8 +116,12 @@ def _take(
     with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks, base=base) as staged:
         taken = staged.cut
 
+        runner = executors_above(job.executor_copy_bytes) if job.executor_copy_bytes is not None else None
+
         def hold(files: list[Source]) -> list[Source]:
-            held = staged.hold(files)
+            size = sum(file.size for file in files)
+            # Executors cannot reach what is held on this machine; they read what Spark has not purged meanwhile.
+            held = files if runner is not None and runner.takes(size) else staged.hold(files)
             on_cut(taken.batch_id)
             return held
 
@@ -123,7 +139,13 @@ def _take(
         )
         if is_checkpoint:
             stored = job.store.write_checkpoint(
-                header, staged.files, base=base, extends=taken.extends, hold=hold, should_abort=should_abort
+                header,
+                staged.files,
+                base=base,
+                extends=taken.extends,
+                hold=hold,
+                should_abort=should_abort,
+                runner=runner,
             )
         else:
             stored = job.store.write_savepoint(
@@ -133,5 +155,6 @@ def _take(
                 base=order.base,
                 hold=hold,
                 should_abort=should_abort,
+                runner=runner,
             )
     return Snapshot(order, taken.batch_id, taken.query_id, stored, properties)

@@ -45,6 +45,7 @@ def streaming_job(stream: StreamingAsset, resources: StreamResources | Any) -> S
         live_root=resources.state_backend.live_directory,
         code_version=stream.asset.code_versions_by_key.get(stream.key),
         backend=backend,
+        executor_copy_bytes=deployment.executor_copy_bytes,
     )
 
 

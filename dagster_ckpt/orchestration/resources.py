@@ -70,6 +70,13 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         default_factory=dict,
         description="Options of the fsspec file system, such as key, secret and endpoint_url for S3.",
     )
+    executor_copy_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Images that write more bytes than this are copied by Spark's executors, as a Spark job; the "
+        "driver only plans. Live directories and images must be where every executor reaches them, and dagster-ckpt be "
+        "installed there. Default: the driver copies.",
+    )
 
     def storage(self) -> CheckpointStorage:
         """The storage as a plain value.

@@ -6,6 +6,7 @@ query.
 """
 
 from dagster_ckpt.spark.cut import Cut, cut
+from dagster_ckpt.spark.executor_copy import ExecutorCopy, executors_above
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
 from dagster_ckpt.spark.guarantees import ExecutionMode, Guarantee, Guarantees, guarantees
 from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_directory
@@ -38,6 +39,7 @@ __all__ = [
     "Cut",
     "Distance",
     "ExecutionMode",
+    "ExecutorCopy",
     "Filler",
     "Guarantee",
     "Guarantees",
@@ -66,6 +68,7 @@ __all__ = [
     "delete_part_files",
     "distance",
     "empty_log",
+    "executors_above",
     "file_sink_path",
     "forecast",
     "fork_output",

@@ -77,6 +77,10 @@ class Folder(ABC):
         # again and again, and nearly all of its files stay as they are.
         self.seen: dict[str, tuple[str, object]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What was seen is of use to one process only, and much.
+        return {**self.__dict__, "seen": {}}
+
     @abstractmethod
     def list(self, path: str = "") -> dict[str, Entry]:
         """Names in a directory, hidden ones left out; empty if there is no such directory."""

@@ -28,8 +28,9 @@ from dagster_ckpt.image import (
     Manifest,
     Metadata,
     ObjectSpace,
-    RunTasks,
+    PackRunner,
     Source,
+    Threads,
     WriteEntry,
     WriteOptions,
     WrittenImage,
@@ -91,6 +92,7 @@ class ObjectImageStore:
         self._layout = layout
         self._open_space = open_space
         self._job_space = open_space(layout.job_root)
+        self._threads = Threads(layout.transfer_threads)
         self._remembered: OrderedDict[str, Metadata] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -113,7 +115,7 @@ class ObjectImageStore:
         extends: bool = False,
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
-        run: RunTasks | None = None,
+        runner: PackRunner | None = None,
     ) -> StoredImage:
         """Write a checkpoint as `chk-<n>`; bytes that the image at `base` has are shared with it."""
         if header.number is None:
@@ -137,7 +139,7 @@ class ObjectImageStore:
             extends=extends,
             hold=hold,
             should_abort=should_abort,
-            run=run,
+            runner=runner or self._threads,
         )
         self._remember(location, Metadata(written.manifest, written.inline))
         return self._stored(location, written)
@@ -151,7 +153,7 @@ class ObjectImageStore:
         base: str | None = None,
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
-        run: RunTasks | None = None,
+        runner: PackRunner | None = None,
     ) -> StoredImage:
         """Write a self-contained savepoint into a folder of its own.
 
@@ -180,7 +182,7 @@ class ObjectImageStore:
                 base=self._foreign(base),
                 hold=hold,
                 should_abort=should_abort,
-                run=run,
+                runner=runner or self._threads,
             )
         except CkptError:
             # Where the mark cannot be deleted either, the sweep finds it.
@@ -274,7 +276,6 @@ class ObjectImageStore:
             inline_threshold=self._layout.inline_threshold,
             object_prefix=object_prefix,
             pack_least_bytes=self._layout.pack_least_bytes,
-            threads=self._layout.transfer_threads,
         )
 
     def _stored(self, location: str, written: WrittenImage) -> StoredImage:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dagster_ckpt.image import Base, FileEntry, Hold, ImageHeader, Manifest, RunTasks, Source, WriteEntry
+from dagster_ckpt.image import Base, FileEntry, Hold, ImageHeader, Manifest, PackRunner, Source, WriteEntry
 from dagster_ckpt.storage.deletion import Garbage
 
 
@@ -47,7 +47,7 @@ class ImageStore(Protocol):
         extends: bool = False,
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
-        run: RunTasks | None = None,
+        runner: PackRunner | None = None,
     ) -> StoredImage:
         """Write a checkpoint; bytes that the image at `base` has are shared with it.
 
@@ -59,7 +59,7 @@ class ImageStore(Protocol):
                 `can_be_extended`.
             hold: Given the files that will be read, before any is; gives them as they are to be read.
             should_abort: Asked before each file.
-            run: Who writes the data objects; None: threads of this process.
+            runner: Who writes the data objects; None: threads of this process.
 
         Raises:
             ImageTooLargeError: The store does not take images of this size.
@@ -76,7 +76,7 @@ class ImageStore(Protocol):
         base: str | None = None,
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
-        run: RunTasks | None = None,
+        runner: PackRunner | None = None,
     ) -> StoredImage:
         """Write a self-contained savepoint: it needs no other image, whatever it was made from.
 
@@ -87,7 +87,7 @@ class ImageStore(Protocol):
             base: Location of an image whose bytes need not pass through this process again, or None.
             hold: Given the files that will be read, before any is; gives them as they are to be read.
             should_abort: Asked before each file.
-            run: Who writes the data objects; None: threads of this process.
+            runner: Who writes the data objects; None: threads of this process.
 
         Raises:
             ImageAbortedError: `should_abort` said so.

@@ -113,9 +113,16 @@ class Job:
     def checkpoint(self, number: int, files: dict[str, bytes], base: str | None = None) -> str:
         return self.stored(number, files, base).location
 
-    def savepoint(self, number: int, files: dict[str, bytes], target: str | None = None) -> str:
+    def savepoint(
+        self, number: int, files: dict[str, bytes], target: str | None = None, base: str | None = None
+    ) -> str:
+        return self.stored_savepoint(number, files, target, base).location
+
+    def stored_savepoint(
+        self, number: int, files: dict[str, bytes], target: str | None = None, base: str | None = None
+    ) -> StoredImage:
         order = header(number, ImageKind.SAVEPOINT)
-        return self.store.write_savepoint(order, sources(files), target_directory=target).location
+        return self.store.write_savepoint(order, sources(files), target_directory=target, base=base)
 
     def restored(self, location: str) -> dict[str, bytes]:
         return restored(self.store, location)

@@ -2,8 +2,11 @@
 
 import errno
 import io
+import os
 import pickle
 import stat
+import time
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -229,3 +232,16 @@ def test_a_store_of_ones_own_is_named_by_its_import_path(tmp_path, job_of) -> No
 def test_a_factory_that_makes_no_store_is_refused(factory, said) -> None:
     with pytest.raises(OptionError, match=said):
         open_store(CustomCheckpointStorage(factory), "job")
+
+
+def test_a_link_to_an_old_object_is_as_young_as_the_link(tmp_path: Path) -> None:
+    # Or a sweep would take it for garbage of long ago, before the image that needs it is published.
+    old, new = (LocalSpace(tmp_path / name, buffer_bytes=4096) for name in ("old", "new"))
+    old.publish("a.pack", b"data")
+    os.utime(tmp_path / "old" / "a.pack", (1, 1))
+    began_ms = time.time_ns() // 1_000_000
+    assert new.adopt("shared/a.pack", old, "a.pack")
+    # The kernel's clock of files ticks in steps.
+    assert new.list("shared")["a.pack"] >= began_ms - 100
+    old.delete("a.pack")
+    assert new.read("shared/a.pack") == b"data"

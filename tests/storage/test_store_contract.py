@@ -115,6 +115,23 @@ def test_a_savepoint_stands_alone(job) -> None:
     assert job.store.checkpoints() == []
 
 
+@pytest.mark.parametrize("place", ["file", "memory", "s3"], indirect=True)
+def test_what_a_savepoint_has_in_common_with_a_checkpoint_is_not_written_again(job) -> None:
+    files = {"id-1.sst": b"s" * 200_000}
+    checkpoint = job.checkpoint(1, files)
+    savepoint = job.stored_savepoint(2, files, base=checkpoint)
+    assert savepoint.incremental_bytes < 10_000
+    # Each stands alone, whichever of them goes first.
+    job.store.discard(checkpoint)
+    job.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    assert job.restored(savepoint.location) == files
+    next_checkpoint = job.stored(3, files, savepoint.location)
+    assert next_checkpoint.incremental_bytes < 10_000
+    job.store.discard(savepoint.location)
+    assert job.restored(next_checkpoint.location) == files
+    assert job.store.verify(next_checkpoint.location) == []
+
+
 def test_a_savepoint_goes_where_it_is_told_and_can_be_discarded(job, tmp_path) -> None:
     savepoint = job.savepoint(1, FILES, target=str(tmp_path / "mine"))
     assert savepoint.startswith(f"file://{tmp_path}/mine/savepoint-")
@@ -123,7 +140,7 @@ def test_a_savepoint_goes_where_it_is_told_and_can_be_discarded(job, tmp_path) -
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_a_checkpoint_never_shares_with_a_savepoint(job) -> None:
+def test_a_checkpoint_outlives_the_savepoint_it_shares_with(job) -> None:
     savepoint = job.savepoint(1, FILES)
     checkpoint = job.checkpoint(2, FILES, base=savepoint)
     job.store.discard(savepoint)

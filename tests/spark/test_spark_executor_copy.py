@@ -1,0 +1,124 @@
+"""Images that Spark's executors copy are those that the driver would have copied."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from live_files import HDFS, LiveFiles
+from pyspark.sql import SparkSession
+
+from dagster_ckpt.errors import CutOvertakenError, ImageAbortedError
+from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind
+from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.spark import ExecutorCopy, Filler, LiveDirectory, executors_above, materialize, staged_cut
+from dagster_ckpt.storage import ImageStore, open_store
+
+pytestmark = pytest.mark.spark
+
+PARTITIONS = 8
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> LiveFiles:
+    made = LiveFiles(tmp_path / "live-0")
+    made.batches(1, provider=HDFS, partitions=PARTITIONS)
+    made.operator()
+    for partition in range(PARTITIONS):
+        for version in (1, 2):
+            made.put(f"state/0/{partition}/{version}.delta", os.urandom(30_000 + partition))
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ImageStore:
+    return open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job")
+
+
+@pytest.fixture
+def executors(spark: SparkSession) -> ExecutorCopy:
+    found = executors_above(0)
+    assert found is not None
+    assert found.context is spark.sparkContext
+    return found
+
+
+def header(live: LiveDirectory) -> ImageHeader:
+    return ImageHeader(
+        image_id="1",
+        job_id="job",
+        kind=ImageKind.CHECKPOINT,
+        number=1,
+        created_at_ms=0,
+        batch_id=1,
+        query_id="11111111-2222",
+    )
+
+
+def test_what_executors_copied_is_restored(
+    files: LiveFiles, store: ImageStore, executors: ExecutorCopy, tmp_path: Path
+) -> None:
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        stored = store.write_checkpoint(header(files.live), staged.files, runner=executors)
+        expected = {file.path: file.read() for file in staged.files}
+    assert len(store.manifest(stored.location).objects) > 1
+    assert store.verify(stored.location) == []
+    found: dict[str, bytes] = {}
+
+    def take(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        found[entry.path] = b"".join(chunks)
+
+    store.extract(stored.location, take)
+    assert found == expected
+
+    def fill(filler: Filler) -> None:
+        for path, data in found.items():
+            filler(path, [data])
+
+    assert materialize(LiveDirectory(str(tmp_path / "restored")), fill).batch_id == 1
+
+
+def test_little_is_copied_by_the_driver(files: LiveFiles, store: ImageStore, executors: ExecutorCopy) -> None:
+    few = ExecutorCopy(executors.context, above_bytes=10**9)
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        stored = store.write_checkpoint(header(files.live), staged.files, runner=few)
+    assert len(store.manifest(stored.location).objects) == 1
+
+
+def test_a_file_that_an_executor_misses_ends_the_image_without_a_trace(
+    files: LiveFiles, store: ImageStore, executors: ExecutorCopy, tmp_path: Path
+) -> None:
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        files.remove("state/0/7/2.delta")
+        with pytest.raises(CutOvertakenError, match=r"state/0/7/2\.delta vanished"):
+            store.write_checkpoint(header(files.live), staged.files, runner=executors)
+    assert store.checkpoints() == []
+    assert not list((tmp_path / "images").rglob("*.pack"))
+
+
+def test_an_image_given_up_while_executors_copy_leaves_no_trace(
+    files: LiveFiles, store: ImageStore, executors: ExecutorCopy, tmp_path: Path
+) -> None:
+    asked: list[bool] = []
+
+    def abort_once_the_executors_work() -> bool:
+        # The inlined files come first, and each of them is asked for.
+        asked.append(executors.context.statusTracker().getActiveJobsIds() != [])
+        return asked[-1]
+
+    slow = tmp_path / "live-0/state/0/7/2.delta"
+    slow.unlink()
+    # A pipe that nobody writes to keeps one executor waiting.
+    os.mkfifo(slow)
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        wanted = [file for file in staged.files if file.size or file.path != "state/0/7/2.delta"]
+        pipe = next(file for file in staged.files if file.path == "state/0/7/2.delta")
+        pipe.size = 30_000  # type: ignore[misc]
+        wanted = [*wanted, pipe]
+        with pytest.raises(ImageAbortedError, match="given up"):
+            store.write_checkpoint(
+                header(files.live), wanted, runner=executors, should_abort=abort_once_the_executors_work
+            )
+    assert asked[-1]
+    assert store.checkpoints() == []
+    assert not list((tmp_path / "images").rglob("_metadata"))

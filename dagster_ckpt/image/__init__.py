@@ -9,7 +9,6 @@ from dagster_ckpt.image.manifest import FileEntry, ImageHeader, ImageKind, Manif
 from dagster_ckpt.image.packs import (
     Checks,
     Create,
-    PackResult,
     PackRunner,
     PackTask,
     Threads,
@@ -35,7 +34,6 @@ __all__ = [
     "Manifest",
     "Metadata",
     "ObjectSpace",
-    "PackResult",
     "PackRunner",
     "PackTask",
     "Source",

@@ -46,24 +46,36 @@ class Metadata:
 
 def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
     """The bytes of a `_metadata`, sealed with a checksum over all of them."""
-    packed = [segment.packed for segment in manifest.segments]
     described = {
         "format_version": FORMAT_VERSION,
         "header": manifest.header.model_dump(mode="json"),
         "file_count": manifest.file_count,
         "full_bytes": manifest.full_bytes,
         "objects": {name: asdict(use) for name, use in manifest.uses.items()},
-        # Length of each part of the file list; the last one holds the files that are not stable.
-        "segments": [len(part) for part in packed],
     }
+    ends: list[int] = []
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
+        with archive.open(zipfile.ZipInfo(FILES_NAME, _NO_TIME), "w") as files:
+            begin = target.tell()
+            for segment in manifest.segments:
+                segment.pack_into(files.write)
+                ends.append(target.tell())
+        begins = [begin, *ends[:-1]]
+        # Length of each part of the file list; the last one holds the files that are not stable.
+        described["segments"] = [end - begin for begin, end in zip(begins, ends, strict=True)]
         archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _NO_TIME), json.dumps(described, indent=1))
-        archive.writestr(zipfile.ZipInfo(FILES_NAME, _NO_TIME), b"".join(packed))
         archive.writestr(zipfile.ZipInfo(INLINE_NAME, _NO_TIME), bytes(inline))
         archive.comment = bytes(_SEAL_BYTES)
-    sealed = memoryview(target.getbuffer())[:-_SEAL_BYTES]
-    return b"".join((sealed, _SEAL, blake3(sealed).hexdigest().encode()))
+    with target.getbuffer() as whole:
+        seal = blake3(whole[:-_SEAL_BYTES]).hexdigest().encode()
+    target.seek(-_SEAL_BYTES, io.SEEK_END)
+    target.write(_SEAL + seal)
+    data = target.getvalue()
+    for segment, begin, end in zip(manifest.segments, begins, ends, strict=True):
+        # A view: the bytes are there once, however many segments and images refer to them.
+        segment.remember_packed(memoryview(data)[begin:end])
+    return data
 
 
 def unpack_metadata(data: bytes, location: str) -> Metadata:

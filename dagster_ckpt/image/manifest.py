@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -129,7 +129,7 @@ class Segment:
     inline_length: int = 0
     # By directory, so that a path is stored once and a directory is found at once.
     _lines: dict[str, list[bytes]] = field(default_factory=dict, repr=False)
-    _packed: bytes | None = field(default=None, repr=False, compare=False)
+    _packed: bytes | memoryview | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def read(cls, packed: bytes) -> Segment:
@@ -157,15 +157,20 @@ class Segment:
         for lines in self._lines.values():
             yield from lines
 
-    @property
-    def packed(self) -> bytes:
-        """Its lines, packed with gzip; done once, however many images have the segment."""
-        if self._packed is None:
-            # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
-            packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
-            parts = [packer.compress(b"\n".join([*lines, b""])) for lines in self._lines.values()]
-            self._packed = b"".join([*parts, packer.flush()])
-        return self._packed
+    def pack_into(self, write: Callable[[bytes | memoryview], object]) -> None:
+        """Write its lines, packed with gzip; those of a segment that an earlier image had were packed then."""
+        if self._packed is not None:
+            write(self._packed)
+            return
+        # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
+        packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+        for lines in self._lines.values():
+            write(packer.compress(b"\n".join([*lines, b""])))
+        write(packer.flush())
+
+    def remember_packed(self, packed: memoryview) -> None:
+        """Keep the packed lines for the images that will have the segment too."""
+        self._packed = packed
 
     def add(self, entry: FileEntry) -> None:
         """Add a file."""

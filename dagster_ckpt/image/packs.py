@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import BinaryIO, Protocol
 
 from blake3 import blake3
@@ -18,7 +19,7 @@ from dagster_ckpt.image.source import Source
 # Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
 CHUNK_BYTES = 1024 * 1024
 # Equal files of one image are stored once, as long as a table of so many digests can tell.
-_REMEMBERED_DIGESTS = 20_000
+_REMEMBERED_DIGESTS = 4_096
 
 # Below this a second thread costs more than it saves.
 BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
@@ -32,28 +33,13 @@ class PackTask:
 
     Attributes:
         name: What the names of its data objects begin with, unlike any other's.
-        files: The files.
+        files: The files; each is taken out when it is written, so that its memory is free for what follows.
         target_bytes: A data object of this size takes no further file. A file is never split.
     """
 
     name: str
-    files: Sequence[Source]
+    files: deque[Source]
     target_bytes: int
-
-
-@dataclass
-class PackResult:
-    """What a worker wrote.
-
-    Attributes:
-        entries: Where each file of the task lies, in their order.
-        packs: Names of the data objects it made, also where it failed.
-        written: Bytes in them.
-    """
-
-    entries: list[FileEntry] = field(default_factory=list)
-    packs: list[str] = field(default_factory=list)
-    written: int = 0
 
 
 KnownContent = Callable[[str, Source], FileEntry | None]
@@ -68,16 +54,18 @@ class Checks:
         is_likely_known: Whether a large file is worth reading for its digest first.
         go_on: Called before each file; raises ImageAbortedError where the image is given up.
         made: Told of each data object before it is made: one that could be made only in part has to be removed too.
+        wrote: Told where each file lies; from several threads, where several write.
     """
 
     known: KnownContent
     is_likely_known: Callable[[Source], bool]
     go_on: Callable[[], None]
     made: Callable[[str], None]
+    wrote: Callable[[Source, FileEntry], None]
 
 
-def write_packs(task: PackTask, create: Create, checks: Checks) -> PackResult:
-    """Write the files of a task.
+def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
+    """Write the files of a task; returns how many bytes were written.
 
     Args:
         task: What to write.
@@ -90,10 +78,10 @@ def write_packs(task: PackTask, create: Create, checks: Checks) -> PackResult:
         StorageAccessError: A data object could not be written.
     """
     with _PackWriter(task, create, checks) as writer:
-        for file in task.files:
+        while task.files:
             checks.go_on()
-            writer.add(file)
-        return writer.result
+            writer.add(task.files.popleft())
+    return writer.written
 
 
 def pack_names(task: PackTask) -> list[str]:
@@ -113,8 +101,8 @@ class PackRunner(Protocol):
         """How many tasks to make of so many bytes."""
         ...
 
-    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> list[PackResult]:
-        """Write every task; the results are in their order.
+    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
+        """Write every task; returns how many bytes were written.
 
         Args:
             tasks: The tasks.
@@ -143,10 +131,10 @@ class Threads:
         """How many tasks to make of so many bytes."""
         return max(1, min(self.count, total_bytes // BYTES_WORTH_A_THREAD))
 
-    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> list[PackResult]:
-        """Write every task; the results are in their order."""
+    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
+        """Write every task; returns how many bytes were written."""
         if len(tasks) < 2:
-            return [write_packs(task, create, checks) for task in tasks]
+            return sum(write_packs(task, create, checks) for task in tasks)
         failed = False
 
         def go_on() -> None:
@@ -154,7 +142,7 @@ class Threads:
                 raise ImageAbortedError("Another part of the image could not be written.")
             checks.go_on()
 
-        def work(task: PackTask) -> PackResult:
+        def work(task: PackTask) -> int:
             nonlocal failed
             try:
                 return write_packs(task, create, replace(checks, go_on=go_on))
@@ -169,7 +157,7 @@ class Threads:
         # Of several, the one that made the others give up.
         for error in sorted(errors, key=lambda error: isinstance(error, ImageAbortedError)):
             raise error
-        return [future.result() for future in futures]
+        return sum(future.result() for future in futures)
 
 
 def read_file(file: Source) -> tuple[bytes, str]:
@@ -201,7 +189,8 @@ class _PackWriter:
         self._stream: BinaryIO | None = None
         self._length = 0
         self._places: dict[str, tuple[str, int, int]] = {}
-        self.result = PackResult()
+        self._packs: list[str] = []
+        self.written = 0
 
     def __enter__(self) -> _PackWriter:
         return self
@@ -223,7 +212,7 @@ class _PackWriter:
             offset = self._room_for(file.size)
             self._write(data)
             entry = self._entry(file, digest, offset)
-        self.result.entries.append(entry)
+        self._checks.wrote(file, entry)
 
     def _add_large(self, file: Source) -> None:
         if self._checks.is_likely_known(file):
@@ -232,14 +221,14 @@ class _PackWriter:
                 read.update(chunk)
             entry = self._checks.known(read.hexdigest(), file)
             if entry is not None:
-                self.result.entries.append(entry)
+                self._checks.wrote(file, entry)
                 return
         offset = self._room_for(file.size)
         digest = blake3()
         for chunk in _chunks(file):
             digest.update(chunk)
             self._write(chunk)
-        self.result.entries.append(self._entry(file, digest.hexdigest(), offset))
+        self._checks.wrote(file, self._entry(file, digest.hexdigest(), offset))
 
     def _seen(self, digest: str, file: Source) -> FileEntry | None:
         place = self._places.get(digest)
@@ -248,7 +237,7 @@ class _PackWriter:
         return FileEntry(digest, file.path, file.size, file.identity, file.token, place[0], place[1])
 
     def _entry(self, file: Source, digest: str, offset: int) -> FileEntry:
-        pack = self.result.packs[-1]
+        pack = self._packs[-1]
         if len(self._places) < _REMEMBERED_DIGESTS:
             self._places[digest] = (pack, offset, file.size)
         return FileEntry(digest, file.path, file.size, file.identity, file.token, pack, offset)
@@ -257,9 +246,9 @@ class _PackWriter:
         """Offset at which a file of this size goes into the open data object, which may be a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
             self._open.close()
-            name = _pack_name(self._task, len(self.result.packs))
+            name = _pack_name(self._task, len(self._packs))
             self._checks.made(name)
-            self.result.packs.append(name)
+            self._packs.append(name)
             self._stream = self._open.enter_context(self._create(name))
             self._length = 0
         return self._length
@@ -268,7 +257,7 @@ class _PackWriter:
         if self._stream is not None:
             self._stream.write(data)
             self._length += len(data)
-            self.result.written += len(data)
+            self.written += len(data)
 
 
 def _chunks(file: Source) -> Iterator[bytes]:

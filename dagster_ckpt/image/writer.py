@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -86,7 +88,7 @@ def write_image(
         space: Where to.
         directory: The image's directory in the space.
         header: What the image says of itself.
-        files: Its files.
+        files: Its files; asked for once.
         options: How.
         base: An earlier image whose data objects may be shared.
         extends: The image has all stable files of the base, which `can_be_extended`, besides `files`. So it costs
@@ -112,8 +114,8 @@ def write_image(
             raise ImageAbortedError(f"{space.url}/{directory} was given up before it was whole.")
 
     try:
-        unknown = hold(writer.share(files))
-        inline, packed = writer.split(unknown)
+        # No list of all files outlives the next step: an image may have a hundred thousand.
+        inline, packed = writer.split(hold(writer.share(files)))
         for file in inline:
             go_on()
             writer.inline(file)
@@ -193,17 +195,21 @@ class _Writer:
         entry = FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset)
         self._segment(file).add(entry)
 
-    def pack(self, files: Sequence[Source], runner: PackRunner, go_on: Callable[[], None]) -> None:
+    def pack(self, files: list[Source], runner: PackRunner, go_on: Callable[[], None]) -> None:
         """Put files into data objects."""
         if not files:
             return
-        checks = Checks(self._known.same_content, self._known.is_likely, go_on, self._made.append)
-        tasks = self._tasks(files, runner)
-        create = _Objects(self._space, self._directory)
-        for task, result in zip(tasks, runner.run(tasks, create, checks), strict=True):
-            self._written += result.written
-            for file, entry in zip(task.files, result.entries, strict=True):
+        lock = threading.Lock()
+
+        def wrote(file: Source, entry: FileEntry) -> None:
+            with lock:
                 self._segment(file).add(entry)
+
+        checks = Checks(self._known.same_content, self._known.is_likely, go_on, self._made.append, wrote)
+        create = _Objects(self._space, self._directory)
+        tasks = self._tasks(files, runner)
+        files.clear()
+        self._written += runner.run(tasks, create, checks)
 
     def finish(self) -> WrittenImage:
         """Make the image visible."""
@@ -261,7 +267,7 @@ class _Writer:
         """Files in order, in about equal shares."""
         total = sum(file.size for file in files)
         shares = runner.width(total)
-        groups: list[list[Source]] = [[] for _ in range(shares)]
+        groups: list[deque[Source]] = [deque() for _ in range(shares)]
         before = 0
         for file in files:
             groups[min(shares - 1, before * shares // max(1, total))].append(file)

@@ -140,7 +140,7 @@ def _take(
         if is_checkpoint:
             stored = job.store.write_checkpoint(
                 header,
-                staged.files,
+                staged.hand_over(),
                 base=base,
                 extends=taken.extends,
                 hold=hold,
@@ -150,7 +150,7 @@ def _take(
         else:
             stored = job.store.write_savepoint(
                 header,
-                staged.files,
+                staged.hand_over(),
                 target_directory=order.target_directory,
                 base=order.base,
                 hold=hold,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
-from dagster_ckpt.image import Checks, Create, PackResult, PackRunner, PackTask, Threads, pack_names, write_packs
+from dagster_ckpt.image import Checks, Create, FileEntry, PackRunner, PackTask, Source, Threads, pack_names, write_packs
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -47,25 +47,27 @@ class ExecutorCopy:
         cores = int(self.context.defaultParallelism)
         return cores * _TASKS_A_CORE if self.takes(total_bytes) else self.threads.width(total_bytes)
 
-    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> list[PackResult]:
-        """Write every task; the results are in their order."""
+    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
+        """Write every task; returns how many bytes were written."""
         if not self.takes(sum(file.size for task in tasks for file in task.files)):
             return self.threads.run(tasks, create, checks)
         for task in tasks:
             for name in pack_names(task):
                 # Executors cannot tell in time which objects they make, so all that they may make are noted.
                 checks.made(name)
-        results: list[PackResult] = []
-        for outcome in self._collect([(task, create) for task in tasks], checks):
+        written = 0
+        for task, outcome in zip(tasks, self._collect([(task, create) for task in tasks], checks), strict=True):
             if isinstance(outcome, CkptError):
                 raise outcome
-            results.append(outcome)
-        return results
+            for file, entry in zip(task.files, outcome.entries, strict=True):
+                checks.wrote(file, entry)
+            written += outcome.written
+        return written
 
-    def _collect(self, work: Sequence[tuple[PackTask, Create]], checks: Checks) -> list[PackResult | CkptError]:
+    def _collect(self, work: Sequence[tuple[PackTask, Create]], checks: Checks) -> list[_Copied | CkptError]:
         group = f"dagster-ckpt-{uuid.uuid4()}"
 
-        def collect() -> list[PackResult | CkptError]:
+        def collect() -> list[_Copied | CkptError]:
             self.context.setJobGroup(group, "copy an image", interruptOnCancel=True)
             return self.context.parallelize(work, len(work)).map(_copy).collect()
 
@@ -96,17 +98,28 @@ def executors_above(total_bytes: int) -> ExecutorCopy | None:
     return ExecutorCopy(context, total_bytes) if context is not None else None
 
 
-def _copy(work: tuple[PackTask, Create]) -> PackResult | CkptError:
+@dataclass(frozen=True)
+class _Copied:
+    """What a task did: where each of its files lies, and how many bytes it wrote."""
+
+    entries: list[FileEntry]
+    written: int
+
+
+def _copy(work: tuple[PackTask, Create]) -> _Copied | CkptError:
     task, create = work
+    entries: list[FileEntry] = []
+
+    def wrote(_file: Source, entry: FileEntry) -> None:
+        entries.append(entry)
+
     try:
-        return write_packs(task, create, _UNASKED)
+        written = write_packs(task, create, Checks(_nothing, bool, _nothing, _nothing, wrote))
     except CkptError as error:
         # Returned rather than raised: Spark would try again what cannot succeed, and lose the kind of the error.
         return error
+    return _Copied(entries, written)
 
 
 def _nothing(*_: object) -> None:
-    """Asks and tells nothing."""
-
-
-_UNASKED = Checks(known=_nothing, is_likely_known=bool, go_on=_nothing, made=_nothing)
+    """Asks and tells nothing: an executor has nobody to ask."""

@@ -99,7 +99,7 @@ def clone(live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = 
         with staged_cut(live, carry_in_flight=True, at_batch=at_batch) as staged:
 
             def fill(filler: Filler) -> None:
-                rest = [file for file in staged.cut.needed if file.data is not None or not filler.link(file)]
+                rest = [file for file in staged.hand_over() if file.data is not None or not filler.link(file)]
                 for file in staged.hold(rest):
                     with file.open() as stream:
                         filler(file.path, iter(lambda: stream.read(1 << 20), b""))

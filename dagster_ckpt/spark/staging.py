@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ _MARK = ".cut-"
 # No links here: another device, a file system or a file that takes none, a limit reached.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
 # So much is held in memory.
-HELD_IN_MEMORY_BYTES = 16 * 1024 * 1024
+HELD_IN_MEMORY_BYTES = 8 * 1024 * 1024
 
 T = TypeVar("T")
 
@@ -42,18 +43,24 @@ class StagedCut:
     place; other remote files are copied to this machine.
 
     Attributes:
-        cut: The cut.
+        cut: The cut, without its files.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:
-        self.cut = taken
+        self.cut = replace(taken, needed=())
+        self._needed = deque(taken.needed)
         self._live = live
         self._release = release
 
     @property
     def files(self) -> Sequence[Source]:
         """The files as an image takes them. Those that it reads must be held first."""
-        return self.cut.needed
+        return list(self._needed)
+
+    def hand_over(self) -> Iterator[NeededFile]:
+        """The same, for one who goes through them once: they are kept here no longer than that takes."""
+        while self._needed:
+            yield self._needed.popleft()
 
     def hold(self, files: Sequence[Source]) -> list[Source]:
         """Hold some of the files until the cut is left.
@@ -78,7 +85,12 @@ class StagedCut:
             return list(wanted)
         place = _Place.beside(self._live)
         self._release.callback(place.remove)
-        return [place.hold(file, str(index)) for index, file in enumerate(wanted)]
+        folder = LocalFolder(place.path)
+        for index, file in enumerate(unread):
+            if place.hold(file, str(index)):
+                # In place: an image of a hundred thousand files has no room for a second list of them.
+                file.folder, file.source = folder, str(index)
+        return list(wanted)
 
 
 @contextlib.contextmanager
@@ -106,8 +118,10 @@ def staged_cut(
         StorageAccessError: The directory cannot be reached.
     """
     with contextlib.ExitStack() as release:
-        taken = cut(live, carry_in_flight=carry_in_flight, sinks=sinks, base=base, at_batch=at_batch)
-        yield StagedCut(taken, live, release)
+        # Not kept in a name here: the files are to go when they are handed over.
+        yield StagedCut(
+            cut(live, carry_in_flight=carry_in_flight, sinks=sinks, base=base, at_batch=at_batch), live, release
+        )
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
@@ -162,12 +176,10 @@ class _Place:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
-    def hold(self, file: NeededFile, name: str) -> NeededFile:
-        """Hold one file under a name of its own."""
-        if file.data is not None:
-            return file
+    def hold(self, file: NeededFile, name: str) -> bool:
+        """Hold one file under a name of its own; False where it is safe where it is."""
         if file.identity is not None and not isinstance(file.folder, LocalFolder):
-            return file
+            return False
         target = self.path / name
         try:
             version = (
@@ -184,7 +196,7 @@ class _Place:
             ) from error
         if version != file.version:
             raise overtaken(file, "was replaced")
-        return replace(file, folder=LocalFolder(self.path), source=name)
+        return True
 
 
 def _read_now(file: NeededFile) -> None:

@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.errors import (
@@ -109,7 +109,7 @@ class ObjectImageStore:
     def write_checkpoint(
         self,
         header: ImageHeader,
-        files: Sequence[Source],
+        files: Iterable[Source],
         *,
         base: str | Base | None = None,
         extends: bool = False,
@@ -120,13 +120,9 @@ class ObjectImageStore:
         """Write a checkpoint as `chk-<n>`; bytes that the image at `base` has are shared with it."""
         if header.number is None:
             raise OptionError(f"The checkpoint of job {header.job_id!r} has no number. Give it one.")
-        size = sum(file.size for file in files)
-        if self._layout.max_bytes is not None and size > self._layout.max_bytes:
-            raise ImageTooLargeError(
-                f"The checkpoint of job {header.job_id!r} has {size} bytes; this storage takes at most "
-                f"{self._layout.max_bytes}, because it keeps them in memory. Raise max_state_size, or use a "
-                "FileSystemCheckpointStorage."
-            )
+        if self._layout.max_bytes is not None:
+            files = list(files)
+            self._check_size(header, sum(file.size for file in files), self._layout.max_bytes)
         directory = f"chk-{header.number}"
         location = f"{self._job_space.url}/{directory}"
         written = write_image(
@@ -147,7 +143,7 @@ class ObjectImageStore:
     def write_savepoint(
         self,
         header: ImageHeader,
-        files: Sequence[Source],
+        files: Iterable[Source],
         *,
         target_directory: str | None = None,
         base: str | None = None,
@@ -258,6 +254,13 @@ class ObjectImageStore:
             space = self._open_space(self._layout.savepoint_root)
             swept += Sweep(space, now_ms, older_than_ms, dry_run).savepoints(self._layout.job_id)
         return swept
+
+    def _check_size(self, header: ImageHeader, size: int, limit: int) -> None:
+        if size > limit:
+            raise ImageTooLargeError(
+                f"The checkpoint of job {header.job_id!r} has {size} bytes; this storage takes at most {limit}, "
+                "because it keeps them in memory. Raise max_state_size, or use a FileSystemCheckpointStorage."
+            )
 
     def _foreign(self, location: str | None) -> Base | None:
         base = self.base(location)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class ImageStore(Protocol):
     def write_checkpoint(
         self,
         header: ImageHeader,
-        files: Sequence[Source],
+        files: Iterable[Source],
         *,
         base: str | Base | None = None,
         extends: bool = False,
@@ -53,7 +53,7 @@ class ImageStore(Protocol):
 
         Args:
             header: What the image says of itself.
-            files: Its files.
+            files: Its files; asked for once.
             base: An image, or its location, that still has to be there when this returns; or None.
             extends: The checkpoint has all stable files of the base besides `files`; only where the base
                 `can_be_extended`.
@@ -70,7 +70,7 @@ class ImageStore(Protocol):
     def write_savepoint(
         self,
         header: ImageHeader,
-        files: Sequence[Source],
+        files: Iterable[Source],
         *,
         target_directory: str | None = None,
         base: str | None = None,
@@ -82,7 +82,7 @@ class ImageStore(Protocol):
 
         Args:
             header: What the image says of itself.
-            files: Its files.
+            files: Its files; asked for once.
             target_directory: Where to, if not to the configured folder.
             base: Location of an image whose bytes need not pass through this process again, or None.
             hold: Given the files that will be read, before any is; gives them as they are to be read.

@@ -50,7 +50,9 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
     chain = header.properties.get(CHAIN)
     grown = commit.batch_id - header.batch_id
     suffix = _SUFFIXES.get(offsets.provider_class or "")
-    if suffix is None or not isinstance(chain, int) or not 0 < grown <= LONGEST_CHAIN - chain:
+    # Without a new batch nothing is new, whatever the provider.
+    is_short = isinstance(chain, int) and 0 < grown <= LONGEST_CHAIN - chain
+    if grown != 0 and (suffix is None or not is_short):
         return None
     if header.query_id != state.query_id or header.properties.get(LAYOUT) != layout_of(state):
         return None

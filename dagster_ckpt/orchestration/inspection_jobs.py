@@ -48,14 +48,14 @@ def build_inspection_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefin
     """The jobs that look at these streams' live directories and images.
 
     Returns:
-        `ckpt_doctor_job`, `ckpt_verify_job`, and `ckpt_verify_state_job`, one of its own as it starts Spark.
+        `doctor_job`, `verify_images_job`, and `verify_state_job`, one of its own as it starts Spark.
     """
 
     def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
         return streaming_job(find_stream(streams, job_id), context.resources)
 
     @dg.op(required_resource_keys=RESOURCES)
-    def ckpt_doctor(context: dg.OpExecutionContext, config: DoctorConfigSchema) -> dict[str, Any]:
+    def doctor(context: dg.OpExecutionContext, config: DoctorConfigSchema) -> dict[str, Any]:
         """Say what is wrong with a stream's live directory, how far back it is good, and which image to use."""
         with told_as_failure():
             examination = examine_live_directory(
@@ -95,19 +95,19 @@ def build_inspection_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefin
         return [item.as_record() for item in verified]
 
     @dg.op(required_resource_keys=RESOURCES)
-    def ckpt_verify(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
+    def verify_images(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
         """Prove that images can be restored: every byte, and every file that a resume needs."""
         return verify(context, config)
 
     @dg.op(required_resource_keys=RESOURCES | {SPARK_RESOURCE})
-    def ckpt_verify_state(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
+    def verify_state(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
         """Prove that images can be restored, and read the state of every operator from a restored copy with Spark."""
         return verify(context, config, context.resources.pyspark.spark_session)
 
     return [
-        _job("ckpt_doctor_job", ckpt_doctor),
-        _job("ckpt_verify_job", ckpt_verify),
-        _job("ckpt_verify_state_job", ckpt_verify_state),
+        _job("doctor_job", doctor),
+        _job("verify_images_job", verify_images),
+        _job("verify_state_job", verify_state),
     ]
 
 

@@ -84,10 +84,10 @@ def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 def test_a_healthy_directory_is_a_green_run(
     orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: ImageRecord
 ) -> None:
-    result = run(orders, resources, instance, "ckpt_doctor")
+    result = run(orders, resources, instance, "doctor")
 
     assert result.success
-    record = result.output_for_node("ckpt_doctor")
+    record = result.output_for_node("doctor")
     assert (record["can_resume"], record["batch_id"], record["good_back_to"]) == (True, 1, 1)
     assert json.loads(json.dumps(record)) == record
     page = shown(result)
@@ -105,7 +105,7 @@ def test_a_broken_directory_is_a_red_run_with_a_table_of_findings_and_the_image_
 ) -> None:
     (live / "offsets" / "0").unlink()
 
-    result = run(orders, resources, instance, "ckpt_doctor")
+    result = run(orders, resources, instance, "doctor")
 
     assert not result.success
     page = shown(result)
@@ -119,10 +119,10 @@ def test_a_report_alone_stays_green(
 ) -> None:
     shutil.rmtree(live / "commits")
 
-    result = run(orders, resources, instance, "ckpt_doctor", fail_on_error=False)
+    result = run(orders, resources, instance, "doctor", fail_on_error=False)
 
     assert result.success
-    record = result.output_for_node("ckpt_doctor")
+    record = result.output_for_node("doctor")
     assert [item["code"] for item in record["findings"]] == ["COMMIT_LOG_LOST"]
     assert record["image"]["image_id"] is None
 
@@ -130,19 +130,19 @@ def test_a_report_alone_stays_green(
 def test_another_directory_can_be_examined(
     orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, live: Path, tmp_path: Path
 ) -> None:
-    result = run(orders, resources, instance, "ckpt_doctor", directory=str(tmp_path / "copy"), fail_on_error=False)
+    result = run(orders, resources, instance, "doctor", directory=str(tmp_path / "copy"), fail_on_error=False)
 
-    assert [item["code"] for item in result.output_for_node("ckpt_doctor")["findings"]] == ["DIRECTORY_MISSING"]
+    assert [item["code"] for item in result.output_for_node("doctor")["findings"]] == ["DIRECTORY_MISSING"]
 
 
 @pytest.mark.parametrize("image", ["latest", "all", "before"])
 def test_a_good_image_is_a_green_run(
     orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: ImageRecord, image: str
 ) -> None:
-    result = run(orders, resources, instance, "ckpt_verify", image=image)
+    result = run(orders, resources, instance, "verify_images", image=image)
 
     assert result.success
-    assert [item["location"] for item in result.output_for_node("ckpt_verify")] == [savepoint.location]
+    assert [item["location"] for item in result.output_for_node("verify_images")] == [savepoint.location]
     page = shown(result)
     assert (page["dagster_ckpt/good"], page["dagster_ckpt/broken"]) == (1, 0)
     assert f"| good | 1 | {savepoint.location} |" in page["dagster_ckpt/images"]
@@ -154,7 +154,7 @@ def test_a_broken_image_is_a_red_run_that_says_what_is_wrong(
     metadata = Path((savepoint.location or "").removeprefix("file://")) / "_metadata"
     metadata.write_bytes(metadata.read_bytes()[:-3])
 
-    result = run(orders, resources, instance, "ckpt_verify")
+    result = run(orders, resources, instance, "verify_images")
 
     assert not result.success
     page = shown(result)
@@ -165,7 +165,7 @@ def test_a_broken_image_is_a_red_run_that_says_what_is_wrong(
 def test_an_image_that_does_not_exist_is_refused_with_those_that_do(
     orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: ImageRecord
 ) -> None:
-    result = run(orders, resources, instance, "ckpt_verify", image="never-taken")
+    result = run(orders, resources, instance, "verify_images", image="never-taken")
 
     failure = next(event for event in result.all_events if event.is_step_failure)
     description = failure.step_failure_data.user_failure_data
@@ -176,7 +176,7 @@ def test_an_image_that_does_not_exist_is_refused_with_those_that_do(
 def test_only_reading_the_state_starts_spark(orders: StreamingAsset) -> None:
     needing_spark = [job.name for job in build_inspection_jobs([orders]) if "pyspark" in job.required_resource_keys]
 
-    assert needing_spark == ["ckpt_verify_state_job"]
+    assert needing_spark == ["verify_state_job"]
 
 
 def test_a_cell_cannot_break_its_table() -> None:

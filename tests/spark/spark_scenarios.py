@@ -188,7 +188,11 @@ def images_of_a_running_query(spark: SparkSession, work: Workload, live: LiveDir
         for number in range(FILES - 1):
             before = live.positions().commit
             work.feed(number)
-            while not query.wait(0.001) and live.positions().commit == before:
+            seen = None
+            while not query.wait(0.001) and (now := live.positions()).commit == before:
+                if now == seen:
+                    continue
+                seen = now
                 with suppress(NothingCommittedError):
                     image = take_image(live, carry_in_flight=True, output=output)
                     images.setdefault((image.batch_id, image.in_flight), image)

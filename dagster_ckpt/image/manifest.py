@@ -22,7 +22,7 @@ _REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
 _DIGEST = re.compile("[0-9a-f]{64}")
 # What nearly every line looks like; any other is read slowly and checked in full.
 _SEGMENT = rb'(?!\.{1,2}[/"])[^"/\\\0-\x1f]+'
-_TEXT = rb'(?:null|"[^"\\\0-\x1f]*")'
+_TEXT = rb'(?:null|"([^"\\\0-\x1f]*)")'
 _PLAIN_LINE = re.compile(
     rb'\["[0-9a-f]{64}","((?:'
     + _SEGMENT
@@ -36,6 +36,7 @@ _PLAIN_LINE = re.compile(
 )
 # zlib's way to ask for a gzip header.
 _GZIP = 31
+_LINES_AT_A_TIME = 2_000
 # A line begins with the digest, which is of fixed length: `["<64>",`.
 _AFTER_DIGEST = 68
 
@@ -96,7 +97,8 @@ class FileEntry(NamedTuple):
 
     def line(self) -> bytes:
         """The entry as a line of the manifest."""
-        return json.dumps(self, separators=(",", ":")).encode()
+        names = f"{_quoted(self.path)},{self.size},{_quoted_or_null(self.identity)},{_quoted_or_null(self.token)}"
+        return f'["{self.digest}",{names},{_quoted_or_null(self.object)},{self.offset}]'.encode()
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class Segment:
         for line in gzip.decompress(packed).splitlines():
             plain = _PLAIN_LINE.fullmatch(line)
             if plain is not None:
-                path, size, reference, offset = plain.groups()
+                path, size, _, _, reference, offset = plain.groups()
                 place = None if reference is None else reference.decode()
                 segment.add_line(path.decode(), int(size), place, int(offset), line)
             else:
@@ -164,8 +166,8 @@ class Segment:
             return
         # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
         packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
-        for lines in self._lines.values():
-            write(packer.compress(b"\n".join([*lines, b""])))
+        for some in _batched(self._lines.values()):
+            write(packer.compress(some))
         write(packer.flush())
 
     def remember_packed(self, packed: memoryview) -> None:
@@ -265,7 +267,7 @@ class Manifest:
     def files(self) -> Iterator[FileEntry]:
         """Its files."""
         # Lines are checked when they are read, or our own.
-        return (FileEntry(*json.loads(line)) for line in self.lines)
+        return map(_entry_of, self.lines)
 
     @property
     def lines(self) -> Iterator[bytes]:
@@ -301,6 +303,18 @@ class Manifest:
         return None
 
 
+def _batched(groups: Iterable[list[bytes]]) -> Iterator[bytes]:
+    """Lines, some thousands at a time."""
+    some: list[bytes] = []
+    for lines in groups:
+        some += lines
+        if len(some) > _LINES_AT_A_TIME:
+            yield b"\n".join([*some, b""])
+            some.clear()
+    if some:
+        yield b"\n".join([*some, b""])
+
+
 def merged_uses(segments: Iterable[Segment]) -> dict[str, ObjectUse]:
     """How segments together use data objects."""
     merged: dict[str, ObjectUse] = {}
@@ -324,6 +338,20 @@ def parse_line(line: bytes) -> FileEntry:
     entry = FileEntry(*values)
     check_entry(entry)
     return entry
+
+
+def _entry_of(line: bytes) -> FileEntry:
+    plain = _PLAIN_LINE.fullmatch(line)
+    if plain is None:
+        return FileEntry(*json.loads(line))
+    path, size, identity, token, reference, offset = plain.groups()
+    return FileEntry(
+        line[2:66].decode(), path.decode(), int(size), _text(identity), _text(token), _text(reference), int(offset)
+    )
+
+
+def _text(found: bytes | None) -> str | None:
+    return None if found is None else found.decode()
 
 
 def check_entry(entry: FileEntry) -> None:

@@ -190,6 +190,8 @@ class _PackWriter:
         self._length = 0
         self._places: dict[str, tuple[str, int, int]] = {}
         self._packs: list[str] = []
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
         self.written = 0
 
     def __enter__(self) -> _PackWriter:
@@ -197,7 +199,7 @@ class _PackWriter:
 
     def __exit__(self, *details: object) -> None:
         if details[0] is None:
-            self._open.close()
+            self._close()
             return
         with contextlib.suppress(Exception):
             self._open.close()
@@ -245,7 +247,7 @@ class _PackWriter:
     def _room_for(self, size: int) -> int:
         """Offset at which a file of this size goes into the open data object, which may be a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
-            self._open.close()
+            self._close()
             name = _pack_name(self._task, len(self._packs))
             self._checks.made(name)
             self._packs.append(name)
@@ -254,10 +256,23 @@ class _PackWriter:
         return self._length
 
     def _write(self, data: bytes) -> None:
-        if self._stream is not None:
-            self._stream.write(data)
-            self._length += len(data)
-            self.written += len(data)
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        self._length += len(data)
+        self.written += len(data)
+        if self._pending_bytes >= CHUNK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what has come together: a call for each small file costs more than the bytes."""
+        if self._stream is not None and self._pending:
+            self._stream.write(b"".join(self._pending))
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def _close(self) -> None:
+        self._flush()
+        self._open.close()
 
 
 def _chunks(file: Source) -> Iterator[bytes]:

@@ -141,6 +141,7 @@ class _Writer:
         self._directory = directory
         self._options = options
         self._base = base
+        self._extends = extends
         self._known = Reusable(base, self._take, is_extended=extends)
         taken = base.metadata if base is not None and extends else None
         self._stable = Segment()
@@ -159,7 +160,8 @@ class _Writer:
         """Share what is unchanged for certain; returns the rest."""
         rest = []
         for file in files:
-            line = self._known.unchanged(file)
+            # What extends the stable files of the base is not among them.
+            line = None if self._extends and file.stable else self._known.unchanged(file)
             if line is None:
                 rest.append(file)
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -95,6 +96,7 @@ def _offset(text: str | None) -> Any:
         return text
 
 
+@cache
 def _pyspark_version() -> str | None:
     try:
         return metadata.version("pyspark")

@@ -217,8 +217,21 @@ class LocalFolder(Folder):
 
     def version(self, path: str) -> FileVersion:
         """Version of a file as it is now."""
-        with _access("read", self.url, path):
+        try:
             return version_of(os.stat(self._prefix + path))  # noqa: PTH116 - no object for each file
+        except OSError as error:
+            raise _explained("read", self.url, path, error) from error
+
+    def read_version(self, path: str, at_most: int) -> tuple[bytes, FileVersion]:
+        """Content of a file and its version, of one and the same file whatever takes its name meanwhile."""
+        try:
+            descriptor = os.open(self._prefix + path, os.O_RDONLY)
+            try:
+                return os.read(descriptor, at_most), version_of(os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _explained("read", self.url, path, error) from error
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file whole or not at all, in place of any other of that name."""
@@ -399,10 +412,13 @@ def _remote_version(info: Mapping[str, Any]) -> FileVersion:
 def _access(verb: str, url: str, path: str = "") -> Iterator[None]:
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"{url}/{path}".rstrip("/")) from error
     except OSError as error:
-        raise StorageAccessError(
-            f"Cannot {verb} {url}/{path}: {error}. Check that the path is reachable and that this process "
-            "has rights to it."
-        ) from error
+        raise _explained(verb, url, path, error) from error
+
+
+def _explained(verb: str, url: str, path: str, error: OSError) -> OSError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return FileNotFoundError(f"{url}/{path}".rstrip("/"))
+    return StorageAccessError(
+        f"Cannot {verb} {url}/{path}: {error}. Check that the path is reachable and that this process has rights to it."
+    )

@@ -116,6 +116,7 @@ class Filler:
         self._folder = folder
         self._target = target
         self._new_query_id = new_query_id
+        self._directories: set[str] = set()
         self.sinks: dict[int, list[SinkEntry]] = {}
 
     def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
@@ -158,7 +159,7 @@ class Filler:
             return False
         target = self._folder.root / file.path
         try:
-            linked = _linked(str(file.folder.root / file.source), str(target))
+            linked = self._linked(str(file.folder.root / file.source), str(target))
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
         if linked and version_of(target.stat()) != file.version:
@@ -186,10 +187,23 @@ class Filler:
             source = f"{donor}/{path}"
             try:
                 if version_of(os.stat(source)) == (size, token):  # noqa: PTH116 - thousands of times a restore
-                    return _linked(source, f"{self._folder.root}/{path}")
+                    return self._linked(source, f"{self._folder.root}/{path}")
             except OSError:
                 continue
         return False
+
+    def _linked(self, source: str, target: str) -> bool:
+        directory = target.rpartition("/")[0]
+        if directory not in self._directories:
+            os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - paths of thousands of files stay strings
+            self._directories.add(directory)
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return False
+        return True
 
     def takes_as_it_is(self, path: str) -> bool:
         """Whether a file goes into the live directory, and with the bytes it has in the image."""
@@ -214,16 +228,3 @@ def _checked(live: LiveDirectory) -> int:
     raise RestoreError(
         f"The image makes no live directory that Spark could resume in: {state.reason} Restore another image."
     )
-
-
-def _linked(source: str, target: str) -> bool:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        if not os.path.exists(source):  # noqa: PTH110 - paths of thousands of files stay strings
-            raise
-        os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
-        os.link(source, target)
-    except OSError:
-        return False
-    return True

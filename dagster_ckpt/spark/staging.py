@@ -79,9 +79,12 @@ class StagedCut:
         unread = [file for file in wanted if file.data is None]
         if not unread:
             return list(wanted)
-        if self._live.local_path is not None and sum(file.size for file in unread) <= HELD_IN_MEMORY_BYTES:
+        if sum(file.size for file in unread) <= HELD_IN_MEMORY_BYTES:
             for file in unread:
-                _read_now(file)
+                if isinstance(file.folder, LocalFolder):
+                    _read_now(file.folder, file)
+            unread = [file for file in unread if file.data is None]
+        if not unread:
             return list(wanted)
         place = _Place.beside(self._live)
         self._release.callback(place.remove)
@@ -199,23 +202,14 @@ class _Place:
         return True
 
 
-def _read_now(file: NeededFile) -> None:
+def _read_now(folder: LocalFolder, file: NeededFile) -> None:
     try:
-        data = file.read()
+        data, version = folder.read_version(file.source, file.size + 1)
     except FileNotFoundError as error:
         raise overtaken(file, "was purged") from error
-    # After the bytes: a file replaced while it was read has another version by now.
-    if len(data) != file.size or _version_now(file) != file.version:
+    if len(data) != file.size or version != file.version:
         raise overtaken(file, "was replaced")
     file.data = data
-
-
-def _version_now(file: NeededFile) -> FileVersion | None:
-    try:
-        return file.folder.version(file.source)
-    except FileNotFoundError:
-        # Purged only after it was read: what was read is what it was.
-        return file.version
 
 
 def _link(source: Path, target: Path) -> FileVersion:

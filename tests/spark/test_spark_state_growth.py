@@ -133,7 +133,7 @@ def test_only_what_is_new_is_read_and_written(query: Query, monkeypatch: pytest.
     listed: list[str] = []
     read: list[str] = []
     folder = type(query.files.live.folder)
-    for name, seen in (("listing", listed), ("read", read)):
+    for name, seen in (("listing", listed), ("read_version", read)):
         original = getattr(folder, name)
 
         def watched(self: object, path: str, *rest: int, _call=original, _seen=seen) -> object:

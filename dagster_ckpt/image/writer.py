@@ -153,6 +153,7 @@ class _Writer:
         # Of its own for each write: a second try of the same image must not touch what a first one wrote.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._made: list[str] = []
+        self._taken = 0
         self._written = 0
         self._publishing = False
 
@@ -246,13 +247,12 @@ class _Writer:
         base = self._base
         if base is None or base.is_beside:
             return reference
-        name = f"{self._options.object_prefix}{posixpath.basename(reference)}"
-        target, source = object_name(self._directory, name), object_name(base.directory, reference)
-        if self._space.size(target) is not None:
-            # Taken over by an earlier image already: names are never used twice.
-            return name
+        # A name of its own here too: another image that took it over may be deleted, or given up, meanwhile.
+        self._taken += 1
+        name = f"{self._options.object_prefix}{self._write_id}-taken-{self._taken}.pack"
         self._made.append(name)
-        return name if self._space.adopt(target, base.space, source) else None
+        source = object_name(base.directory, reference)
+        return name if self._space.adopt(object_name(self._directory, name), base.space, source) else None
 
     def _segment(self, file: Source) -> Segment:
         return self._stable if file.stable else self._manifest.rest

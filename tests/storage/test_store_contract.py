@@ -147,6 +147,32 @@ def test_a_checkpoint_outlives_the_savepoint_it_shares_with(job) -> None:
     assert job.restored(checkpoint) == FILES
 
 
+def test_what_a_checkpoint_takes_over_from_a_savepoint_goes_with_no_other(job) -> None:
+    """Two checkpoints that both begin with the same savepoint, as after going back to it twice."""
+    savepoint = job.savepoint(1, FILES)
+    first = job.checkpoint(2, FILES, base=savepoint)
+
+    def hold(files: list[SourceFile]) -> list[SourceFile]:
+        job.store.discard(first, protected=[savepoint])
+        return files
+
+    second = job.stored(3, FILES, base=savepoint, hold=hold).location
+    assert job.restored(second) == FILES
+
+
+def test_giving_up_takes_nothing_from_another_that_began_with_the_same_savepoint(job) -> None:
+    savepoint = job.savepoint(1, FILES)
+    made = []
+
+    def hold(files: list[SourceFile]) -> list[SourceFile]:
+        made.append(job.checkpoint(3, FILES, base=savepoint))
+        raise ImageAbortedError
+
+    with pytest.raises(ImageAbortedError):
+        job.stored(2, FILES, base=savepoint, hold=hold)
+    assert job.restored(made[0]) == FILES
+
+
 def test_two_threads_may_write_at_once(job) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

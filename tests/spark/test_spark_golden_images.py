@@ -1,0 +1,109 @@
+"""Images that earlier code wrote (tests/golden) are read, restored and resumed for ever."""
+
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from spark_scenarios import ROCKSDB_CHANGELOG, SCHEMA
+
+from dagster_ckpt.image import METADATA_NAME
+from dagster_ckpt.image.container import FORMAT_VERSION
+from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.spark import (
+    LiveDirectory,
+    LiveStatus,
+    apply_state_backend,
+    inspect_live_directory,
+    materialize,
+    start_query,
+)
+from dagster_ckpt.storage import ImageStore, open_store
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
+IMAGES: dict[str, Any] = EXPECTED["images"]
+
+every_image = pytest.mark.parametrize("image", IMAGES)
+
+
+def store_of(image: str) -> ImageStore:
+    return open_store(FileSystemCheckpointStorage(f"file://{GOLDEN}/{image.partition('/')[0]}"), "golden")
+
+
+def version_of(metadata: Path) -> int:
+    """As docs/image-format.md describes it, sections 2 and 6."""
+    data = metadata.read_bytes()
+    if data.startswith(b"DGCKPT"):
+        return int.from_bytes(data[6:8])
+    with zipfile.ZipFile(metadata) as archive:
+        return int(json.loads(archive.read("manifest.json"))["format_version"])
+
+
+def restored(image: str, folder: Path) -> LiveDirectory:
+    live = LiveDirectory(str(folder / "live-0"))
+    extract = store_of(image).extract
+    materialize(live, lambda filler: extract(f"file://{GOLDEN}/{image}", lambda file, data: filler(file.path, data)))
+    return live
+
+
+def test_there_is_a_set_of_each_format_version() -> None:
+    assert {image.partition("/")[0] for image in IMAGES} == {f"format-{n}" for n in range(1, FORMAT_VERSION + 1)}
+
+
+@every_image
+def test_it_is_whole_and_of_the_version_its_folder_names(image: str) -> None:
+    store = store_of(image)
+    location = f"file://{GOLDEN}/{image}"
+    assert image.startswith(f"format-{version_of(GOLDEN / image / METADATA_NAME)}/")
+    assert store.manifest(location).header.batch_id == IMAGES[image]["batch_id"]
+    assert store.verify(location) == []
+
+
+@every_image
+def test_it_restores_to_the_bytes_that_spark_wrote(image: str, tmp_path: Path) -> None:
+    live = restored(image, tmp_path)
+    found = {path: live.folder.read(path) for path, _ in live.folder.files()}
+    assert sorted([path, len(data), blake3(data).hexdigest()] for path, data in found.items()) == IMAGES[image]["files"]
+    assert inspect_live_directory(live).status is LiveStatus.GOOD
+
+
+@pytest.mark.spark
+def test_spark_resumes_from_each_to_the_rows_of_the_uninterrupted_run(spark: SparkSession, tmp_path: Path) -> None:
+    input_folder = tmp_path / "input"
+    shutil.copytree(GOLDEN / "input", input_folder)
+    for number, path in enumerate(sorted(input_folder.iterdir())):
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+    for image, expected in IMAGES.items():
+        folder = tmp_path / image
+        folder.mkdir(parents=True)
+        later = {n: rows for n, rows in EXPECTED["rows"].items() if int(n) > expected["batch_id"]}
+        assert resumed(spark, restored(image, folder), input_folder) == later
+
+
+def resumed(spark: SparkSession, live: LiveDirectory, input_folder: Path) -> dict[str, list[list[int]]]:
+    """The rows of each batch from here to the end."""
+    rows: dict[str, list[list[int]]] = {}
+
+    def write(batch: DataFrame, number: int) -> None:
+        rows[str(number)] = sorted(list(row) for row in batch.collect())
+
+    session = spark.newSession()
+    apply_state_backend(session, ROCKSDB_CHANGELOG)
+    # By name only, and as a pattern: of a plain folder Spark wants all files of its log to lie in it.
+    reader = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).option("fileNameOnly", True)
+    counts = (
+        reader.json(f"{input_folder}/*.json").groupBy("k").agg(F.count("*").alias("n"), F.max("v").alias("largest"))
+    )
+    writer = counts.writeStream.outputMode("update").foreachBatch(write).trigger(availableNow=True)
+    query = start_query(writer, "golden", live)
+    while not query.wait(0.5):
+        pass
+    assert query.exception() is None, query.exception()
+    return rows

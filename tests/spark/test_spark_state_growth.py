@@ -227,6 +227,8 @@ def test_in_format_v2_the_lineage_has_to_lead_to_the_base(tmp_path: Path) -> Non
     store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job")
     query = Query(files, store, ROCKSDB)
     query.image()
+    assert query.image(base=query.images[0])
+    assert query.contents(query.images[1]) == query.contents(query.images[0])
 
     def batch(number: int, uid: str, lineage: dict[int, str]) -> None:
         files.offsets(number, f'{{"logOffset":{number}}}', provider=ROCKSDB)
@@ -238,7 +240,7 @@ def test_in_format_v2_the_lineage_has_to_lead_to_the_base(tmp_path: Path) -> Non
     batch(2, "c", {1: "a", 2: "b"})
     assert query.image(base=query.images[0])
     query.assert_last_is_whole()
-    assert {"state/0/0/2_b.changelog", "state/0/0/3_c.changelog"} <= set(query.contents(query.images[1]))
+    assert {"state/0/0/2_b.changelog", "state/0/0/3_c.changelog"} <= set(query.contents(query.images[2]))
 
     # Another attempt at the batch of the base made the version that this one is built on.
     files.put("state/0/0/1_x.zip", snapshot_zip())

@@ -58,6 +58,8 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
         return None
     if not _is_ancestor(base, folder):
         return None
+    if grown == 0:
+        return []
     versions = range(header.batch_id + 2, commit.batch_id + 2)
     files: list[NeededFile] = []
     for operator in state.operators:

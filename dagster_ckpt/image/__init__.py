@@ -15,7 +15,7 @@ from dagster_ckpt.image.packs import (
     pack_names,
     write_packs,
 )
-from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, verify_image
+from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, read_references, verify_image
 from dagster_ckpt.image.reuse import Base, object_name
 from dagster_ckpt.image.source import Source, SourceFile
 from dagster_ckpt.image.space import ObjectSpace
@@ -47,6 +47,7 @@ __all__ = [
     "pack_metadata",
     "pack_names",
     "read_metadata",
+    "read_references",
     "unpack_metadata",
     "verify_image",
     "write_image",

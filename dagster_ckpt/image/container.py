@@ -11,6 +11,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import container_v1
-from dagster_ckpt.image.manifest import ImageHeader, Manifest, Segment
+from dagster_ckpt.image.manifest import ImageHeader, Manifest, Segment, is_reference
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -99,12 +100,38 @@ def unpack_metadata(data: bytes, location: str) -> Metadata:
     return metadata
 
 
+def referred_objects(data: bytes, location: str) -> frozenset[str]:
+    """The data objects that a `_metadata` refers to, without reading its list of files.
+
+    Raises:
+        ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
+    """
+    if data.startswith(container_v1.MAGIC):
+        return unpack_metadata(data, location).manifest.objects
+    with _opened(data, location) as (_, described):
+        names = frozenset(described["objects"])
+        if not all(map(is_reference, names)):
+            raise ValueError(f"it refers to {sorted(names)}")
+        return names
+
+
 def cannot_be_trusted(location: str, what: str) -> str:
     """The message about damaged metadata."""
     return f"{location} cannot be trusted: {what}. Start from another image."
 
 
 def _unpack(data: bytes, location: str) -> Metadata:
+    with _opened(data, location) as (archive, described):
+        header = ImageHeader.model_validate(described["header"])
+        *stable, rest = _segments(archive.read(FILES_NAME), described["segments"])
+        manifest = Manifest(header, tuple(stable), rest)
+        manifest.check()
+        return Metadata(manifest, archive.read(INLINE_NAME))
+
+
+@contextmanager
+def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
+    """The archive once its seal and version are known to be right, and what `manifest.json` says."""
     if len(data) < len(_ZIP_MAGIC) + _SEAL_BYTES:
         raise ImageCorruptError(cannot_be_trusted(location, f"it ends after {len(data)} bytes, so it is truncated"))
     if not data.startswith(_ZIP_MAGIC):
@@ -118,11 +145,7 @@ def _unpack(data: bytes, location: str) -> Metadata:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             described = json.loads(archive.read(MANIFEST_NAME))
             _check_version(described, location)
-            header = ImageHeader.model_validate(described["header"])
-            *stable, rest = _segments(archive.read(FILES_NAME), described["segments"])
-            manifest = Manifest(header, tuple(stable), rest)
-            manifest.check()
-            return Metadata(manifest, archive.read(INLINE_NAME))
+            yield archive, described
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError) as error:
         raise ImageCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({error})")) from error
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dagster_ckpt.errors import ImageAbortedError, ImageCorruptError, ImageNotFoundError
-from dagster_ckpt.image.container import Metadata, unpack_metadata
+from dagster_ckpt.image.container import Metadata, referred_objects, unpack_metadata
 from dagster_ckpt.image.manifest import FileEntry
 from dagster_ckpt.image.packs import CHUNK_BYTES
 from dagster_ckpt.image.reuse import object_name
@@ -37,9 +37,28 @@ def read_metadata(space: ObjectSpace, directory: str, name: str = METADATA_NAME)
         ImageNotFoundError: There is none.
         ImageCorruptError: It is truncated or altered.
     """
-    path = posixpath.join(directory, name)
+    return unpack_metadata(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
+
+
+def read_references(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
+    """The data objects an image refers to, by their names in its space; cheap however many files it has.
+
+    Args:
+        space: Where the image is.
+        directory: Its directory in the space.
+        name: The object to read; another one only while the image is being deleted.
+
+    Raises:
+        ImageNotFoundError: There is none.
+        ImageCorruptError: It is truncated or altered.
+    """
+    references = referred_objects(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
+    return frozenset(object_name(directory, reference) for reference in references)
+
+
+def _metadata(space: ObjectSpace, directory: str, name: str) -> bytes:
     try:
-        return unpack_metadata(space.read(path), f"{space.url}/{path}")
+        return space.read(posixpath.join(directory, name))
     except FileNotFoundError as error:
         raise ImageNotFoundError(
             f"There is no image at {space.url}/{directory}: {name} is missing. An image that was not finished "

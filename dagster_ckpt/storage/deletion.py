@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
-from dagster_ckpt.image import METADATA_NAME, ObjectSpace, object_name, read_metadata
+from dagster_ckpt.image import METADATA_NAME, ObjectSpace, read_references
 
 SHARED = "shared"
 DELETING_NAME = "_deleting"
@@ -204,8 +204,7 @@ def _referred_at_all(space: ObjectSpace, directory: str) -> frozenset[str]:
 
 
 def _referred(space: ObjectSpace, directory: str, name: str) -> frozenset[str]:
-    manifest = read_metadata(space, directory, name).manifest
-    return frozenset(object_name(directory, reference) for reference in manifest.objects)
+    return read_references(space, directory, name)
 
 
 def _is_ours(name: str) -> bool:

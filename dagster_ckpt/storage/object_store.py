@@ -120,9 +120,12 @@ class ObjectImageStore:
         """Write a checkpoint as `chk-<n>`; bytes that the image at `base` has are shared with it."""
         if header.number is None:
             raise OptionError(f"The checkpoint of job {header.job_id!r} has no number. Give it one.")
+        shared = base if isinstance(base, Base) else self.base(base)
         if self._layout.max_bytes is not None:
             files = list(files)
-            self._check_size(header, sum(file.size for file in files), self._layout.max_bytes)
+            taken = shared.metadata.manifest.stable if shared is not None and extends else ()
+            size = sum(file.size for file in files) + sum(segment.full_bytes for segment in taken)
+            self._check_size(header, size, self._layout.max_bytes)
         directory = f"chk-{header.number}"
         location = f"{self._job_space.url}/{directory}"
         written = write_image(
@@ -131,7 +134,7 @@ class ObjectImageStore:
             header,
             files,
             options=self._options(SHARED_PREFIX),
-            base=base if isinstance(base, Base) else self.base(base),
+            base=shared,
             extends=extends,
             hold=hold,
             should_abort=should_abort,

@@ -107,9 +107,8 @@ def _custom(storage: CustomCheckpointStorage, job_id: str) -> ImageStore:
             f"checkpoint storage factory {storage.factory!r} cannot be used: {error}. Give the import path of a class "
             "or function that takes job_id and the settings, and returns an ImageStore."
         ) from error
-    missing = [
-        verb for verb in ("write_checkpoint", "write_savepoint", "manifest", "extract") if not hasattr(store, verb)
-    ]
+    verbs = [name for name in vars(ImageStore) if not name.startswith("_")]
+    missing = [verb for verb in verbs if not hasattr(store, verb)]
     if missing:
         raise OptionError(
             f"{storage.factory!r} made a {type(store).__name__}, which has no {', '.join(missing)}: it is no "

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, Manifest, pack_metadata, unpack_metadata
+from dagster_ckpt.image.container import referred_objects
 
 WHERE = "file:///images/chk-1/_metadata"
 HEADER = ImageHeader(
@@ -73,6 +74,12 @@ def test_section_2_any_reader_of_zip_archives_and_gzip_reads_it() -> None:
         assert described["objects"] == {"../shared/a.pack": {"length": 13, "used": 9}}
         entries = [json.loads(text) for text in gzip.decompress(archive.read("files.jsonl.gz")).splitlines()]
     assert [entry[1] for entry in entries] == ["offsets/3", "state/0/0/1.zip"]
+
+
+def test_section_3_the_objects_are_known_without_the_list_of_files() -> None:
+    assert referred_objects(WHOLE, WHERE) == {"../shared/a.pack"}
+    with pytest.raises(ImageCorruptError, match=WHERE):
+        referred_objects(WHOLE[:-1], WHERE)
 
 
 @given(length=st.integers(min_value=0, max_value=len(WHOLE) - 1))

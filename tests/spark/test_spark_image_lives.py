@@ -45,6 +45,8 @@ BACKENDS = {"heap": HEAP, "changelog": ROCKSDB_CHANGELOG, "v2-changelog": ROCKSD
 LATER_MS = 2**52
 STEPS = st.integers(1, 12)
 INDEX = st.integers(0, 99)
+ANY_BASE = st.none() | INDEX
+OTHERS = ("discard", "sweep", "checkpoint", "abandon")
 RESUMED = 3
 
 
@@ -72,7 +74,7 @@ def test_whatever_happens_a_retained_image_is_whole_and_nothing_else_stays(
     run_state_machine_as_test(
         lambda: ImageLife(recording, tmp_path, restored),
         settings=settings(
-            max_examples=30,
+            max_examples=100,
             stateful_step_count=25,
             deadline=None,
             database=None,
@@ -106,7 +108,7 @@ class ImageLife(RuleBasedStateMachine):
 
     # What happens ------------------------------------------------------------------------------------------------
 
-    @initialize(inline_threshold=st.sampled_from(INLINE_THRESHOLDS), batch=st.integers(0, 2))
+    @initialize(inline_threshold=st.sampled_from(INLINE_THRESHOLDS), batch=st.sampled_from([0, 1, 3]))
     def begin(self, inline_threshold: int | None, batch: int) -> None:
         self.storage = Storage(inline_threshold)
         self.store = self.storage.process()
@@ -115,16 +117,25 @@ class ImageLife(RuleBasedStateMachine):
         self.live = LiveDirectory(str(self.live_path))
         if batch:
             self.position = self.position.play_to(batch, self.live_path, copied=False)
+        # Most of what can go wrong begins with one of each, where the recording branches.
+        self.base = self.checkpoint(self.store, carry_in_flight=False)
+        self.savepoint(self.store, carry_in_flight=True, base=None)
 
     @precondition(lambda self: self.position.batch < self.position.timeline.last)
     @rule(batches=st.integers(1, 3))
     def run(self, batches: int) -> None:
+        self.play(batches)
+
+    def play(self, batches: int) -> None:
         batch = min(self.position.batch + batches, self.position.timeline.last)
         self.position = self.position.play_to(batch, self.live_path, copied=self.is_rerun)
 
-    @rule(carry_in_flight=st.booleans())
-    def take_checkpoint(self, carry_in_flight: bool) -> None:
-        self.base = self.checkpoint(self.store, carry_in_flight=carry_in_flight)
+    @rule(carry_in_flight=st.booleans(), batches=st.integers(0, 2), of=ANY_BASE)
+    def take_checkpoint(self, carry_in_flight: bool, batches: int, of: int | None) -> None:
+        """A base that has nothing to do with what is cut now costs bytes, and nothing else."""
+        self.play(batches)
+        base = self.base if of is None or not self.images else self.image(of)
+        self.base = self.checkpoint(self.store, carry_in_flight=carry_in_flight, base=base)
 
     @rule(carry_in_flight=st.booleans(), shares=st.booleans())
     def take_savepoint(self, carry_in_flight: bool, shares: bool) -> None:
@@ -147,8 +158,8 @@ class ImageLife(RuleBasedStateMachine):
         shutil.rmtree(target, ignore_errors=True)
 
     @precondition(lambda self: self.images)
-    @rule(index=INDEX, linked=st.booleans(), way=INDEX)
-    def go_back(self, index: int, linked: bool, way: int) -> None:
+    @rule(index=INDEX, linked=st.booleans(), way=INDEX, batches=st.integers(0, 2))
+    def go_back(self, index: int, linked: bool, way: int, batches: int) -> None:
         location = self.image(index)
         old = self.live_path
         self.generation += 1
@@ -159,6 +170,7 @@ class ImageLife(RuleBasedStateMachine):
         self.position = ways[way % len(ways)]
         self.is_rerun = True
         self.base = location
+        self.play(batches)
 
     @rule(num_retained=st.integers(1, 3))
     def subsume(self, num_retained: int) -> None:
@@ -170,12 +182,11 @@ class ImageLife(RuleBasedStateMachine):
     def discard_one(self, index: int) -> None:
         self.discard(self.store, self.image(index))
 
-    @precondition(lambda self: self.base in self.images)
-    @rule(index=INDEX, meanwhile=st.lists(st.sampled_from(["discard", "sweep", "checkpoint", "abandon"]), max_size=3))
-    def take_checkpoint_while_others_work(self, index: int, meanwhile: list[str]) -> None:
+    @precondition(lambda self: self.images)
+    @rule(index=INDEX, of=INDEX, meanwhile=st.lists(st.sampled_from(OTHERS), max_size=3))
+    def take_checkpoint_while_others_work(self, index: int, of: int, meanwhile: list[str]) -> None:
         """The base is protected, and what is younger than the attempt is not swept."""
-        base = self.base
-        assert base is not None
+        base = self.image(of)
         _next_millisecond()
         began_ms = time.time_ns() // 1_000_000
         other = self.storage.process()
@@ -198,10 +209,6 @@ class ImageLife(RuleBasedStateMachine):
     def sweep(self) -> None:
         self.store.sweep(older_than_ms=0, now_ms=LATER_MS)
         assert self.storage.objects() == self.needed_objects()
-
-    @rule()
-    def restart(self) -> None:
-        self.store = self.storage.process()
 
     @rule(step=STEPS, applied=st.booleans(), carry_in_flight=st.booleans(), is_savepoint=st.booleans())
     def die_writing(self, step: int, applied: bool, carry_in_flight: bool, is_savepoint: bool) -> None:
@@ -276,7 +283,7 @@ class ImageLife(RuleBasedStateMachine):
         meanwhile=lambda: None,
         aborts: bool = False,
     ) -> str:
-        earlier = store.base(base or self.base)
+        earlier = store.base(base)
         with staged_cut(self.live, carry_in_flight=carry_in_flight, base=earlier) as staged:
 
             def hold(files: Sequence[Source]) -> list[Source]:

@@ -74,7 +74,7 @@ def test_whatever_happens_a_retained_image_is_whole_and_nothing_else_stays(
     run_state_machine_as_test(
         lambda: ImageLife(recording, tmp_path, restored),
         settings=settings(
-            max_examples=100,
+            max_examples=60,
             stateful_step_count=25,
             deadline=None,
             database=None,

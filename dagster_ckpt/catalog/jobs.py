@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, read_dict
 from dagster_ckpt.catalog.records import EventType, JobRecord
-from dagster_ckpt.catalog.tables import jobs
+from dagster_ckpt.catalog.tables import images, jobs
 from dagster_ckpt.errors import CatalogError, JobNotFoundError
 
 _JSON = {"options", "pending_restore"}
@@ -77,6 +77,7 @@ class JobStore:
         *,
         restored_image_id: str | None = None,
         pending_restore: dict[str, Any] | None = None,
+        claims: bool = False,
     ) -> JobRecord:
         """Make another directory the job's live one; its generation rises.
 
@@ -86,6 +87,7 @@ class JobStore:
             restored_image_id: The image it was made from: a new timeline begins with it.
             pending_restore: What is still to be done before the query may start. With it, and without an
                 image, a new timeline begins with nothing.
+            claims: From now on the job owns that image, also where it is a savepoint.
         """
         with self._database.writing() as connection:
             new_timeline = restored_image_id is not None or pending_restore is not None
@@ -102,6 +104,9 @@ class JobStore:
                     updated_at_ms=self._database.now_ms(connection),
                 )
             )
+            if claims and restored_image_id is not None:
+                claimed = (images.c.image_id == restored_image_id) & (images.c.job_id == job_id)
+                connection.execute(images.update().where(claimed).values(claimed=True))
             job = _get(connection, job_id)
             self._database.tell(
                 connection,

@@ -213,6 +213,7 @@ class ImageRecord:
         rows: Input rows since the image before, as far as its execution saw them.
         duration_ms: From the attempt's begin to its completion.
         label: A person's name for a savepoint.
+        claimed: Whether a start has claimed it: the job owns it and deletes it as it does a checkpoint.
         broken: Why the row could not be read as it is, or None.
     """
 
@@ -240,6 +241,7 @@ class ImageRecord:
     failure_reason: str | None = None
     created_at_ms: int = 0
     completed_at_ms: int | None = None
+    claimed: bool = False
     broken: str | None = None
 
 

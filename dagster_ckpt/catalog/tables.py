@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text, false
 
 metadata = MetaData(
     naming_convention={
@@ -102,6 +102,7 @@ images = Table(
     Column("failure_reason", Text),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("completed_at_ms", BigInteger),
+    Column("claimed", Boolean, nullable=False, server_default=false()),
     Index("ix_images_job_id_status", "job_id", "status"),
 )
 

@@ -209,6 +209,7 @@ def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) 
         "start_from": str(start_from),
         "new_query_id": start_from.new_query_id,
         "accept_loss": start_from.accept_loss,
+        "claim_mode": start_from.claim_mode.value,
     }
     return job.catalog.requests.submit(job.job_id, RequestKind.START, arguments=arguments, origin=operator.origin)
 

@@ -75,7 +75,7 @@ def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
     # Left by a start that died before the catalog knew of it; nobody uses it.
     live.delete()
     if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
-        return _restore(job, plan.image, live, fork=plan.new_query_id)
+        return _restore(job, plan.image, live, fork=plan.new_query_id, claims=plan.claims)
     if plan.kind is RecoveryKind.REWIND and record.live_directory is not None and plan.to_batch is not None:
         return _rewind(job, LiveDirectory(record.live_directory), plan.to_batch, live, fork=plan.new_query_id)
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
@@ -115,7 +115,7 @@ def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork:
     materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True)
 
 
-def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory, *, fork: bool) -> PreparedStart:
+def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory, *, fork: bool, claims: bool) -> PreparedStart:
     location = image_location(image)
     restore_into(job, location, live, fork=fork)
     job.catalog.jobs.switch_live_directory(
@@ -123,6 +123,7 @@ def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory, *, fork
         live.url,
         restored_image_id=image.image_id,
         pending_restore={"location": location, "batch_id": image.batch_id},
+        claims=claims,
     )
     return _finish_restore(job, job.catalog.jobs.get(job.job_id))
 

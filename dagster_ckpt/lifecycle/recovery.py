@@ -20,8 +20,9 @@ from enum import Enum
 
 from dagster_ckpt.catalog import ImageRecord, ImageTrigger, JobRecord
 from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError
+from dagster_ckpt.lifecycle.rewind_distance import distance_passed_over
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
-from dagster_ckpt.options import Retained, RetainedKind, image_to_recover_from
+from dagster_ckpt.options import RecoveryClaimMode, Retained, RetainedKind, image_to_recover_from
 from dagster_ckpt.spark import LiveState, LiveStatus
 
 CHECKPOINT = "CHECKPOINT"
@@ -50,6 +51,7 @@ class RecoveryPlan:
         from_batch: The batch the live directory stands at, where known.
         to_batch: The batch the query will stand at, where known; below `from_batch` it is a rewind.
         new_query_id: Whether the query goes on as another one, for RESTORE and REWIND.
+        claims: Whether the job owns the image from now on, for RESTORE.
     """
 
     kind: RecoveryKind
@@ -58,6 +60,7 @@ class RecoveryPlan:
     from_batch: int | None = None
     to_batch: int | None = None
     new_query_id: bool = False
+    claims: bool = False
 
     @property
     def rewound_batches(self) -> int:
@@ -75,6 +78,7 @@ class RecoveryPlan:
             "from_batch": self.from_batch,
             "to_batch": self.to_batch,
             "new_query_id": self.new_query_id,
+            "claims": self.claims,
         }
 
 
@@ -125,13 +129,16 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
         return _back_to_batch(facts)
     if facts.start_from.point is not StartPoint.LATEST:
         image = _asked_for(facts)
+        claims = facts.start_from.claim_mode is RecoveryClaimMode.CLAIM
+        owned = ", which the job owns from now on and deletes when it is subsumed (CLAIM)" if claims else ""
         return RecoveryPlan(
             RecoveryKind.RESTORE,
-            f"start_from={facts.start_from}: {describe_image(image)}",
+            f"start_from={facts.start_from}: {describe_image(image)}{owned}",
             image=image,
             from_batch=_live_batch(facts),
             to_batch=image.batch_id,
             new_query_id=facts.start_from.new_query_id,
+            claims=claims,
         )
     if facts.job.pending_restore is not None and _can_be_finished(facts, facts.job.pending_restore):
         forked_from = facts.job.pending_restore.get("fork_of")
@@ -170,9 +177,14 @@ def newest_for_recovery(images: Sequence[ImageRecord], *, prefer_checkpoint: boo
 
 def retained_kind(image: ImageRecord) -> RetainedKind:
     """What an image is to the rules of retention and recovery."""
-    if image.kind == CHECKPOINT:
+    if is_owned_by_job(image):
         return RetainedKind.CHECKPOINT
     return RetainedKind.STOP_WITH_SAVEPOINT if image.trigger is ImageTrigger.STOP else RetainedKind.SAVEPOINT
+
+
+def is_owned_by_job(image: ImageRecord) -> bool:
+    """Whether the job deletes an image itself: a checkpoint, or a savepoint that a start has claimed."""
+    return image.kind == CHECKPOINT or image.claimed
 
 
 def describe_image(image: ImageRecord) -> str:
@@ -242,7 +254,7 @@ def _without_live_directory(facts: RecoveryFacts, why: str) -> RecoveryPlan:
     if image is not None:
         return RecoveryPlan(
             RecoveryKind.RESTORE,
-            f"{why}; restore {describe_image(image)}",
+            f"{why}; restore {describe_image(image)}{_passed_over(facts, image)}",
             image=image,
             from_batch=facts.last_batch,
             to_batch=image.batch_id,
@@ -254,6 +266,16 @@ def _without_live_directory(facts: RecoveryFacts, why: str) -> RecoveryPlan:
         "catalog has no restorable image of it. Put the live directory back, name an image with start_from "
         "(a location works also for one the catalog does not know), or start with start_from=empty to give "
         "the state up on purpose."
+    )
+
+
+def _passed_over(facts: RecoveryFacts, chosen: ImageRecord) -> str:
+    distance = distance_passed_over(facts.images, chosen)
+    if distance is None:
+        return ""
+    return (
+        f" (prefer_checkpoint_for_recovery passes over {describe_image(facts.images[0])}: {distance} further back, and "
+        "what was written since is written again)"
     )
 
 

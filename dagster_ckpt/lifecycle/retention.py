@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
 from dagster_ckpt.errors import CkptError, JobNotFoundError
 from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.recovery import CHECKPOINT, describe_image, retained_kind
+from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job, retained_kind
 from dagster_ckpt.options import (
     Retained,
     TerminalState,
@@ -86,7 +86,7 @@ def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRe
     return [
         by_id[entry.image_id]
         for entry in dropped
-        if by_id[entry.image_id].kind == CHECKPOINT and by_id[entry.image_id].location not in held
+        if is_owned_by_job(by_id[entry.image_id]) and by_id[entry.image_id].location not in held
     ]
 
 
@@ -118,8 +118,8 @@ def discard(
 def apply_terminal_retention(job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
     """Keep or delete what the configured clean-up says for the state the job ended in.
 
-    Savepoints are never touched. Where the live directory is not whole, the newest image is
-    kept even if the policy would delete it: the job may need it. Cancelling under
+    Savepoints are never touched, unless a start has claimed them. Where the live directory is not whole, the newest
+    image is kept even if the policy would delete it: the job may need it. Cancelling under
     DELETE_ON_CANCELLATION is the one case where everything goes, as was asked.
 
     Args:
@@ -136,8 +136,9 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
         job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
         return RetentionReport(kept=(f"everything: execution {newest.execution_id} of the job began meanwhile",))
     cleanup = job.options.cleanup
-    checkpoints = [image for image in _completed(job) if image.kind == CHECKPOINT]
-    interrupted = job.catalog.images.of_job(job.job_id, kind=CHECKPOINT, status=ImageStatus.DELETING)
+    checkpoints = [image for image in _completed(job) if is_owned_by_job(image)]
+    deleting = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
+    interrupted = [image for image in deleting if is_owned_by_job(image)]
     drop_live = deletes_live_directory(state, cleanup)
     if images_to_keep_at(state, cleanup):
         report = discard(job, interrupted, reason="deletion that was cut off")

@@ -11,6 +11,7 @@ from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.prepare import BEFORE_THE_FIRST_BATCH, image_location
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.options.durations import iso_duration
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
     Distance,
@@ -91,9 +92,10 @@ class RewindPreview:
         """The preview for a log."""
         lines = [self.plan.reason]
         if self.batches:
+            span = "unknown" if self.span_ms is None else iso_duration(self.span_ms)
             lines.append(
                 f"{self.batches} committed batches are processed again ({self.plan.from_batch} back to "
-                f"{self.plan.to_batch}), rows: {self.rows}"
+                f"{self.plan.to_batch}), rows: {self.rows}, time: {span}"
             )
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
         return lines

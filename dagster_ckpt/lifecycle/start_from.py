@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.options import RecoveryClaimMode
 
 
 class StartPoint(Enum):
@@ -34,15 +35,23 @@ class StartFrom:
         new_query_id: Go on as another query: sinks that remember query ids then write the rewound batches again
             instead of passing over them. For a start from an image or a batch.
         accept_loss: Start also where a sink would lose rows.
+        claim_mode: Who owns the image that is started from.
     """
 
     point: StartPoint = StartPoint.LATEST
     reference: str | None = None
     new_query_id: bool = False
     accept_loss: bool = False
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
 
     @staticmethod
-    def parse(text: str, *, new_query_id: bool = False, accept_loss: bool = False) -> StartFrom:
+    def parse(
+        text: str,
+        *,
+        new_query_id: bool = False,
+        accept_loss: bool = False,
+        claim_mode: RecoveryClaimMode | str = RecoveryClaimMode.NO_CLAIM,
+    ) -> StartFrom:
         """Read what a person or a run configuration says.
 
         Args:
@@ -52,9 +61,11 @@ class StartFrom:
                 of an image.
             new_query_id: Go on as another query.
             accept_loss: Start also where a sink would lose rows.
+            claim_mode: Who owns the image that is started from.
 
         Raises:
-            OptionError: The text is empty, or a new query id is asked for a start that keeps or gives up all state.
+            OptionError: The text is empty, a new query id is asked for a start that keeps or gives up all state,
+                an image is claimed by a start that names none, or the claim mode is not offered.
         """
         word = text.strip()
         if not word:
@@ -68,7 +79,13 @@ class StartFrom:
                 f"new_query_id is for a start from an image or a batch, but start_from is {word!r}: "
                 "latest goes on as the query it is, and empty begins as a new one anyway. Leave it out."
             )
-        return StartFrom(point, reference, new_query_id, accept_loss)
+        claim = RecoveryClaimMode(claim_mode)
+        if claim is RecoveryClaimMode.CLAIM and point in (StartPoint.LATEST, StartPoint.EMPTY, StartPoint.BATCH):
+            raise OptionError(
+                f"claim_mode CLAIM is for a start from an image, but start_from is {word!r}, which names none. "
+                "Name the image that the job is to own, or leave claim_mode out."
+            )
+        return StartFrom(point, reference, new_query_id, accept_loss, claim)
 
     @property
     def batch_id(self) -> int | None:

@@ -9,6 +9,7 @@ from dagster_ckpt.errors import ImageNotFoundError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import is_named
 from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.options import RecoveryClaimMode
 
 
 def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[ImageRecord]) -> ImageRecord | None:
@@ -20,7 +21,7 @@ def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[Im
         listed: The images that the catalog lists.
 
     Raises:
-        ImageNotFoundError: The image is of another job.
+        ImageNotFoundError: The image is of another job, or is to be claimed.
         ImageCorruptError: Its metadata is truncated or altered.
         StorageAccessError: The location cannot be reached.
     """
@@ -33,6 +34,11 @@ def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[Im
     except ImageNotFoundError:
         # The plan's own refusal says which images there are.
         return None
+    if start_from.claim_mode is RecoveryClaimMode.CLAIM:
+        raise ImageNotFoundError(
+            f"{location} cannot be claimed by job {job.job_id!r}: the catalog does not list it, so nobody could say "
+            "who else starts from it. Start from it with NO_CLAIM; once a checkpoint is complete it may be deleted."
+        )
     if header.job_id != job.job_id:
         raise ImageNotFoundError(
             f"{location} is an image of job {header.job_id!r}, not of {job.job_id!r}. A restore rolls back the file "

@@ -21,6 +21,7 @@ from dagster_ckpt.options.modes import (
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
+    RecoveryClaimMode,
     TerminalState,
     TimeCharacteristic,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "OptionDescription",
     "PinnedState",
     "PredefinedOptions",
+    "RecoveryClaimMode",
     "RestartAt",
     "RestartStrategies",
     "RestartStrategyConfiguration",

@@ -1,6 +1,10 @@
 """The modes a streaming job is checkpointed in, and the states it can end in."""
 
+from __future__ import annotations
+
 from enum import Enum, StrEnum
+
+from dagster_ckpt.errors import OptionError
 
 
 class CheckpointingMode(Enum):
@@ -75,3 +79,32 @@ class TerminalState(StrEnum):
     CANCELED = "CANCELED"
     FAILED = "FAILED"
     SUSPENDED = "SUSPENDED"
+
+
+class RecoveryClaimMode(StrEnum):
+    """Who owns the image that a start names, as in Flink's `RecoveryClaimMode` (before 1.20 `RestoreMode`).
+
+    Flink's third mode, LEGACY, is not offered: asking for it is an `OptionError` that says why.
+
+    Attributes:
+        NO_CLAIM: The savepoint stays a person's: the job never deletes it, and may lose it at once, because the
+            next checkpoint holds all it needs itself.
+        CLAIM: The savepoint becomes the job's own: it counts among the retained images and is deleted like a
+            checkpoint, once newer ones have taken its place or at the job's end.
+    """
+
+    NO_CLAIM = "NO_CLAIM"
+    CLAIM = "CLAIM"
+
+    @classmethod
+    def _missing_(cls, value: object) -> RecoveryClaimMode:
+        word = str(value).strip().upper()
+        if word in cls.__members__:
+            return cls[word]
+        if word == "LEGACY":
+            raise OptionError(
+                "Claim mode LEGACY is not offered: the job would depend on an image that it does not own and that "
+                "anybody may delete (Flink deprecates it for that reason). Use NO_CLAIM, after which the image may be "
+                "deleted once a checkpoint is complete, or CLAIM, after which the job deletes it itself."
+            )
+        raise OptionError(f"claim_mode is {value!r}. Give NO_CLAIM or CLAIM.")

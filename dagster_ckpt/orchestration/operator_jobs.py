@@ -12,7 +12,7 @@ from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.retention import RetentionReport, apply_terminal_retention, housekeeping
 from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import TerminalState
+from dagster_ckpt.options import RecoveryClaimMode, TerminalState
 from dagster_ckpt.orchestration.catalog_sensor import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.rewind_report import preview_metadata
@@ -35,6 +35,12 @@ NEW_QUERY_ID = (
 ACCEPT_LOSS = (
     "Start also where a sink could lose rows by the rewind. Without it such a start is refused, and the message says "
     "which sink and why. preview_rewind_job shows it beforehand."
+)
+
+
+CLAIM_MODE = (
+    "Who owns the savepoint that is started from. NO_CLAIM: it is never deleted by the stream. CLAIM: it is the "
+    "stream's own and deleted like a checkpoint, once subsumed or at the end. Flink's LEGACY is not offered."
 )
 
 
@@ -64,6 +70,7 @@ class RestartConfigSchema(dg.Config):
     start_from: str = Field(default="latest", description=START_FROM)
     new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
     accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
+    claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
 
 
@@ -159,7 +166,12 @@ def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinit
         with told_as_failure():
             ahead = operations.restart(
                 job_of(context, config.job_id),
-                StartFrom.parse(config.start_from, new_query_id=config.new_query_id, accept_loss=config.accept_loss),
+                StartFrom.parse(
+                    config.start_from,
+                    new_query_id=config.new_query_id,
+                    accept_loss=config.accept_loss,
+                    claim_mode=config.claim_mode,
+                ),
                 _operator(context),
                 timeout_s=config.timeout_seconds,
                 report=context.log.info,

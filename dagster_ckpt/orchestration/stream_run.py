@@ -94,7 +94,10 @@ def _run(context: dg.AssetExecutionContext, job: StreamingJob, describe: Callabl
                 run_id=context.run.run_id,
                 start_query=start,
                 start_from=StartFrom.parse(
-                    config["start_from"], new_query_id=config["new_query_id"], accept_loss=config["accept_loss"]
+                    config["start_from"],
+                    new_query_id=config["new_query_id"],
+                    accept_loss=config["accept_loss"],
+                    claim_mode=config["claim_mode"],
                 ),
                 cause=StartCause.RESTART_NEW_RUN if RESTART_OF_TAG in context.run.tags else StartCause.MANUAL,
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),

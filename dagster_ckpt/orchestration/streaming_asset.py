@@ -18,6 +18,7 @@ from dagster_ckpt.options import (
     CheckpointConfig,
     CheckpointOptions,
     DecidingRestartStrategy,
+    RecoveryClaimMode,
     RestartStrategyConfiguration,
     effective_restart_strategy,
 )
@@ -58,6 +59,11 @@ class StreamRunConfig(dg.Config):
         default=False,
         description="Start also where a sink could lose rows by the rewind. Without it such a start is refused, and "
         "the message says which sink and why.",
+    )
+    claim_mode: RecoveryClaimMode = Field(
+        default=RecoveryClaimMode.NO_CLAIM,
+        description="With a start from an image: NO_CLAIM leaves a savepoint to its owner, the stream never deletes "
+        "it. CLAIM makes it the stream's own, deleted like a checkpoint. Flink's LEGACY is not offered.",
     )
     checkpointing: CheckpointOverrides | None = Field(
         default=None,

@@ -111,6 +111,7 @@ def _start_run(stream: StreamingAsset, request: RequestRecord) -> dg.RunRequest:
     config = {
         "start_from": str(request.arguments.get("start_from", "latest")),
         **{name: True for name in ("new_query_id", "accept_loss") if request.arguments.get(name)},
+        **{name: request.arguments[name] for name in ("claim_mode",) if request.arguments.get(name) == "CLAIM"},
     }
     return dg.RunRequest(
         # One run per request, however often it is looked at.

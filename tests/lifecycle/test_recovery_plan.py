@@ -28,9 +28,9 @@ LIVE = {
 
 def image(text: str) -> tuple[ImageRecord, bool]:
     """An image, and whether it is on the current timeline."""
-    match = re.fullmatch(r"(left:)?(cp|sp|stop)(\d+)@(\d+)", text)
+    match = re.fullmatch(r"(left:)?(cp|sp|stop)(\d+)@(\d+)(?: (\d+) rows after (\d+) ms)?", text)
     assert match, text
-    left, kind, number, batch = match.groups()
+    left, kind, number, batch, rows, after_ms = match.groups()
     name = f"chk-{number}" if kind == "cp" else f"savepoint-{number}"
     record = ImageRecord(
         image_id=f"id-{kind}{number}",
@@ -44,6 +44,8 @@ def image(text: str) -> tuple[ImageRecord, bool]:
         location=f"file:///ckpt/flights/{name}",
         batch_id=int(batch),
         label=None if kind == "cp" else f"{kind}{number}",
+        rows=int(rows) if rows else None,
+        completed_at_ms=int(after_ms) if after_ms else None,
     )
     return record, not left
 
@@ -91,6 +93,7 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     computed = max(0, case.get("from", 0) - case.get("to", case.get("from", 0)))
     assert plan.rewound_batches == case.get("rewound", computed)
     assert plan.reason
+    assert [words for words in case.get("reason", []) if words not in plan.reason] == []
     assert plan.as_record()["kind"] == case["does"]
 
 

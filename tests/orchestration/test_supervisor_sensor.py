@@ -13,12 +13,14 @@ from orchestration_catalog import begin_execution, register
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.reconcile import LAUNCH_MS
+from dagster_ckpt.options import RecoveryClaimMode
 from dagster_ckpt.orchestration import (
     CheckpointCatalogResource,
     StreamingAsset,
     build_operator_jobs,
     build_supervisor_sensor,
 )
+from dagster_ckpt.orchestration.streaming_asset import StreamRunConfig
 from dagster_ckpt.orchestration.supervisor_sensor import FIRST_PAUSE_MS
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG
 
@@ -291,6 +293,18 @@ class TestStart:
         assert request.job_name == "orders_stream"
         assert request.run_config == {"ops": {"orders": {"config": {"start_from": "chk-7"}}}}
         assert request.tags[START_REQUEST_TAG] == request_id
+
+    @pytest.mark.parametrize(("asked", "told"), [("CLAIM", {"claim_mode": "CLAIM"}), ("NO_CLAIM", {})])
+    def test_a_claim_reaches_the_run_in_words_that_its_config_knows(
+        self, supervised: Supervised, asked: str, told: dict[str, str]
+    ) -> None:
+        self.ask(supervised, start_from="mine", claim_mode=asked)
+
+        [request] = supervised.tick()
+
+        config = {"start_from": "mine", **told}
+        assert request.run_config == {"ops": {"orders": {"config": config}}}
+        assert StreamRunConfig(**config).claim_mode is RecoveryClaimMode(asked)
         assert request.tags[JOB_ID_TAG] == "orders"
         assert supervised.tick()[0].run_key == request.run_key
 

@@ -1,0 +1,182 @@
+"""Who owns a savepoint that a start names: real catalog, real storage, a live directory written by hand."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from retention_shelf import JOB, Shelf
+
+from dagster_ckpt.catalog import ImageRecord, ImageTrigger
+from dagster_ckpt.errors import ImageNotFoundError, OptionError
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.operations import Operator, preview_start, request_start
+from dagster_ckpt.lifecycle.prepare import prepare
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention, discard, housekeeping, subsume
+from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
+from dagster_ckpt.spark import LiveDirectory
+
+MODES = list(RecoveryClaimMode)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    yield shelf
+    shelf.job.catalog.close()
+
+
+def taken(shelf: Shelf, kind: ImageKind, *, label: str | None = None) -> ImageRecord:
+    """An image of the job's live directory as it is, as an attempt takes and records it."""
+    job, images = shelf.job, shelf.job.catalog.images
+    record = job.catalog.jobs.get(JOB)
+    order = SnapshotOrder(kind, job.catalog.jobs.allocate_number(JOB), base=sharing_base(job))
+    images.begin(
+        image_id=order.image_id,
+        job_id=JOB,
+        execution_id="first",
+        kind=kind.value,
+        number=order.number,
+        trigger=ImageTrigger.MANUAL,
+        timeline=record.timeline,
+        label=label,
+    )
+    snapshot = take_snapshot(job, LiveDirectory(record.live_directory or ""), order, now_ms=1)
+    return images.complete(
+        order.image_id,
+        location=snapshot.stored.location,
+        batch_id=snapshot.batch_id,
+        query_id=snapshot.query_id,
+        properties=dict(snapshot.properties),
+    )
+
+
+def started_from(shelf: Shelf, name: str, mode: RecoveryClaimMode) -> str:
+    plan = preview_start(shelf.job, StartFrom.parse(name, claim_mode=mode))
+    prepare(shelf.job, plan)
+    return plan.reason
+
+
+def make_room(shelf: Shelf) -> list[str]:
+    dropped = subsume(shelf.job)
+    assert discard(shelf.job, dropped, reason="subsumed").failed == ()
+    return [image.image_id for image in dropped]
+
+
+def is_there(image: ImageRecord) -> bool:
+    return Path((image.location or "").removeprefix("file://")).exists()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_claimed_savepoint_is_subsumed_by_the_next_checkpoint_and_any_other_stays(
+    shelf: Shelf, mode: RecoveryClaimMode
+) -> None:
+    savepoint = taken(shelf, ImageKind.SAVEPOINT, label="mine")
+    reason = started_from(shelf, "mine", mode)
+    assert make_room(shelf) == []
+    assert is_there(savepoint)
+
+    checkpoint = taken(shelf, ImageKind.CHECKPOINT)
+    gone = make_room(shelf)
+
+    is_claimed = mode is RecoveryClaimMode.CLAIM
+    assert gone == ([savepoint.image_id] if is_claimed else [])
+    assert is_there(savepoint) is not is_claimed
+    assert shelf.is_whole(checkpoint)
+    assert ("owns from now on" in reason) is is_claimed
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint(shelf: Shelf, mode: RecoveryClaimMode) -> None:
+    savepoint = taken(shelf, ImageKind.SAVEPOINT, label="mine")
+    started_from(shelf, "mine", mode)
+    checkpoint = taken(shelf, ImageKind.CHECKPOINT)
+
+    shutil.rmtree((savepoint.location or "").removeprefix("file://"))
+
+    assert shelf.is_whole(checkpoint)
+    started_from(shelf, f"chk-{checkpoint.number}", RecoveryClaimMode.NO_CLAIM)
+    assert taken(shelf, ImageKind.CHECKPOINT).batch_id == savepoint.batch_id
+
+
+def test_a_savepoint_in_between_does_not_make_the_next_checkpoint_depend_on_it(shelf: Shelf) -> None:
+    taken(shelf, ImageKind.SAVEPOINT, label="mine")
+    started_from(shelf, "mine", RecoveryClaimMode.NO_CLAIM)
+    between = taken(shelf, ImageKind.SAVEPOINT, label="between")
+    checkpoint = taken(shelf, ImageKind.CHECKPOINT)
+
+    shutil.rmtree((between.location or "").removeprefix("file://"))
+
+    assert shelf.is_whole(checkpoint)
+
+
+@pytest.mark.parametrize("state", TerminalState)
+@pytest.mark.parametrize("cleanup", ExternalizedCheckpointCleanup)
+def test_a_claimed_savepoint_meets_the_fate_of_checkpoints_at_the_end(
+    shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState
+) -> None:
+    claimed = taken(shelf, ImageKind.SAVEPOINT, label="claimed")
+    started_from(shelf, "claimed", RecoveryClaimMode.CLAIM)
+    checkpoint, mine = taken(shelf, ImageKind.CHECKPOINT), taken(shelf, ImageKind.SAVEPOINT, label="mine")
+
+    apply_terminal_retention(shelf.cleaning_up(cleanup).job, "first", state)
+
+    assert is_there(claimed) is is_there(checkpoint)
+    assert is_there(mine)
+
+
+def test_the_deletion_of_a_claimed_savepoint_that_was_cut_off_is_finished(shelf: Shelf) -> None:
+    claimed = taken(shelf, ImageKind.SAVEPOINT, label="claimed")
+    started_from(shelf, "claimed", RecoveryClaimMode.CLAIM)
+    shelf.job.catalog.images.mark_deleting(claimed.image_id)
+
+    assert housekeeping(shelf.job, now_ms=1).deleted == ("savepoint claimed at batch 0",)
+    assert not is_there(claimed)
+
+
+def test_a_checkpoint_of_the_job_is_its_own_in_either_mode(shelf: Shelf) -> None:
+    first = taken(shelf, ImageKind.CHECKPOINT)
+    started_from(shelf, f"chk-{first.number}", RecoveryClaimMode.NO_CLAIM)
+    second = taken(shelf, ImageKind.CHECKPOINT)
+
+    assert make_room(shelf) == [first.image_id]
+    assert shelf.is_whole(second)
+
+
+def test_an_image_that_the_catalog_does_not_list_cannot_be_claimed(shelf: Shelf, tmp_path: Path) -> None:
+    savepoint = taken(shelf, ImageKind.SAVEPOINT)
+    moved = shutil.move((savepoint.location or "").removeprefix("file://"), tmp_path / "moved")
+
+    with pytest.raises(ImageNotFoundError, match=r"cannot be claimed.*does not list it.*NO_CLAIM"):
+        preview_start(shelf.job, StartFrom.parse(str(moved), claim_mode="CLAIM"))
+
+    assert preview_start(shelf.job, StartFrom.parse(str(moved))).image is not None
+
+
+def test_a_request_to_start_carries_the_claim_mode(shelf: Shelf) -> None:
+    taken(shelf, ImageKind.SAVEPOINT, label="mine")
+
+    request = request_start(shelf.job, StartFrom.parse("mine", claim_mode="CLAIM"), Operator("test"))
+
+    assert request.arguments["claim_mode"] == "CLAIM"
+
+
+@pytest.mark.parametrize("word", ["latest", "empty", "batch-3"])
+def test_only_an_image_can_be_claimed(word: str) -> None:
+    with pytest.raises(OptionError, match="which names none"):
+        StartFrom.parse(word, claim_mode=RecoveryClaimMode.CLAIM)
+
+
+def test_no_claim_is_the_default_and_the_words_are_read_in_any_case() -> None:
+    assert StartFrom.parse("chk-7").claim_mode is RecoveryClaimMode.NO_CLAIM
+    assert StartFrom.parse("chk-7", claim_mode="claim").claim_mode is RecoveryClaimMode.CLAIM
+
+
+@pytest.mark.parametrize(("word", "says"), [("LEGACY", "LEGACY is not offered"), ("ours", "Give NO_CLAIM or CLAIM")])
+def test_flinks_legacy_mode_and_unknown_words_are_refused_in_words(word: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        StartFrom.parse("chk-7", claim_mode=word)

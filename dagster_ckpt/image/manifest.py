@@ -37,6 +37,8 @@ _PLAIN_LINE = re.compile(
 # zlib's way to ask for a gzip header.
 _GZIP = 31
 _LINES_AT_A_TIME = 2_000
+# Lines of a segment of more files are kept packed only, and unpacked where they are looked at.
+_LARGE = 20_000
 # A line begins with the digest, which is of fixed length: `["<64>",`.
 _AFTER_DIGEST = 68
 
@@ -114,7 +116,7 @@ class ObjectUse:
     used: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
     """Files of an image that are kept together.
 
@@ -129,8 +131,8 @@ class Segment:
     file_count: int = 0
     full_bytes: int = 0
     inline_length: int = 0
-    # By directory, so that a path is stored once and a directory is found at once.
-    _lines: dict[str, list[bytes]] = field(default_factory=dict, repr=False)
+    # By directory, so that a directory is found at once. None while only the packed lines are kept.
+    _lines: dict[str, list[bytes]] | None = field(default_factory=dict, repr=False, compare=False)
     _packed: bytes | memoryview | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -153,11 +155,27 @@ class Segment:
         segment._packed = packed
         return segment
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Segment) and list(self.lines) == list(other.lines)
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
     @property
     def lines(self) -> Iterator[bytes]:
         """Its files as lines, in the order they were added."""
-        for lines in self._lines.values():
+        for lines in self._by_directory.values():
             yield from lines
+
+    @property
+    def _by_directory(self) -> dict[str, list[bytes]]:
+        if self._lines is None:
+            # Lines that were checked when they were made or read.
+            self._lines = {}
+            for line in gzip.decompress(self._packed or b"").splitlines():
+                path = line[_AFTER_DIGEST + 1 : line.index(b'",', _AFTER_DIGEST)]
+                directory = json.loads(b'"%s"' % path).rpartition("/")[0]
+                self._lines.setdefault(directory, []).append(line)
+        return self._lines
 
     def pack_into(self, write: Callable[[bytes | memoryview], object]) -> None:
         """Write its lines, packed with gzip; those of a segment that an earlier image had were packed then."""
@@ -166,13 +184,19 @@ class Segment:
             return
         # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
         packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
-        for some in _batched(self._lines.values()):
+        for some in _batched(self._by_directory, empty_it=self._is_large):
             write(packer.compress(some))
         write(packer.flush())
 
     def remember_packed(self, packed: memoryview) -> None:
-        """Keep the packed lines for the images that will have the segment too."""
+        """Keep the packed lines for the images that will have the segment too; of a large one nothing else."""
         self._packed = packed
+        if self._is_large:
+            self._lines = None
+
+    @property
+    def _is_large(self) -> bool:
+        return self.file_count > _LARGE
 
     def add(self, entry: FileEntry) -> None:
         """Add a file."""
@@ -181,11 +205,7 @@ class Segment:
     def add_line(self, path: str, size: int, reference: str | None, offset: int, line: bytes) -> None:
         """Add a file whose line exists already."""
         self._packed = None
-        directory = path.rpartition("/")[0]
-        if directory in self._lines:
-            self._lines[directory].append(line)
-        else:
-            self._lines[directory] = [line]
+        self._by_directory.setdefault(path.rpartition("/")[0], []).append(line)
         self.file_count += 1
         self.full_bytes += size
         end = offset + size
@@ -200,7 +220,7 @@ class Segment:
 
     def find(self, start: bytes, directory: str) -> bytes | None:
         """The line in a directory that begins so after its digest."""
-        for line in self._lines.get(directory, ()):
+        for line in self._by_directory.get(directory, ()):
             if line.startswith(start, _AFTER_DIGEST):
                 return line
         return None
@@ -303,11 +323,11 @@ class Manifest:
         return None
 
 
-def _batched(groups: Iterable[list[bytes]]) -> Iterator[bytes]:
-    """Lines, some thousands at a time."""
+def _batched(groups: dict[str, list[bytes]], *, empty_it: bool) -> Iterator[bytes]:
+    """Lines, some thousands at a time; taken out as they are given where so much memory counts."""
     some: list[bytes] = []
-    for lines in groups:
-        some += lines
+    for directory in list(groups):
+        some += groups.pop(directory) if empty_it else groups[directory]
         if len(some) > _LINES_AT_A_TIME:
             yield b"\n".join([*some, b""])
             some.clear()

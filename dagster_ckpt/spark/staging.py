@@ -29,8 +29,9 @@ from dagster_ckpt.spark.needed import NeededFile
 _MARK = ".cut-"
 # No links here: another device, a file system or a file that takes none, a limit reached.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
-# So much is held in memory.
-HELD_IN_MEMORY_BYTES = 8 * 1024 * 1024
+# So much is held in memory; of more files the objects alone would count.
+HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
+HELD_IN_MEMORY_FILES = 5_000
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class StagedCut:
         unread = [file for file in wanted if file.data is None]
         if not unread:
             return list(wanted)
-        if sum(file.size for file in unread) <= HELD_IN_MEMORY_BYTES:
+        if len(unread) <= HELD_IN_MEMORY_FILES and sum(file.size for file in unread) <= HELD_IN_MEMORY_BYTES:
             for file in unread:
                 if isinstance(file.folder, LocalFolder):
                     _read_now(file.folder, file)

@@ -1,12 +1,14 @@
 """Flink-grade checkpoints and savepoints for Spark Structured Streaming queries that run as Dagster assets.
 
-Start with `streaming_asset` and `stream_definitions`; the names below are the whole of what most users need.
+Start with `streaming_asset` and `stream_definitions`, or without Dagster with `StreamExecutionEnvironment`; the names
+below are the whole of what most users need.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dagster_ckpt.environment import JobExecutionResult, StreamExecutionEnvironment
     from dagster_ckpt.options import (
         CheckpointConfig,
         CheckpointingMode,
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
         CustomStateBackend,
         Duration,
         EmbeddedRocksDBStateBackend,
+        ExecutionConfig,
         ExternalizedCheckpointCleanup,
         ExternalizedCheckpointRetention,
         FileSystemCheckpointStorage,
@@ -59,11 +62,13 @@ __all__ = [
     "CustomStateBackend",
     "Duration",
     "EmbeddedRocksDBStateBackend",
+    "ExecutionConfig",
     "ExternalizedCheckpointCleanup",
     "ExternalizedCheckpointRetention",
     "FileSystemCheckpointStorage",
     "FsStateBackend",
     "HashMapStateBackend",
+    "JobExecutionResult",
     "JobManagerCheckpointStorage",
     "KafkaDelivery",
     "MemoryStateBackend",
@@ -76,6 +81,7 @@ __all__ = [
     "Semantic",
     "StateBackend",
     "StateBackendResource",
+    "StreamExecutionEnvironment",
     "StreamingAsset",
     "TimeCharacteristic",
     "build_catalog_sensor",
@@ -96,6 +102,7 @@ _OPTIONS = frozenset(
         "CustomStateBackend",
         "Duration",
         "EmbeddedRocksDBStateBackend",
+        "ExecutionConfig",
         "ExternalizedCheckpointCleanup",
         "ExternalizedCheckpointRetention",
         "FileSystemCheckpointStorage",
@@ -115,13 +122,14 @@ _OPTIONS = frozenset(
         "kafka_delivery",
     }
 )
+_ENVIRONMENT = frozenset({"JobExecutionResult", "StreamExecutionEnvironment"})
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: reading a live directory or a catalog needs no Dagster."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = "options" if name in _OPTIONS else "orchestration"
+    room = "options" if name in _OPTIONS else "environment" if name in _ENVIRONMENT else "orchestration"
     return getattr(import_module(f"{__name__}.{room}"), name)
 
 

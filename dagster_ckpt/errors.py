@@ -66,6 +66,14 @@ class StateBackendChangeError(CkptError, ValueError):
     """A query's state was begun with another state backend, which the wanted one cannot read."""
 
 
+class StatePartitionsError(CkptError, ValueError):
+    """A query's state is kept in another number of partitions than is wanted, and Spark does not change it."""
+
+
+class JobFailedError(CkptError):
+    """A streaming job failed, and its restart strategy gave up."""
+
+
 class QueryStopError(CkptError):
     """A streaming query was told to stop and still runs."""
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt import options
+from dagster_ckpt.environment import StreamExecutionEnvironment
 from dagster_ckpt.options import checkpoint_options as ranges
+from dagster_ckpt.options import execution_config as execution
 from dagster_ckpt.options.option_description import OptionDescription
 from dagster_ckpt.options.predefined_options import OPTIONS_SET
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
@@ -58,6 +60,15 @@ ROCKSDB_FIELDS = {
     "options": "factory",
     "number_of_transfer_threads": "transfer_threads",
 }
+# What `describe` calls an option of an environment to the range it takes.
+EXECUTION_RANGES: dict[str, Any] = {
+    "parallelism": execution.PARALLELISM,
+    "max_parallelism": execution.MAX_PARALLELISM,
+    "buffer_timeout": execution.BUFFER_TIMEOUT,
+    "operator_chaining": execution.CHAINING,
+    "time_characteristic": execution.TIME_CHARACTERISTIC,
+    "changelog_state_backend": execution.CHANGELOG,
+}
 # What an object had to be given to be made: it has no default.
 EXAMPLES = ("file:/data/checkpoints", "package.module:Name", "com.example.Provider")
 # Together these show every sentence that `describe` can say.
@@ -86,6 +97,12 @@ BACKENDS = (
     options.FsStateBackend("file:///data/checkpoints"),
     options.RocksDBStateBackend("file:///data/checkpoints"),
     options.CustomStateBackend("com.example.Provider"),
+)
+EXECUTIONS = (
+    options.ExecutionConfig(),
+    options.ExecutionConfig(parallelism=4),
+    options.ExecutionConfig(buffer_timeout_ms=-1),
+    *(options.ExecutionConfig(time_characteristic=each) for each in options.TimeCharacteristic),
 )
 STRATEGIES = {
     "no_restart": options.RestartStrategies.no_restart(),
@@ -124,6 +141,7 @@ def page() -> str:
             *_backends(),
             *_predefined(),
             *_restart(),
+            *_execution(),
             *_kafka(),
             *_dagster(),
             *_enums(),
@@ -243,6 +261,23 @@ def _restart() -> list[str]:
     ]
 
 
+def _execution() -> list[str]:
+    told = [config.describe() for config in EXECUTIONS]
+    rows = []
+    for line in told[0]:
+        default = "the backend's" if line.value is None else "none" if line.value == [] else _code(line.value)
+        allowed = EXECUTION_RANGES[line.option].allowed if line.option in EXECUTION_RANGES else "full names of classes"
+        effects = _effects(other for lines in told for other in lines if other.option == line.option)
+        rows.append((f"`{line.option}`", default, allowed, effects))
+    return [
+        "## StreamExecutionEnvironment",
+        "",
+        "For programs without Dagster, see [environment](environment.md). A parallelism of -1: the session decides.",
+        "",
+        *_table(("option", "default", "range", "effect on Spark"), rows),
+    ]
+
+
 def _kafka() -> list[str]:
     rows = []
     for semantic in options.Semantic:
@@ -292,6 +327,8 @@ def _methods() -> list[str]:
         options.CheckpointConfig,
         *(type(storage) for storage in STORAGES),
         *(type(backend) for backend in BACKENDS),
+        StreamExecutionEnvironment,
+        options.ExecutionConfig,
     ]
     kinds += [options.RestartStrategies, *(type(strategy) for strategy in STRATEGIES.values()), options.Duration]
     for kind in kinds:

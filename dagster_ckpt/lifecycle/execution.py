@@ -21,6 +21,7 @@ from dagster_ckpt.errors import (
     RowsAtRiskError,
     SharedSinkError,
     StateBackendChangeError,
+    StatePartitionsError,
 )
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.evidence import this_holder
@@ -38,7 +39,10 @@ from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, inspect_live_dire
 StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 
 # A start that cannot be done as asked; none of these goes away by trying again.
-_REFUSALS = (ImageNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateBackendChangeError)
+_REFUSALS = (
+    *(ImageNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError),
+    *(StateBackendChangeError, StatePartitionsError),
+)
 _STATUS = {
     EndKind.FINISHED: ExecutionStatus.FINISHED,
     EndKind.ENDED_BY_ITSELF: ExecutionStatus.SUSPENDED,

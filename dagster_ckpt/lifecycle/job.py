@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from dagster_ckpt.spark import LiveDirectory
 from dagster_ckpt.storage import ImageStore
 
 Clock = Callable[[], int]
+
+# A job id names a folder in every kind of storage.
+JOB_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def wall_clock_ms() -> int:

@@ -15,8 +15,10 @@ from dagster_ckpt.options.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.options.durations import Duration
+from dagster_ckpt.options.execution_config import ExecutionConfig
 from dagster_ckpt.options.heap_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
 from dagster_ckpt.options.kafka_semantic import KafkaDelivery, Semantic, kafka_delivery
+from dagster_ckpt.options.kryo import KryoRegistrations
 from dagster_ckpt.options.modes import (
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
@@ -61,6 +63,7 @@ __all__ = [
     "Duration",
     "Effect",
     "EmbeddedRocksDBStateBackend",
+    "ExecutionConfig",
     "ExternalizedCheckpointCleanup",
     "ExternalizedCheckpointRetention",
     "FailureHistory",
@@ -70,6 +73,7 @@ __all__ = [
     "HashMapStateBackend",
     "JobManagerCheckpointStorage",
     "KafkaDelivery",
+    "KryoRegistrations",
     "MemoryStateBackend",
     "OptionDescription",
     "PinnedState",

@@ -90,7 +90,7 @@ class CustomStateBackend(StateBackend):
 
 
 def storage_of_job(
-    configured: CheckpointStorage | None, backend: StateBackend, deployment: CheckpointStorage
+    configured: CheckpointStorage | None, backend: StateBackend | None, deployment: CheckpointStorage
 ) -> CheckpointStorage:
     """Return where a job's images live.
 
@@ -99,7 +99,7 @@ def storage_of_job(
 
     Args:
         configured: The storage of the job's `CheckpointConfig`, if any.
-        backend: The job's state backend.
+        backend: The job's state backend; None where it is left to the session.
         deployment: The deployment's storage.
     """
-    return backend.checkpoint_storage() or configured or deployment
+    return (backend and backend.checkpoint_storage()) or configured or deployment

@@ -5,7 +5,6 @@ location, starts, supervises, restarts and stops it.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.lifecycle.job import JOB_ID_PATTERN
 from dagster_ckpt.options import (
     CheckpointConfig,
     CheckpointOptions,
@@ -28,7 +28,6 @@ from dagster_ckpt.orchestration.checkpoint_settings import CheckpointOverrides, 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-JOB_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 # The names under which a streaming asset looks for its resources.
 RESOURCES = frozenset({"pyspark", "checkpoint_storage", "state_backend", "checkpoint_catalog"})
 STREAM_TAGS = {

@@ -5,7 +5,20 @@ up (live directory to image), `restore.py` and `file_sink.py` for the way down, 
 query.
 """
 
+from dagster_ckpt.spark.application import (
+    active_session,
+    application_settings,
+    is_classic_session,
+    start_application,
+)
 from dagster_ckpt.spark.cut import Cut, cut
+from dagster_ckpt.spark.described_query import (
+    brings_a_trigger,
+    execution_plan,
+    is_described_query,
+    same_session,
+    session_of,
+)
 from dagster_ckpt.spark.executor_copy import ExecutorCopy, executors_above
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
 from dagster_ckpt.spark.guarantees import ExecutionMode, Guarantee, Guarantees, guarantees
@@ -14,7 +27,7 @@ from dagster_ckpt.spark.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.output import begin_log, empty_log, logged_batch, output_folder, same_folder
 from dagster_ckpt.spark.output_fork import fork_output
 from dagster_ckpt.spark.part_files import PartFile, SinkLog, delete_part_files, names_in, part_files, read_sink_log
-from dagster_ckpt.spark.pinned_state import pinned_state
+from dagster_ckpt.spark.pinned_state import pinned_partitions, pinned_state
 from dagster_ckpt.spark.plan import plan_fingerprint
 from dagster_ckpt.spark.progress import QueryProgress
 from dagster_ckpt.spark.query import JvmProcess, QueryFacts, SupervisedQuery, jvm_process, start_query
@@ -26,12 +39,13 @@ from dagster_ckpt.spark.rewind import (
     retained_batches,
     roll_back_to_own_past,
 )
-from dagster_ckpt.spark.settings import apply_state_backend
+from dagster_ckpt.spark.settings import apply_state_backend, settings_for_a_while
 from dagster_ckpt.spark.sink_effect import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.spark.sink_forecast import forecast
 from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
 from dagster_ckpt.spark.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.spark.staging import StagedCut, staged_cut, until_not_overtaken
+from dagster_ckpt.spark.timestamps import with_time
 
 __all__ = [
     "SINKS_FOLDER",
@@ -60,14 +74,18 @@ __all__ = [
     "SourceDistance",
     "StagedCut",
     "SupervisedQuery",
+    "active_session",
+    "application_settings",
     "apply_state_backend",
     "begin_log",
+    "brings_a_trigger",
     "can_replay_a_batch",
     "clone",
     "cut",
     "delete_part_files",
     "distance",
     "empty_log",
+    "execution_plan",
     "executors_above",
     "file_sink_path",
     "forecast",
@@ -75,6 +93,8 @@ __all__ = [
     "give_query_id",
     "guarantees",
     "inspect_live_directory",
+    "is_classic_session",
+    "is_described_query",
     "jvm_process",
     "live_query_id",
     "logged_batch",
@@ -83,6 +103,7 @@ __all__ = [
     "output_folder",
     "own_past",
     "part_files",
+    "pinned_partitions",
     "pinned_state",
     "plan_fingerprint",
     "read_sink_log",
@@ -90,7 +111,12 @@ __all__ = [
     "roll_back",
     "roll_back_to_own_past",
     "same_folder",
+    "same_session",
+    "session_of",
+    "settings_for_a_while",
     "staged_cut",
+    "start_application",
     "start_query",
     "until_not_overtaken",
+    "with_time",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dagster_ckpt.spark.described_query import described_field
 from dagster_ckpt.spark.file_sink import LOG, SinkEntry, roll_back
 from dagster_ckpt.spark.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.folder import local_path, open_folder
@@ -32,9 +33,9 @@ def output_folder(writer: DataStreamWriter) -> str | None:
     described: Any = getattr(writer, "_jwrite", None)
     if described is None:
         return None
-    if str(_field(described, "source")).lower() not in _FILE_FORMATS:
+    if str(described_field(described, "source")).lower() not in _FILE_FORMATS:
         return None
-    path = _field(described, "extraOptions").get("path")
+    path = described_field(described, "extraOptions").get("path")
     return str(path.get()) if path.isDefined() else None
 
 
@@ -78,13 +79,6 @@ def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
         SinkRollbackError: The folder cannot be written.
     """
     roll_back(path, batch_id, entries)
-
-
-def _field(described: Any, name: str) -> Any:
-    # The description of a query has no public reader (`org.apache.spark.sql.classic.DataStreamWriter`).
-    field = described.getClass().getDeclaredField(name)
-    field.setAccessible(True)
-    return field.get(described)
 
 
 def _plain(url: str) -> str:

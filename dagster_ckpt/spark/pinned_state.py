@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_ckpt.options import PinnedState
 from dagster_ckpt.spark.layout import OFFSETS, STATE, LiveDirectory
-from dagster_ckpt.spark.logs import parse_offset_entry
+from dagster_ckpt.spark.logs import INTERNAL_PARTITIONS, SHUFFLE_PARTITIONS, parse_offset_entry
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
@@ -22,3 +22,15 @@ def pinned_state(live: LiveDirectory) -> PinnedState:
     # Spark pins a provider for every query, also for one that never opens a store.
     keeps_no_state = positions.commit is not None and not live.folder.list(STATE)
     return PinnedState(None if keeps_no_state else entry.provider_class, entry.conf)
+
+
+def pinned_partitions(live: LiveDirectory) -> int | None:
+    """Return how many partitions the state of the query in a live directory is kept in; None where it keeps none.
+
+    Raises:
+        LiveDirectoryError: The newest entry of the offset log cannot be read.
+        StorageAccessError: The directory cannot be reached.
+    """
+    settings = pinned_state(live).settings
+    number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
+    return int(number) if number else None

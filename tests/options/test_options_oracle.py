@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dagster_ckpt import options
+from dagster_ckpt.environment import StreamExecutionEnvironment
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.options.durations import iso_duration
 
@@ -37,6 +38,8 @@ def answer(call: str) -> Any:
     *statements, expression = call.split("\n")
     names = {name: getattr(options, name) for name in options.__all__} | {
         "cc": options.CheckpointConfig(),
+        "env": StreamExecutionEnvironment.get_execution_environment(),
+        "StreamExecutionEnvironment": StreamExecutionEnvironment,
         "timedelta": timedelta,
     }
     exec("\n".join(statements), names)

@@ -1,0 +1,182 @@
+"""Running the streams of one program until they end: a thread each, and one end for all."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+
+from dagster_ckpt.catalog import ExecutionStatus
+from dagster_ckpt.errors import JobFailedError, LeaseLostError
+from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, StartQuery, run_job
+from dagster_ckpt.lifecycle.job import StreamingJob, monotonic_ms
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.options import TerminalState
+
+_LOG = logging.getLogger("dagster_ckpt.environment")
+
+# How a stream can end that is over; what else there is either goes on later or is an error.
+_TERMINAL = {
+    EndKind.FINISHED: TerminalState.FINISHED,
+    EndKind.ENDED_BY_ITSELF: TerminalState.SUSPENDED,
+    EndKind.CANCEL_REQUESTED: TerminalState.CANCELED,
+    EndKind.FAILED: TerminalState.FAILED,
+}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stream of a program.
+
+    Attributes:
+        job: Its job.
+        start_query: Starts its query on a live directory.
+    """
+
+    job: StreamingJob
+    start_query: StartQuery
+
+
+@dataclass(frozen=True)
+class StreamExecution:
+    """How one stream of a program ended.
+
+    Attributes:
+        job_id: Its job in the catalog; the name its writer was added under.
+        execution_id: Its last execution in the catalog.
+        end: How it ended, such as ENDED_BY_ITSELF.
+        savepoint: Where the savepoint is that it was stopped with, if any.
+    """
+
+    job_id: str
+    execution_id: str
+    end: EndKind
+    savepoint: str | None = None
+
+
+@dataclass(frozen=True)
+class JobExecutionResult:
+    """What `execute` returns, after PyFlink's class of this name.
+
+    Attributes:
+        run_id: Id of this run of the program; its executions in the catalog carry it.
+        job_name: The name it was executed under.
+        net_runtime_ms: How long it ran.
+        streams: Its streams, in the order in which their writers were added.
+    """
+
+    run_id: str
+    job_name: str
+    net_runtime_ms: int
+    streams: tuple[StreamExecution, ...]
+
+    def get_job_id(self) -> str:
+        """Return the id of this run: as in Flink, every execution of a program has another one."""
+        return self.run_id
+
+    def get_net_runtime(self) -> int:
+        """Return how long the program ran, in ms."""
+        return self.net_runtime_ms
+
+
+def run_program(job_name: str, streams: Sequence[Stream], *, jvm_pid: int | None) -> JobExecutionResult:
+    """Run streams until all of them have ended.
+
+    Each has a thread, so that an interrupt of the main thread never lands inside a call into the JVM. SIGINT stops
+    every stream and keeps what it has; the next run goes on from there. So it is for the others where one fails.
+
+    Args:
+        job_name: Name of the program, for the log.
+        streams: Its streams.
+        jvm_pid: Pid of the JVM that works for this process, where it is on this machine.
+
+    Raises:
+        JobFailedError: A stream failed, and its restart strategy gave up.
+        LeaseLostError: Another process is the writer of a stream now.
+        CkptError: A stream could not be started as it was asked for.
+        KeyboardInterrupt: The program was interrupted, and its streams have been stopped.
+    """
+    began_ms = monotonic_ms()
+    run_id = uuid.uuid4().hex
+    stop = threading.Event()
+    with _stopped_by_interrupts(stop) as interrupted, ThreadPoolExecutor(len(streams), "stream") as threads:
+        running = [threads.submit(_run, stream, job_name, run_id, jvm_pid, stop) for stream in streams]
+        wait(running)
+    _raise_first(running)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    ended = tuple(each.result() for each in running)
+    return JobExecutionResult(run_id, job_name, monotonic_ms() - began_ms, ended)
+
+
+def _run(stream: Stream, job_name: str, run_id: str, jvm_pid: int | None, stop: threading.Event) -> StreamExecution:
+    job = stream.job
+    report = partial(_LOG.info, "%s, %s: %s", job_name, job.job_id)
+    request = RunRequest(
+        run_id=run_id, start_query=stream.start_query, jvm_pid=jvm_pid, interrupted=stop.is_set, report=report
+    )
+    try:
+        outcome = run_job(job, request)
+        _settle(job, outcome)
+    except BaseException:
+        # A program is whole or not at all, as a Flink job is.
+        stop.set()
+        raise
+    savepoint = outcome.savepoint.location if outcome.savepoint is not None else None
+    return StreamExecution(job.job_id, outcome.execution_id, outcome.end.kind, savepoint)
+
+
+def _settle(job: StreamingJob, outcome: Outcome) -> None:
+    """Apply retention where the stream is over, and raise where it did not end well."""
+    end = outcome.end
+    if end.kind is EndKind.LEASE_LOST:
+        raise LeaseLostError(end.reason)
+    if end.kind is EndKind.INTERRUPTED:
+        # It stopped between two looks at its query and is to go on later: everything is kept.
+        job.catalog.executions.end(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
+    elif end.kind in _TERMINAL:
+        for sentence in apply_terminal_retention(job, outcome.execution_id, _TERMINAL[end.kind]).sentences():
+            _LOG.info("%s: %s", job.job_id, sentence)
+    if end.kind is EndKind.FAILED:
+        raise JobFailedError(
+            f"Stream {job.job_id!r} failed, and its restart strategy ({job.restart.get_description()}) gave up: "
+            f"{end.reason}\nMend the cause and execute the program again: it goes on from where the stream stopped."
+        )
+
+
+def _raise_first(ended: Sequence[Future[StreamExecution]]) -> None:
+    errors = [error for each in ended if (error := each.exception()) is not None]
+    for other in errors[1:]:
+        _LOG.error("%s", other)
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def _stopped_by_interrupts(stop: threading.Event) -> Iterator[threading.Event]:
+    """Let SIGINT set `stop`, in place of Spark's own handler, which would fail the batch that runs.
+
+    Yields an event that tells whether it came. Outside the main thread signals are somebody else's affair.
+    """
+    interrupted = threading.Event()
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        interrupted.set()
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

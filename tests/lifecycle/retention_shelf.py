@@ -14,11 +14,13 @@ from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.options import (
     CheckpointConfig,
+    CheckpointStorage,
     ExternalizedCheckpointCleanup,
     FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
     RestartStrategies,
 )
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.storage import ImageStore, open_store
 
 JOB = "orders"
 HOLDER = Holder("unused", "run", "host", 1, 1, "boot")
@@ -32,23 +34,35 @@ class Shelf:
 
     root: Path
     job: StreamingJob
+    storage: CheckpointStorage
     numbers: int = 0
 
+    def __post_init__(self) -> None:
+        self._store = self.job.store
+
     @staticmethod
-    def at(root: Path, *, num_retained: int = 3) -> Shelf:
-        storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
+    def at(
+        root: Path,
+        *,
+        num_retained: int = 3,
+        storage: CheckpointStorage | None = None,
+        catalog_url: str | None = None,
+    ) -> Shelf:
+        storage = storage or FileSystemCheckpointStorage(
+            f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints"
+        )
         job = StreamingJob(
             job_id=JOB,
             name=JOB,
             asset_key=JOB,
-            catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
+            catalog=Catalog(catalog_url or f"sqlite:///{root / 'catalog.db'}"),
             store=open_store(storage, JOB),
             options=CheckpointConfig(num_retained=num_retained).options,
             restart=RestartStrategies.no_restart(),
             live_root=str(root / "live"),
         )
         job.register()
-        shelf = Shelf(root, job)
+        shelf = Shelf(root, job, storage)
         shelf.execution("first")
         job.catalog.jobs.switch_live_directory(JOB, job.live_directory(1).url)
         shelf.write_live_directory()
@@ -57,6 +71,12 @@ class Shelf:
     def cleaning_up(self, cleanup: ExternalizedCheckpointCleanup) -> Shelf:
         self.job = replace(self.job, options=replace(self.job.options, cleanup=cleanup))
         return self
+
+    def reopened_store(self) -> ImageStore:
+        """The store as another process opens it; what lives in this process's memory cannot be opened from another."""
+        if isinstance(self.storage, JobManagerCheckpointStorage):
+            return self._store
+        return open_store(self.storage, JOB)
 
     @property
     def live(self) -> Path:

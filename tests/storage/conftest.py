@@ -1,12 +1,11 @@
 import io
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, SourceFile
 from dagster_ckpt.options import CheckpointStorage, FileSystemCheckpointStorage, JobManagerCheckpointStorage
@@ -14,19 +13,6 @@ from dagster_ckpt.storage import ImageStore, StoredImage, open_store
 
 JOB = "flights.delays"
 THRESHOLD = 10
-
-
-@pytest.fixture(scope="session")
-def s3_options() -> Iterator[dict[str, Any]]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield {
-        "key": "test",
-        "secret": "test",
-        "endpoint_url": f"http://{host}:{port}",
-    }
-    server.stop()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,161 @@
+"""The language of the store scenarios: one line for what happens to a job's images."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from retention_shelf import JOB, Shelf
+from sqlalchemy import text
+
+from dagster_ckpt.catalog import Catalog, ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.errors import CkptError, ImageNotFoundError, StorageAccessError
+from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
+from dagster_ckpt.lifecycle.recovery import newest_for_recovery
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention, discard, housekeeping, subsume
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+
+
+class _Refusing:
+    """A store that deletes nothing."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def discard(self, location: str, **_: object) -> None:
+        raise StorageAccessError(f"{location} cannot be deleted: the storage is away")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+@dataclass
+class Scenario:
+    """A job's images by the names that the cases give them."""
+
+    shelf: Shelf
+    prefer_checkpoint: bool = False
+    images: dict[str, ImageRecord] = field(default_factory=dict)
+
+    def does(self, line: str) -> None:
+        """Carry out one line."""
+        words = line.split()
+        match words:
+            case ["end", state, cleanup]:
+                self.shelf.cleaning_up(ExternalizedCheckpointCleanup[cleanup])
+                apply_terminal_retention(self.shelf.job, "first", TerminalState[state])
+            case ["start", "from", name, "with", mode]:
+                self.start_from(name, claims=mode == "CLAIM")
+            case ["the", "entry", "of", name, "is", "damaged"]:
+                self.spoil(name, "properties = '{'")
+            case [name, "is", "deleted", "by", "its", "owner"]:
+                self.shelf.job.store.discard(self.images[name].location or "")
+            case [name, "cannot", "be", "stored"]:
+                self.fail_to_store(name)
+            case [name, "is", "not", "recorded"]:
+                # As after a crash between the last object in storage and the catalog.
+                self.take(name)
+                self.spoil(name, "status = 'IN_PROGRESS'")
+            case [name, "on", base]:
+                self.take(name, self.images[base])
+            case _ if line in self._plain():
+                self._plain()[line]()
+            case [name]:
+                self.take(name)
+            case _:
+                raise AssertionError(f"no such step: {line}")
+
+    def _plain(self) -> dict[str, Callable[[], object]]:
+        job = self.shelf.job
+        return {
+            "subsume": lambda: discard(job, subsume(job), reason="subsumed"),
+            "housekeeping": lambda: housekeeping(job, now_ms=1),
+            "open anew": self.open_anew,
+            "another execution begins": lambda: self.shelf.execution("second"),
+            "nothing can be deleted": lambda: self.store_with(_Refusing(job.store)),
+            "deletion works again": lambda: self.store_with(self.shelf.reopened_store()),
+        }
+
+    def store_with(self, store: Any) -> None:
+        self.shelf.job = replace(self.shelf.job, store=store)
+
+    def start_from(self, name: str, *, claims: bool) -> None:
+        job, image = self.shelf.job, self.images[name]
+        directory = job.live_directory(2).url
+        job.catalog.jobs.switch_live_directory(JOB, directory, restored_image_id=image.image_id, claims=claims)
+
+    def spoil(self, name: str, how: str) -> None:
+        """Change the row of an image behind the catalog's back."""
+        with self.shelf.job.catalog.database.writing() as connection:
+            changed = text(f"UPDATE images SET {how} WHERE image_id = :id")
+            connection.execute(changed, {"id": self.images[name].image_id})
+
+    def take(self, name: str, base: ImageRecord | None = None) -> None:
+        if name.startswith("cp"):
+            self.images[name] = self.shelf.checkpoint(base=base)
+        else:
+            trigger = ImageTrigger.STOP if name.startswith("stop") else ImageTrigger.MANUAL
+            self.images[name] = self.shelf.savepoint(name, trigger)
+
+    def fail_to_store(self, name: str) -> None:
+        """A checkpoint of one good file and one that cannot be read to its end."""
+        self.shelf.numbers += 1
+        number = self.shelf.numbers
+
+        def away() -> io.BytesIO:
+            raise OSError("the disk is away")
+
+        header = ImageHeader(
+            image_id=name,
+            job_id=JOB,
+            kind=ImageKind.CHECKPOINT,
+            number=number,
+            created_at_ms=1,
+            batch_id=number,
+            query_id="query",
+        )
+        good = partial(io.BytesIO, b"g" * 200)
+        with suppress(OSError, CkptError):
+            files = [SourceFile("id-good", 200, "id-good", good), SourceFile("id-bad", 200, "id-bad", away)]
+            self.shelf.job.store.write_checkpoint(header, files)
+            raise AssertionError("the checkpoint was stored")
+
+    def open_anew(self) -> None:
+        """What another process has: a catalog and a store that remember nothing."""
+        job = self.shelf.job
+        url = job.catalog.database.url.render_as_string(hide_password=False)
+        job.catalog.close()
+        self.shelf.job = replace(job, catalog=Catalog(url), store=self.shelf.reopened_store())
+
+    def state(self) -> dict[str, Any]:
+        """What the cases may state."""
+        job = self.shelf.job
+        listed = self._named(job.catalog.images.of_job(JOB, status=ImageStatus.COMPLETED))
+        chosen = newest_for_recovery(job.catalog.images.restorable(JOB), prefer_checkpoint=self.prefer_checkpoint)
+        return {
+            "holds": sorted(listed),
+            "whole": sorted(name for name in self.images if self._is_whole(name)),
+            "broken": sorted(self._named([each for each in job.catalog.images.of_job(JOB) if each.broken])),
+            "deleting": sorted(self._named(job.catalog.images.of_job(JOB, status=ImageStatus.DELETING))),
+            "recovers": next(iter(self._named([chosen])), None) if chosen else None,
+            "in_storage": sorted(name for name in self.images if name.startswith("cp") and self._is_whole(name)),
+            "bytes_left": len(job.store.sweep(older_than_ms=0, now_ms=2**52, dry_run=True)),
+            "strangers": len(job.store.checkpoints()) - sum(self._is_stored(name) for name in self.images),
+        }
+
+    def _named(self, images: list[ImageRecord]) -> Iterator[str]:
+        ids = {image.image_id for image in images}
+        return (name for name, image in self.images.items() if image.image_id in ids)
+
+    def _is_whole(self, name: str) -> bool:
+        try:
+            return self.shelf.is_whole(self.images[name])
+        except ImageNotFoundError:
+            return False
+
+    def _is_stored(self, name: str) -> bool:
+        return name.startswith("cp") and (self.images[name].location or "") in self.shelf.job.store.checkpoints()

@@ -164,7 +164,14 @@ def main(folder: Path, keys: int, changed: int, parallelism: int, times: int) ->
     until(lambda: len(job.history()) >= before + 2 * times)
     checkpoints = job.history()[before:]
     savepoints = [job.savepoint(folder) for _ in range(times)]
-    taken = [entry for entry in job.history() if entry["is_savepoint"]]
+    taken: list[dict[str, Any]] = []
+
+    def are_listed() -> bool:
+        # The REST interface answers from a cache of some seconds.
+        taken[:] = [entry for entry in job.history() if entry["is_savepoint"]]
+        return len(taken) >= times
+
+    until(are_listed)
     job.cancel()
     restores = []
     for savepoint in savepoints:

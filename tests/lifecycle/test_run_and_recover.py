@@ -48,7 +48,7 @@ from dagster_ckpt.storage import open_store
 
 pytestmark = pytest.mark.spark
 OPERATOR = operations.Operator(origin="a test")
-DEADLINE_S = 90.0
+DEADLINE_S = 180
 
 
 @pytest.fixture(scope="module")

@@ -53,8 +53,9 @@ class Output:
         (self.sink / "notes.txt").write_text("not Spark's")
 
     def written_at(self, path: Path, ms: int) -> None:
-        seconds = (self.began_ms + ms) / 1000
-        os.utime(path, (seconds, seconds))
+        # As a float of seconds it could come back as the millisecond before.
+        ns = (self.began_ms + ms) * 1_000_000
+        os.utime(path, ns=(ns, ns))
 
     def clean(self, **how: object) -> SinkCleaning:
         return clean_sinks(self.history.shelf.job, **{"now_ms": LATER_MS, **how})  # type: ignore[arg-type]

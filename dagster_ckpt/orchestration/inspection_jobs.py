@@ -10,7 +10,8 @@ from dagster_ckpt.lifecycle.doctor import JobExamination, examine_live_directory
 from dagster_ckpt.lifecycle.image_verification import ALL, LATEST, ImageVerification, locations_of, verify_image
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
-from dagster_ckpt.orchestration.operator_jobs import JOB_ID, RESOURCES, told_as_failure
+from dagster_ckpt.orchestration.markdown import markdown_table
+from dagster_ckpt.orchestration.operator_jobs import JOB_ID, RESOURCES, job_of_op, told_as_failure
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 
 if TYPE_CHECKING:
@@ -105,9 +106,9 @@ def build_inspection_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefin
         return verify(context, config, context.resources.pyspark.spark_session)
 
     return [
-        _job("doctor_job", doctor),
-        _job("verify_images_job", verify_images),
-        _job("verify_state_job", verify_state),
+        job_of_op("doctor_job", doctor),
+        job_of_op("verify_images_job", verify_images),
+        job_of_op("verify_state_job", verify_state),
     ]
 
 
@@ -157,21 +158,3 @@ def verification_metadata(verified: Sequence[ImageVerification]) -> dict[str, An
         table = markdown_table(["location", "operator", "state", "partitions", "rows"], states)
         metadata["dagster_ckpt/state"] = dg.MetadataValue.md(table)
     return metadata
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that Dagster's page shows as one."""
-    lines = [header, ["---"] * len(header), *([_cell(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
-    @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)
-    def inspection_job() -> None:
-        op()
-
-    return inspection_job

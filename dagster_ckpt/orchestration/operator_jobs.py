@@ -15,6 +15,7 @@ from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import RecoveryClaimMode, TerminalState
 from dagster_ckpt.orchestration.catalog_sensor import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
+from dagster_ckpt.orchestration.markdown import markdown_table
 from dagster_ckpt.orchestration.rewind_report import preview_metadata
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 from dagster_ckpt.storage import Garbage
@@ -214,17 +215,19 @@ def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinit
             )
 
     return [
-        _job("trigger_checkpoint_job", trigger_checkpoint),
-        _job("trigger_savepoint_job", trigger_savepoint),
-        _job("stop_with_savepoint_job", stop_with_savepoint),
-        _job("cancel_stream_job", cancel_stream),
-        _job("restart_stream_job", restart_stream),
-        _job("prefer_savepoint_job", prefer_savepoint),
-        _job("apply_retention_job", apply_retention),
+        job_of_op("trigger_checkpoint_job", trigger_checkpoint),
+        job_of_op("trigger_savepoint_job", trigger_savepoint),
+        job_of_op("stop_with_savepoint_job", stop_with_savepoint),
+        job_of_op("cancel_stream_job", cancel_stream),
+        job_of_op("restart_stream_job", restart_stream),
+        job_of_op("prefer_savepoint_job", prefer_savepoint),
+        job_of_op("apply_retention_job", apply_retention),
     ]
 
 
-def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+def job_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    """A job of one op, which runs in the run's own process and tells what the op tells."""
+
     @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)
     def operator_job() -> None:
         op()
@@ -244,11 +247,9 @@ def _tell(context: dg.OpExecutionContext, image: ImageRecord) -> str:
 
 
 def _garbage_table(swept: Sequence[Garbage]) -> dg.MarkdownMetadataValue:
-    """Removed objects with their reasons, the first hundred of them."""
-    rows = [f"| {item.location} | {item.reason} | {item.age_ms / 3_600_000:.1f} |" for item in swept[:_SHOWN_OBJECTS]]
-    more = [f"| and {len(swept) - _SHOWN_OBJECTS} more | | |"] if len(swept) > _SHOWN_OBJECTS else []
-    lines = ["| object | why nothing needs it | age, hours |", "|---|---|---:|", *rows, *more]
-    return dg.MetadataValue.md("\n".join(lines) if swept else "none")
+    rows = [(item.location, item.reason, f"{item.age_ms / 3_600_000:.1f}") for item in swept]
+    header = ("object", "why nothing needs it", "age, hours")
+    return dg.MetadataValue.md(markdown_table(header, rows, at_most=_SHOWN_OBJECTS))
 
 
 def _retention(job: StreamingJob, config: RetentionConfigSchema) -> RetentionReport:

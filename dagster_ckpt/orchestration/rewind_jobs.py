@@ -11,7 +11,14 @@ from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
-from dagster_ckpt.orchestration.operator_jobs import JOB_ID, NEW_QUERY_ID, RESOURCES, START_FROM, told_as_failure
+from dagster_ckpt.orchestration.operator_jobs import (
+    JOB_ID,
+    NEW_QUERY_ID,
+    RESOURCES,
+    START_FROM,
+    job_of_op,
+    told_as_failure,
+)
 from dagster_ckpt.orchestration.rewind_report import cleaning_metadata, fork_metadata, preview_metadata
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 
@@ -100,15 +107,7 @@ def build_rewind_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinitio
         context.add_output_metadata(cleaning_metadata(cleaning))
 
     return [
-        _job("preview_rewind_job", preview_rewind),
-        _job("fork_stream_job", fork_stream),
-        _job("clean_sink_job", clean_sink),
+        job_of_op("preview_rewind_job", preview_rewind),
+        job_of_op("fork_stream_job", fork_stream),
+        job_of_op("clean_sink_job", clean_sink),
     ]
-
-
-def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
-    @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)
-    def rewind_job() -> None:
-        op()
-
-    return rewind_job

@@ -1,7 +1,5 @@
 """Tables for the result pages of the jobs that preview rewinds, fork streams and clean sinks."""
 
-from collections.abc import Iterable, Sequence
-
 import dagster as dg
 import pendulum
 
@@ -9,6 +7,7 @@ from dagster_ckpt.lifecycle.fork import Fork
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview
 from dagster_ckpt.lifecycle.sink_cleaning import Orphan, SinkCleaning
+from dagster_ckpt.orchestration.markdown import markdown_table
 
 # A page of a run is no place for more.
 ROWS_SHOWN = 200
@@ -30,9 +29,9 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
     sinks = [(sink.sink, sink.effect.value, sink.reason, sink.advice) for sink in preview.sinks]
     left = [(describe_image(image), _time(image.completed_at_ms), image.location or "") for image in preview.left]
     return {
-        "dagster_ckpt/rewind": dg.MetadataValue.md(_table(("", "value"), facts)),
-        "dagster_ckpt/sinks": dg.MetadataValue.md(_table(("sink", "effect", "why", "advice"), sinks)),
-        "dagster_ckpt/left_images": dg.MetadataValue.md(_table(("image", "taken", "location"), left)),
+        "dagster_ckpt/rewind": dg.MetadataValue.md(markdown_table(("", "value"), facts)),
+        "dagster_ckpt/sinks": dg.MetadataValue.md(markdown_table(("sink", "effect", "why", "advice"), sinks)),
+        "dagster_ckpt/left_images": dg.MetadataValue.md(markdown_table(("image", "taken", "location"), left)),
         "dagster_ckpt/may_lose_rows": dg.MetadataValue.bool(bool(preview.losing)),
     }
 
@@ -48,17 +47,16 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
         *((f"output forked from {old}", new) for old, new in made.outputs.items()),
         *(("must not write to", path) for path in made.parent_outputs),
     ]
-    return {"dagster_ckpt/fork": dg.MetadataValue.md(_table(("", "value"), facts))}
+    return {"dagster_ckpt/fork": dg.MetadataValue.md(markdown_table(("", "value"), facts))}
 
 
 def cleaning_metadata(cleaning: SinkCleaning) -> dict[str, dg.MetadataValue]:
     """Orphaned part files, as metadata of a run."""
     done = "deleted" if cleaning.deleted else "would be deleted"
-    shown = [_orphan(orphan, done) for orphan in cleaning.orphans[:ROWS_SHOWN]]
-    more = len(cleaning.orphans) - len(shown)
-    table = _table(("file", "bytes", "age", "undone by", "what is done"), shown)
+    orphans = [_orphan(orphan, done) for orphan in cleaning.orphans]
+    table = markdown_table(("file", "bytes", "age", "undone by", "what is done"), orphans, at_most=ROWS_SHOWN)
     return {
-        "dagster_ckpt/orphans": dg.MetadataValue.md(table + (f"\n\nand {more} more" if more else "")),
+        "dagster_ckpt/orphans": dg.MetadataValue.md(table),
         "dagster_ckpt/removable_files": dg.MetadataValue.int(len(cleaning.removable)),
         "dagster_ckpt/removable_bytes": dg.MetadataValue.int(cleaning.bytes),
         "dagster_ckpt/deleted": dg.MetadataValue.bool(cleaning.deleted),
@@ -69,18 +67,6 @@ def _orphan(orphan: Orphan, done: str) -> tuple[object, ...]:
     what = done if orphan.is_removable else f"kept: {orphan.kept_because}"
     file = f"{orphan.sink.rstrip('/')}/{orphan.file.path}"
     return (file, orphan.file.size, _duration(orphan.age_ms), orphan.undone_by, what)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-    if not lines:
-        return "none"
-    return "\n".join(["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *lines])
-
-
-def _cell(value: object) -> str:
-    # A bar or a line break would end the cell.
-    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def _duration(ms: int | None) -> str:

@@ -34,6 +34,7 @@ _PLAIN_LINE = re.compile(
     + _TEXT
     + rb',(?:null|"((?:\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*)"),([0-9]{1,18})\]'
 )
+_QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"')
 # zlib's way to ask for a gzip header.
 _GZIP = 31
 _LINES_AT_A_TIME = 2_000
@@ -144,6 +145,7 @@ class Segment:
             OSError: It is not packed with gzip.
         """
         segment = cls()
+        is_ours = True
         for line in gzip.decompress(packed).splitlines():
             plain = _PLAIN_LINE.fullmatch(line)
             if plain is not None:
@@ -151,8 +153,11 @@ class Segment:
                 place = None if reference is None else reference.decode()
                 segment.add_line(path.decode(), int(size), place, int(offset), line)
             else:
-                segment.add(parse_line(line))
-        segment._packed = packed
+                entry = parse_line(line)
+                segment.add(entry)
+                is_ours = is_ours and entry.line() == line
+        # Another program may write the same values in other words: those lines are packed anew, as ours.
+        segment._packed = packed if is_ours else None
         return segment
 
     def __eq__(self, other: object) -> bool:
@@ -168,14 +173,16 @@ class Segment:
 
     @property
     def _by_directory(self) -> dict[str, list[bytes]]:
-        if self._lines is None:
-            # Lines that were checked when they were made or read.
-            self._lines = {}
+        lines = self._lines
+        if lines is None:
+            # Lines that were checked when they were made or read. Images written at the same time share segments, so
+            # nobody may see half of them.
+            lines = {}
             for line in gzip.decompress(self._packed or b"").splitlines():
-                path = line[_AFTER_DIGEST + 1 : line.index(b'",', _AFTER_DIGEST)]
-                directory = json.loads(b'"%s"' % path).rpartition("/")[0]
-                self._lines.setdefault(directory, []).append(line)
-        return self._lines
+                directory = str(json.loads(_quoted_path(line))).rpartition("/")[0]
+                lines.setdefault(directory, []).append(line)
+            self._lines = lines
+        return lines
 
     def pack_into(self, write: Callable[[bytes | memoryview], object]) -> None:
         """Write its lines, packed with gzip; those of a segment that an earlier image had were packed then."""
@@ -227,8 +234,7 @@ class Segment:
 
     def paths(self) -> Iterator[bytes]:
         """The paths as the lines have them."""
-        for line in self.lines:
-            yield line[_AFTER_DIGEST : line.index(b'",', _AFTER_DIGEST)]
+        return map(_quoted_path, self.lines)
 
 
 @dataclass
@@ -402,6 +408,14 @@ def place_of(line: bytes) -> tuple[str | None, int]:
     """Data object and offset of a line, without reading all of it."""
     _, reference, offset = line.rsplit(b",", 2)
     return None if reference == b"null" else reference[1:-1].decode(), int(offset[:-1])
+
+
+def _quoted_path(line: bytes) -> bytes:
+    """The path of one of our lines, in its quotes."""
+    found = _QUOTED.match(line, _AFTER_DIGEST)
+    if found is None:
+        raise ValueError(f"{line[:120]!r} is not an entry of a file")
+    return found[0]
 
 
 def _quoted(text: str) -> str:

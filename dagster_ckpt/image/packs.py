@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Protocol
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import CutOvertakenError, ImageAbortedError
+from dagster_ckpt.errors import CutOvertakenError
 from dagster_ckpt.image.manifest import FileEntry
+from dagster_ckpt.image.parallel import GoOn, in_threads
 from dagster_ckpt.image.source import Source
 
 # Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
@@ -133,31 +133,15 @@ class Threads:
 
     def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
         """Write every task; returns how many bytes were written."""
-        if len(tasks) < 2:
-            return sum(write_packs(task, create, checks) for task in tasks)
-        failed = False
 
-        def go_on() -> None:
-            if failed:
-                raise ImageAbortedError("Another part of the image could not be written.")
-            checks.go_on()
+        def work(task: PackTask, go_on: GoOn) -> int:
+            def both() -> None:
+                go_on()
+                checks.go_on()
 
-        def work(task: PackTask) -> int:
-            nonlocal failed
-            try:
-                return write_packs(task, create, replace(checks, go_on=go_on))
-            except BaseException:
-                # The others need not go on.
-                failed = True
-                raise
+            return write_packs(task, create, replace(checks, go_on=both))
 
-        with ThreadPoolExecutor(self.count, thread_name_prefix="packs") as pool:
-            futures = [pool.submit(work, task) for task in tasks]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        # Of several, the one that made the others give up.
-        for error in sorted(errors, key=lambda error: isinstance(error, ImageAbortedError)):
-            raise error
-        return sum(future.result() for future in futures)
+        return sum(in_threads(self.count, tasks, work))
 
 
 def read_file(file: Source) -> tuple[bytes, str]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import io
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import groupby
 from typing import BinaryIO
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import ImageAbortedError, ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
 from dagster_ckpt.image.container import Metadata, referred_objects, unpack_metadata
 from dagster_ckpt.image.manifest import FileEntry
 from dagster_ckpt.image.packs import CHUNK_BYTES
+from dagster_ckpt.image.parallel import GoOn, in_threads
 from dagster_ckpt.image.reuse import object_name
 from dagster_ckpt.image.space import ObjectSpace
 from dagster_ckpt.image.writer import METADATA_NAME
@@ -95,31 +95,15 @@ def extract(
         (entry for entry in metadata.manifest.files if only(entry.path) and not has(entry)),
         key=lambda entry: (entry.object or "", entry.offset),
     )
-    failed = False
 
-    def hand_out(share: Sequence[FileEntry]) -> None:
-        nonlocal failed
-        try:
-            part = range(share[0].offset, max(entry.offset + entry.size for entry in share))
-            with _opened(space, directory, share[0].object, metadata, part) as stream:
-                for entry in share:
-                    if failed:
-                        raise ImageAbortedError(f"{space.url}/{directory} is not read any further.")
-                    write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
-        except BaseException:
-            failed = True
-            raise
+    def hand_out(share: Sequence[FileEntry], go_on: GoOn) -> None:
+        part = range(share[0].offset, max(entry.offset + entry.size for entry in share))
+        with _opened(space, directory, share[0].object, metadata, part) as stream:
+            for entry in share:
+                go_on()
+                write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
 
-    shares = list(_shares(entries))
-    if threads < 2 or len(shares) < 2:
-        for share in shares:
-            hand_out(share)
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="extract") as pool:
-        futures = [pool.submit(hand_out, share) for share in shares]
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, ImageAbortedError)):
-        raise error
+    in_threads(threads, list(_shares(entries)), hand_out)
 
 
 def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> list[str]:

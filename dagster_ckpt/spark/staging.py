@@ -88,7 +88,7 @@ class StagedCut:
         if not unread:
             return list(wanted)
         place = _Place.beside(self._live)
-        self._release.callback(place.remove)
+        self._release.callback(place.remove, len(unread))
         folder = LocalFolder(place.path)
         for index, file in enumerate(unread):
             if place.hold(file, str(index)):
@@ -175,8 +175,15 @@ class _Place:
                 return _Place(path, lock)
             os.close(lock)
 
-    def remove(self) -> None:
-        """Delete the folder."""
+    def remove(self, held: int) -> None:
+        """Delete the folder.
+
+        Args:
+            held: Files were held under the numbers below this one; a listing of so many would cost more than they.
+        """
+        for number in range(held):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.path}/{number}")  # noqa: PTH108 - no object for each file
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, Manifest, pack_metadata, unpack_metadata
+from dagster_ckpt.image import manifest as manifest_module
 from dagster_ckpt.image.container import referred_objects
 
 WHERE = "file:///images/chk-1/_metadata"
@@ -115,7 +116,9 @@ def test_section_3_a_path_that_leaves_the_directory_is_refused(path: str) -> Non
         unpack_metadata(sealed(line(path=path)), WHERE)
 
 
-@pytest.mark.parametrize("path", ["a.b/..c", "a/...", 'quote"d', "back\\slash", "ümlaut/ß", "sp ace", "tab\t"])
+@pytest.mark.parametrize(
+    "path", ["a.b/..c", "a/...", 'quote"d', 'com",ma', 'd",x/y', "back\\slash", "ümlaut/ß", "sp ace", "tab\t"]
+)
 def test_section_3_any_other_path_is_taken(path: str) -> None:
     data = pack_metadata(Manifest.of(HEADER, [ENTRY._replace(path=path)]), INLINE)
     manifest = unpack_metadata(data, WHERE).manifest
@@ -197,3 +200,22 @@ def test_section_3_whatever_names_a_file_has_it_is_found_again(path: str, identi
     assert read.find_unchanged(path, size, identity, token) == entry.line()
     assert read.find_unchanged(path, size + 1, identity, token) is None
     assert read.find_unchanged(path, size, identity, f"{token}x") is None
+
+
+def test_section_3_names_that_differ_behind_a_quote_differ() -> None:
+    names = ['a",b', 'a",c']
+    data = pack_metadata(Manifest.of(HEADER, [ENTRY._replace(path=name) for name in names]), INLINE)
+    assert [entry.path for entry in unpack_metadata(data, WHERE).manifest.files] == names
+
+
+@pytest.mark.parametrize("text", [line(path="a/b"), line(path='d",x/y')], ids=["as other programs write", "quoted"])
+def test_what_another_program_wrote_is_found_again_when_only_its_packed_lines_are_kept(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest_module, "_LARGE", 0)
+    read = unpack_metadata(sealed(text), WHERE).manifest
+    (path,) = [entry.path for entry in read.files]
+    # Written once more, as part of an image that has the same files.
+    pack_metadata(read, INLINE)
+    assert read.find(path) == ENTRY._replace(path=path)
+    assert [entry.path for entry in read.files] == [path]

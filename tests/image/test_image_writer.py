@@ -27,6 +27,7 @@ from dagster_ckpt.image import (
     verify_image,
     write_image,
 )
+from dagster_ckpt.image import manifest as manifest_module
 from dagster_ckpt.image.packs import CHUNK_BYTES
 from dagster_ckpt.storage.memory_space import MemorySpace
 
@@ -42,6 +43,11 @@ def restored(space: MemorySpace, directory: str) -> dict[str, bytes]:
 
     extract(space, directory, read_metadata(space, directory), write)
     return files
+
+
+@pytest.fixture(params=[20_000, 0], ids=["lines are kept", "packed lines are kept"], autouse=True)
+def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "_LARGE", request.param)
 
 
 def base_of(space: MemorySpace, written: WrittenImage) -> Base:

@@ -148,5 +148,6 @@ def _modified_at_ms(info: Mapping[str, Any]) -> int | None:
         if isinstance(time, datetime):
             return int(time.timestamp() * 1000)
         if isinstance(time, int | float):
-            return int(time * 1000)
+            # A float of seconds is a little beside the millisecond that it stands for.
+            return round(time * 1000)
     return None

@@ -5,6 +5,7 @@ through an outbox of events. Start with `catalog.py`, then `records.py` for what
 """
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_records import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import (
     EventRecord,
     EventType,
@@ -24,6 +25,7 @@ from dagster_ckpt.catalog.records import (
 
 __all__ = [
     "Catalog",
+    "DesiredRecord",
     "EventRecord",
     "EventType",
     "ExecutionRecord",
@@ -34,8 +36,11 @@ __all__ = [
     "ImageTrigger",
     "JobRecord",
     "LeaseRecord",
+    "PreflightRecord",
     "RequestKind",
     "RequestRecord",
     "RequestStatus",
     "StartCause",
+    "UpgradePhase",
+    "UpgradeRecord",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dagster_ckpt.catalog.database import Clock, Database
+from dagster_ckpt.catalog.desired_states import DesiredStateStore
 from dagster_ckpt.catalog.events import EventStore
 from dagster_ckpt.catalog.executions import ExecutionStore
 from dagster_ckpt.catalog.images import ImageStore
@@ -15,7 +16,7 @@ from dagster_ckpt.catalog.schema import upgrade
 
 
 class Catalog:
-    """The record of jobs, executions, leases, images, requests and events.
+    """The record of jobs, executions, leases, images, requests, events and desired states.
 
     Opening it makes or migrates its tables. Safe for several threads and processes at once; pickles as its URL.
 
@@ -44,6 +45,7 @@ class Catalog:
         self.images = ImageStore(self.database)
         self.requests = RequestStore(self.database)
         self.events = EventStore(self.database)
+        self.desired_states = DesiredStateStore(self.database)
 
     def close(self) -> None:
         """Close every connection."""

@@ -21,7 +21,14 @@ class ExecutionStore:
         self._database = database
 
     def begin(
-        self, execution_id: str, *, job_id: str, run_id: str, cause: StartCause, holder: Holder
+        self,
+        execution_id: str,
+        *,
+        job_id: str,
+        run_id: str,
+        cause: StartCause,
+        holder: Holder,
+        code_version: str | None = None,
     ) -> ExecutionRecord:
         """Record the begin of an execution. Whoever begins holds the job's lease.
 
@@ -55,6 +62,7 @@ class ExecutionStore:
                     pid=holder.pid,
                     started_at_ms=now_ms,
                     heartbeat_at_ms=now_ms,
+                    code_version=code_version,
                 )
             )
             self._database.tell(

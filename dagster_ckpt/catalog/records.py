@@ -93,6 +93,9 @@ class EventType(StrEnum):
     RESTORED = "RESTORED"
     LEASE_TAKEN_OVER = "LEASE_TAKEN_OVER"
     REQUEST_RESOLVED = "REQUEST_RESOLVED"
+    DESIRED_STATE_SET = "DESIRED_STATE_SET"
+    UPGRADE_CHANGED = "UPGRADE_CHANGED"
+    ALERT = "ALERT"
     UNKNOWN = "UNKNOWN"
 
 
@@ -140,6 +143,7 @@ class ExecutionRecord:
         settled: Whether nothing is left to do for it: restarted, or its retention applied.
         recovery: What it started from.
         progress: The newest figures of its query.
+        code_version: Version of the code that it runs, as its owner names it.
         broken: Why the row could not be read as it is, or None.
     """
 
@@ -158,6 +162,7 @@ class ExecutionRecord:
     live_directory: str | None
     progress: dict[str, Any] | None
     heartbeat_at_ms: int
+    code_version: str | None = None
     broken: str | None = None
 
 

@@ -23,7 +23,13 @@ class RequestStore:
         self._database = database
 
     def submit(
-        self, job_id: str, kind: RequestKind, *, arguments: Mapping[str, Any] | None = None, origin: str
+        self,
+        job_id: str,
+        kind: RequestKind,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        origin: str,
+        request_id: str | None = None,
     ) -> RequestRecord:
         """Ask something of a job.
 
@@ -32,19 +38,20 @@ class RequestStore:
             kind: What is asked.
             arguments: Details, as JSON.
             origin: Who asks, for a person to read.
+            request_id: Its id, where the same may be asked twice: one that is there is returned as it is.
         """
-        request_id = str(uuid.uuid4())
+        request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
-            connection.execute(
-                requests.insert().values(
-                    request_id=request_id,
-                    job_id=job_id,
-                    kind=kind.value,
-                    status=RequestStatus.PENDING.value,
-                    arguments=as_text(dict(arguments or {})),
-                    origin=origin,
-                    created_at_ms=self._database.now_ms(connection),
-                )
+            self._database.insert_if_absent(
+                connection,
+                requests,
+                request_id=request_id,
+                job_id=job_id,
+                kind=kind.value,
+                status=RequestStatus.PENDING.value,
+                arguments=as_text(dict(arguments or {})),
+                origin=origin,
+                created_at_ms=self._database.now_ms(connection),
             )
         return self.get(request_id)
 
@@ -54,11 +61,16 @@ class RequestStore:
         Raises:
             CatalogError: There is none of this id.
         """
+        found = self.find(request_id)
+        if found is None:
+            raise CatalogError(f"The catalog {self._database.shown_url} knows no request {request_id!r}. Ask again.")
+        return found
+
+    def find(self, request_id: str | None) -> RequestRecord | None:
+        """One request, or None where there is none of this id."""
         with self._database.reading() as connection:
             row = connection.execute(select(requests).where(requests.c.request_id == request_id)).one_or_none()
-        if row is None:
-            raise CatalogError(f"The catalog {self._database.shown_url} knows no request {request_id!r}. Ask again.")
-        return _record(row)
+        return _record(row) if row is not None else None
 
     def pending(self, job_id: str) -> list[RequestRecord]:
         """Requests that nobody has taken up, oldest first."""

@@ -52,6 +52,7 @@ executions = Table(
     Column("live_directory", Text),
     Column("progress", Text),
     Column("heartbeat_at_ms", BigInteger, nullable=False),
+    Column("code_version", Text),
     Index("ix_executions_job_id_ordinal", "job_id", "ordinal"),
     Index("ix_executions_settled", "settled"),
 )
@@ -120,6 +121,23 @@ requests = Table(
     Column("created_at_ms", BigInteger, nullable=False),
     Column("resolved_at_ms", BigInteger),
     Index("ix_requests_job_id_status", "job_id", "status"),
+)
+
+desired_states = Table(
+    "desired_states",
+    metadata,
+    Column("job_id", ForeignKey(_JOB), primary_key=True),
+    # Empty: as the asset's definition says.
+    Column("desired", String(16)),
+    Column("generation", Integer, nullable=False),
+    Column("reached", Integer, nullable=False),
+    Column("request_id", String(64)),
+    Column("upgrade", Text),
+    Column("preflight", Text),
+    Column("alert", Text),
+    Column("origin", Text, nullable=False),
+    Column("changed_at_ms", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
 )
 
 events = Table(

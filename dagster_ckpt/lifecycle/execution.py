@@ -190,6 +190,7 @@ class _Run:
             run_id=self._request.run_id,
             cause=cause,
             holder=this_holder(execution_id, self._request.run_id, self._request.jvm_pid),
+            code_version=job.code_version,
         )
         try:
             facts = recovery_facts(job, start_from, predecessor_ended=self._predecessor_ended)

@@ -282,6 +282,8 @@ class Supervisor:
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
                 "sinks": list(latest.sinks) if latest else [],
+                # Before the first batch Spark may still be making the plan.
+                "plan_fingerprint": self._query.facts().plan_fingerprint if latest else None,
                 "idle": self._is_stopped or self._query.is_idle(),
             },
         )

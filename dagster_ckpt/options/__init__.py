@@ -14,6 +14,7 @@ from dagster_ckpt.options.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
+from dagster_ckpt.options.desired_state import DesiredState
 from dagster_ckpt.options.durations import Duration
 from dagster_ckpt.options.execution_config import ExecutionConfig
 from dagster_ckpt.options.heap_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
@@ -49,6 +50,7 @@ from dagster_ckpt.options.retention import (
 from dagster_ckpt.options.rocksdb_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
 from dagster_ckpt.options.rocksdb_options import RocksDBOptions
 from dagster_ckpt.options.state_backend import CustomStateBackend, StateBackend, storage_of_job
+from dagster_ckpt.options.upgrade_policy import UpgradeMode, UpgradePolicy
 
 __all__ = [
     "BackendChange",
@@ -60,6 +62,7 @@ __all__ = [
     "CustomStateBackend",
     "DecidingRestartStrategy",
     "DeploymentStorage",
+    "DesiredState",
     "Duration",
     "Effect",
     "EmbeddedRocksDBStateBackend",
@@ -91,6 +94,8 @@ __all__ = [
     "StateBackend",
     "TerminalState",
     "TimeCharacteristic",
+    "UpgradeMode",
+    "UpgradePolicy",
     "backend_change",
     "deletes_live_directory",
     "effective_restart_strategy",

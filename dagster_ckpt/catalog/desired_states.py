@@ -1,0 +1,168 @@
+"""What jobs are meant to be, and how far their upgrades are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from dagster_ckpt.catalog.database import Database, as_text, read_dict
+from dagster_ckpt.catalog.desired_records import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.catalog.tables import desired_states
+from dagster_ckpt.options import DesiredState, UpgradeMode
+
+
+class DesiredStateStore:
+    """What the catalog knows of managed jobs.
+
+    Two write here: people, who say what they want, and the sensor, which says how far it is. The sensor's word counts
+    only for the generation it was thought out for, so that it never undoes a person's.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self, job_id: str) -> DesiredRecord | None:
+        """A managed job; None where nobody has ever said what it is to be."""
+        with self._database.reading() as connection:
+            return _find(connection, job_id)
+
+    def all(self) -> dict[str, DesiredRecord]:
+        """Every managed job by its id."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(desired_states).order_by(desired_states.c.job_id))
+            return {row.job_id: _record(row) for row in rows}
+
+    def ensure(self, job_id: str, *, origin: str) -> DesiredRecord:
+        """The row of a job that the catalog knows; a new one leaves the desired state to the definition."""
+        with self._database.writing() as connection:
+            return self._ensure(connection, job_id, origin)
+
+    def say(
+        self, job_id: str, desired: DesiredState | None, *, origin: str, retry_refused: bool = False
+    ) -> DesiredRecord:
+        """Say what a job is to be.
+
+        Args:
+            job_id: A job that the catalog knows.
+            desired: The state; None leaves it to the asset's definition.
+            origin: Who says so.
+            retry_refused: Forget that a code version was refused or rolled back.
+        """
+        with self._database.writing() as connection:
+            before = self._ensure(connection, job_id, origin)
+            values: dict[str, Any] = {
+                "desired": desired.value if desired is not None else None,
+                "generation": desired_states.c.generation + 1,
+                "alert": None,
+                "origin": origin,
+                "changed_at_ms": self._database.now_ms(connection),
+            }
+            if retry_refused and before.upgrade is not None and before.upgrade.phase.refuses:
+                values["upgrade"] = None
+            _change(connection, job_id, values["changed_at_ms"], values)
+            payload = {"desired": values["desired"], "origin": origin}
+            self._database.tell(connection, job_id, EventType.DESIRED_STATE_SET, payload=payload)
+            return _get(connection, job_id)
+
+    def advance(
+        self,
+        before: DesiredRecord,
+        *,
+        upgrade: UpgradeRecord | None,
+        alert: str | None,
+        request_id: str | None,
+        reached: bool = False,
+        begins: bool = False,
+    ) -> bool:
+        """Record how far the sensor has come; what changes is told as an event.
+
+        Args:
+            before: The row it was thought out for.
+            upgrade: The upgrade, as it is now.
+            alert: What a person has to know; None: nothing.
+            request_id: The sensor's last request.
+            reached: The world is now what the row asks for.
+            begins: An upgrade begins: the generation rises.
+
+        Returns:
+            False where somebody has changed what is wanted meanwhile: nothing is recorded.
+        """
+        with self._database.writing() as connection:
+            row = _find(connection, before.job_id)
+            if row is None or row.generation != before.generation:
+                return False
+            values = {
+                "upgrade": as_text(asdict(upgrade)) if upgrade is not None else None,
+                "alert": alert,
+                "request_id": request_id,
+                "generation": row.generation + int(begins),
+                "reached": row.generation if reached else row.reached,
+            }
+            _change(connection, row.job_id, self._database.now_ms(connection), values)
+            if upgrade is not None and upgrade != row.upgrade:
+                payload = {"phase": upgrade.phase.value, "to_version": upgrade.to_version, "reason": upgrade.reason}
+                self._database.tell(connection, row.job_id, EventType.UPGRADE_CHANGED, payload=payload)
+            if alert is not None and alert != row.alert:
+                self._database.tell(connection, row.job_id, EventType.ALERT, payload={"alert": alert})
+            return True
+
+    def note_preflight(self, job_id: str, preflight: PreflightRecord) -> None:
+        """Record what came of a preflight of a job that the catalog knows."""
+        with self._database.writing() as connection:
+            self._ensure(connection, job_id, "preflight")
+            now_ms = self._database.now_ms(connection)
+            _change(connection, job_id, now_ms, {"preflight": as_text(asdict(preflight))})
+
+    def now_ms(self) -> int:
+        """The time that the catalog's records carry, ms since the epoch."""
+        with self._database.reading() as connection:
+            return self._database.now_ms(connection)
+
+    def _ensure(self, connection: Connection, job_id: str, origin: str) -> DesiredRecord:
+        now_ms = self._database.now_ms(connection)
+        new = {"generation": 1, "reached": 0, "origin": origin, "changed_at_ms": now_ms, "updated_at_ms": now_ms}
+        self._database.insert_if_absent(connection, desired_states, job_id=job_id, **new)
+        # On PostgreSQL the row is ours from here to the commit.
+        connection.execute(select(desired_states.c.job_id).where(_of(job_id)).with_for_update())
+        return _get(connection, job_id)
+
+
+def _of(job_id: str) -> Any:
+    return desired_states.c.job_id == job_id
+
+
+def _change(connection: Connection, job_id: str, now_ms: int, values: dict[str, Any]) -> None:
+    connection.execute(desired_states.update().where(_of(job_id)).values(**values, updated_at_ms=now_ms))
+
+
+def _find(connection: Connection, job_id: str) -> DesiredRecord | None:
+    row = connection.execute(select(desired_states).where(_of(job_id))).one_or_none()
+    return _record(row) if row is not None else None
+
+
+def _get(connection: Connection, job_id: str) -> DesiredRecord:
+    return _record(connection.execute(select(desired_states).where(_of(job_id))).one())
+
+
+def _record(row: Row[Any]) -> DesiredRecord:
+    values = dict(row._mapping)
+    troubles: list[str] = []
+    upgrade = read_dict(values["upgrade"], "upgrade", troubles)
+    preflight = read_dict(values["preflight"], "preflight", troubles)
+    try:
+        values["desired"] = DesiredState(values["desired"]) if values["desired"] is not None else None
+        values["upgrade"] = _upgrade(upgrade) if upgrade is not None else None
+        values["preflight"] = PreflightRecord(**preflight) if preflight is not None else None
+    except (KeyError, TypeError, ValueError) as error:
+        troubles.append(f"not as this version writes it: {error}")
+        values |= {"desired": None, "upgrade": None, "preflight": None}
+    return DesiredRecord(**values, broken="; ".join(troubles) or None)
+
+
+def _upgrade(stored: dict[str, Any]) -> UpgradeRecord:
+    return UpgradeRecord(
+        **{**stored, "phase": UpgradePhase(stored["phase"]), "mode": UpgradeMode(stored["mode"])},
+    )

@@ -33,6 +33,7 @@ class ImageStore:
         timeline: int,
         label: str | None = None,
         request_id: str | None = None,
+        schedule: str | None = None,
     ) -> ImageRecord:
         """Record that an image is being taken."""
         with self._database.writing() as connection:
@@ -48,6 +49,7 @@ class ImageStore:
                     timeline=timeline,
                     label=label,
                     request_id=request_id,
+                    schedule=schedule,
                     properties="{}",
                     created_at_ms=self._database.now_ms(connection),
                 )
@@ -84,6 +86,20 @@ class ImageStore:
             failed = images.update().where(pending).values(status=ImageStatus.FAILED.value, failure_reason=reason)
             if connection.execute(failed).rowcount:
                 self._tell(connection, _get(connection, image_id), "FAILED", {"reason": reason})
+
+    def verified(self, image_id: str, problem: str | None) -> None:
+        """Record that an image was verified.
+
+        Args:
+            image_id: The image; one that the catalog does not know is passed over.
+            problem: Why it cannot be restored, or None.
+        """
+        with self._database.writing() as connection:
+            connection.execute(
+                images.update()
+                .where(images.c.image_id == image_id)
+                .values(verified_at_ms=self._database.now_ms(connection), verified_problem=problem)
+            )
 
     def mark_deleting(self, image_id: str) -> None:
         """Record that the bytes of an image are being deleted: nobody recovers from it any more."""

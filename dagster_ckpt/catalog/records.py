@@ -219,6 +219,9 @@ class ImageRecord:
         duration_ms: From the attempt's begin to its completion.
         label: A person's name for a savepoint.
         claimed: Whether a start has claimed it: the job owns it and deletes it as it does a checkpoint.
+        schedule: Name of the schedule that took it, or None: nobody's history but that schedule's deletes it.
+        verified_at_ms: When its bytes and its completeness were last verified, or None.
+        verified_problem: What that verification found; None where it can be restored, or was never verified.
         broken: Why the row could not be read as it is, or None.
     """
 
@@ -247,6 +250,9 @@ class ImageRecord:
     created_at_ms: int = 0
     completed_at_ms: int | None = None
     claimed: bool = False
+    schedule: str | None = None
+    verified_at_ms: int | None = None
+    verified_problem: str | None = None
     broken: str | None = None
 
 

@@ -79,6 +79,14 @@ class RequestStore:
             rows = connection.execute(select(requests).where(pending).order_by(requests.c.created_at_ms))
             return [_record(row) for row in rows]
 
+    def starts_to_launch(self) -> list[RequestRecord]:
+        """Starts of every job that nobody has answered, oldest first: one query, however many jobs there are."""
+        waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)
+        with self._database.reading() as connection:
+            rows = connection.execute(select(requests).where(waiting).order_by(requests.c.created_at_ms))
+            # One whose arguments cannot be read is UNKNOWN: nobody can say where it is to start from.
+            return [request for request in map(_record, rows) if request.kind is RequestKind.START]
+
     def accept(self, request_id: str) -> bool:
         """Take a request up; False if it was withdrawn or taken up meanwhile."""
         return self._move(request_id, (RequestStatus.PENDING.value,), status=RequestStatus.ACCEPTED.value)

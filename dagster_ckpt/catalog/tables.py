@@ -104,7 +104,11 @@ images = Table(
     Column("created_at_ms", BigInteger, nullable=False),
     Column("completed_at_ms", BigInteger),
     Column("claimed", Boolean, nullable=False, server_default=false()),
-    Index("ix_images_job_id_status", "job_id", "status"),
+    # Name of the schedule that took it, where one did: its history holds for these savepoints and for no others.
+    Column("schedule", Text),
+    Column("verified_at_ms", BigInteger),
+    Column("verified_problem", Text),
+    Index("ix_images_job_id_status_number", "job_id", "status", "number"),
 )
 
 requests = Table(
@@ -121,6 +125,7 @@ requests = Table(
     Column("created_at_ms", BigInteger, nullable=False),
     Column("resolved_at_ms", BigInteger),
     Index("ix_requests_job_id_status", "job_id", "status"),
+    Index("ix_requests_status_kind", "status", "kind"),
 )
 
 desired_states = Table(
@@ -150,6 +155,7 @@ events = Table(
     Column("execution_id", String(64)),
     Column("payload", Text, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
+    Index("ix_events_job_id_sequence", "job_id", "sequence"),
 )
 
 # One row. Whoever writes an event holds it until the commit, so sequences rise in the order of commits.

@@ -15,6 +15,8 @@ from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, RETENTIO
 # A run of ours that ended without doing its work is followed by another after so long, doubled with each.
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
+_FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+_NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
 
 
 def build_supervisor_sensor(
@@ -83,20 +85,29 @@ def recorded_end(instance: dg.DagsterInstance, run_id: str) -> RecordedEnd:
     return RecordedEnd.STILL_RUNNING
 
 
+def runs_that_go_on(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> frozenset[str]:
+    """Which of these runs Dagster has not recorded the end of."""
+    if not run_ids:
+        return frozenset()
+    return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=_NOT_FINISHED)))
+
+
 def _starts(
     instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, StreamingAsset], sentences: list[str]
 ) -> Iterator[dg.RunRequest]:
-    for job_id, stream in streams.items():
-        for request in catalog.requests.pending(job_id):
-            if request.kind is not RequestKind.START:
-                continue
-            ended = _run_that_never_answered(instance, request)
-            if ended is not None:
-                catalog.requests.resolve(request.request_id, RequestStatus.FAILED, error=ended)
-                sentences.append(f"{job_id}: {ended}")
-            else:
-                sentences.append(f"{job_id}: starting from {request.arguments.get('start_from')} for {request.origin}")
-                yield _start_run(stream, request)
+    for request in catalog.requests.starts_to_launch():
+        stream = streams.get(request.job_id)
+        if stream is None:
+            continue
+        ended = _run_that_never_answered(instance, request)
+        if ended is not None:
+            catalog.requests.resolve(request.request_id, RequestStatus.FAILED, error=ended)
+            sentences.append(f"{request.job_id}: {ended}")
+        else:
+            sentences.append(
+                f"{request.job_id}: starting from {request.arguments.get('start_from')} for {request.origin}"
+            )
+            yield _start_run(stream, request)
 
 
 def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecord) -> str | None:
@@ -129,10 +140,13 @@ def _reconciled(
     retention_job: str,
     sentences: list[str],
 ) -> Iterator[dg.RunRequest]:
-    for execution in catalog.executions.unsettled():
-        stream = streams.get(execution.job_id)
-        if stream is None:
+    unsettled = [execution for execution in catalog.executions.unsettled() if execution.job_id in streams]
+    # One query that reads ids only: nearly all runs go on, and there is nothing to do for them.
+    going_on = runs_that_go_on(context.instance, [execution.run_id for execution in unsettled])
+    for execution in unsettled:
+        if execution.run_id in going_on:
             continue
+        stream = streams[execution.job_id]
         recorded = recorded_end(context.instance, execution.run_id)
         if recorded is RecordedEnd.FAILED and execution.status in (
             ExecutionStatus.STARTING,

@@ -5,7 +5,7 @@ from random import Random
 
 import dagster as dg
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestRecord, RequestStatus
 from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource

@@ -11,6 +11,8 @@ PORT ?= 3000
 PACE ?= 2
 # Sections of the bench, all of them when empty.
 ONLY ?=
+# Files of tests that run beside each other.
+BESIDE ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev test bench check format java clean
@@ -25,7 +27,7 @@ dev: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.dev --port $(PORT) --pace $(PACE)
 
 test: java $(VENV)/.dev check
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 bench: java $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ONLY)

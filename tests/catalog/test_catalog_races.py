@@ -14,7 +14,7 @@ from dagster_ckpt.catalog import Catalog, JobRecord
 from dagster_ckpt.errors import LeaseHeldError
 from tests.catalog.conftest import holder
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 # Where the second writer waits for the first: SQLite's from its begin, PostgreSQL's at the row.
 WAITS_AT = ("BEGIN IMMEDIATE", "INSERT INTO", "UPDATE jobs")
 

@@ -75,7 +75,7 @@ def test_an_image_gives_back_what_was_put_in(space, write, content) -> None:
     assert read_metadata(space, "chk-1").manifest == written.manifest
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(
     images=st.lists(
         st.dictionaries(st.sampled_from("abcdef"), st.binary(max_size=40), max_size=6), min_size=1, max_size=4

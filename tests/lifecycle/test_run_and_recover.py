@@ -448,7 +448,7 @@ def test_a_job_that_was_never_started_has_nothing_to_save(bench: Bench) -> None:
     bench.job.register()
     request = bench.job.catalog.requests.submit("orders", RequestKind.SAVEPOINT, origin="a test")
     with pytest.raises(RequestFailedError, match="was withdrawn"):
-        operations.await_answer(bench.job, request, timeout_s=30, gave_up=lambda: "nobody runs")
+        operations.await_answer(bench.job, request, timeout_s=120, gave_up=lambda: "nobody runs")
     assert bench.job.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 
 

@@ -153,7 +153,7 @@ def test_a_jvm_is_given_time_to_follow_its_python_process(spawn: Callable[[], Ch
     looking = threading.Thread(target=lambda: proof.append(has_provably_ended(lease_of(holder_of(python, jvm)))))
     looking.start()
     jvm.kill()
-    looking.join(timeout=15)
+    looking.join(timeout=120)
 
     assert proof == [True]
 
@@ -238,7 +238,7 @@ def test_waiting_for_a_lease_can_be_interrupted(catalog: Catalog, spawn: Callabl
 
 
 def wait_for_loss(keeper: LeaseKeeper) -> LeaseLostError:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while keeper.lost is None:
         assert time.monotonic() < deadline, "the keeper did not notice"
         time.sleep(0.01)
@@ -249,7 +249,7 @@ def test_a_keeper_renews_and_gives_the_lease_back(catalog: Catalog, clock: Manua
     lease = acquire(catalog, JOB, ME, ttl_ms=90).record
     with LeaseKeeper(catalog, lease, ttl_ms=90) as keeper:
         clock.now_ms += 50
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while catalog.leases.current(JOB) == lease:
             assert time.monotonic() < deadline, "the lease was not renewed"
             time.sleep(0.01)
@@ -301,7 +301,7 @@ def test_a_keeper_whose_catalog_hangs_gives_up_before_the_lease_runs_out(
     back = threading.Event()
 
     def hang(*_: object) -> LeaseRecord:
-        back.wait(30)
+        back.wait(120)
         raise CatalogError("the connection was cut")
 
     monkeypatch.setattr(catalog.leases, "renew", hang)

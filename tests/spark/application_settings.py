@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     query = start_query(work.writer(session, files_per_batch=8), "application", LiveDirectory(f"file://{folder}/live"))
     session.streams.get(query.query_id).processAllAvailable()
     databases = [str(path.relative_to(folder)) for path in folder.glob("disk-*/**/OPTIONS-*")]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while len(workers := _uploading(spark)) < THREADS and time.monotonic() < deadline:
         time.sleep(0.1)
     query.stop()

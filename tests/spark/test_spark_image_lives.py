@@ -76,7 +76,6 @@ def test_whatever_happens_a_retained_image_is_whole_and_nothing_else_stays(
         settings=settings(
             max_examples=60,
             stateful_step_count=25,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ImageRecord, ImageStatus, ImageTrigger
@@ -146,6 +147,19 @@ class ImageStore:
     def newest_checkpoint(self, job_id: str) -> ImageRecord | None:
         """The newest completed checkpoint: what the next one may share bytes with."""
         return next(iter(self.of_job(job_id, kind=CHECKPOINT, status=ImageStatus.COMPLETED)), None)
+
+    def newest_of(self, job_ids: Sequence[str]) -> dict[str, ImageRecord]:
+        """The newest completed image of each of these jobs, of any timeline; one query, however many there are."""
+        numbers = (
+            select(images.c.job_id, func.max(images.c.number).label("number"))
+            .where(images.c.job_id.in_(job_ids) & (images.c.status == ImageStatus.COMPLETED.value))
+            .group_by(images.c.job_id)
+            .subquery()
+        )
+        newest = select(images).join(
+            numbers, (images.c.job_id == numbers.c.job_id) & (images.c.number == numbers.c.number)
+        )
+        return {image.job_id: image for image in self._all(newest) if image.status is ImageStatus.COMPLETED}
 
     def restorable(self, job_id: str) -> list[ImageRecord]:
         """Images that an automatic recovery may take, newest first.

@@ -110,6 +110,7 @@ class AttemptRunner:
             timeline=self._timeline,
             label=arguments.get("label"),
             request_id=attempt.request_id,
+            schedule=arguments.get("schedule"),
         )
         self._catalog.jobs.update(self._job.job_id, next_number=attempt.number + 1)
         commit = self._live.positions().commit
@@ -301,6 +302,6 @@ def failure_reason(error: Exception) -> CheckpointFailureReason:
 
 
 def _trigger(attempt: Attempt, request: RequestRecord | None) -> ImageTrigger:
-    if request is None:
+    if request is None or request.arguments.get("schedule") is not None:
         return ImageTrigger.PERIODIC
     return ImageTrigger.STOP if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT else ImageTrigger.MANUAL

@@ -132,6 +132,20 @@ def verify_image(
     return ImageVerification(location, header, deep, tuple(problems), state)
 
 
+def record_verification(job: StreamingJob, verification: ImageVerification) -> None:
+    """Let the catalog remember what was found, for the health check and for automatic restarts.
+
+    Lengths alone do not take back what a comparison of every byte found.
+    """
+    if verification.passed and not verification.deep:
+        return
+    listed = job.catalog.images.completed(job.job_id)
+    problem = verification.problems[0] if verification.problems else None
+    for image in listed:
+        if image.location == verification.location:
+            job.catalog.images.verified(image.image_id, problem)
+
+
 def layout_problems(store: ImageStore, location: str) -> list[str]:
     """What a restore of an image would miss, without restoring its state.
 

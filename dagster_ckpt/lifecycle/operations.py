@@ -74,6 +74,7 @@ def trigger_savepoint(
     *,
     label: str | None = None,
     target_directory: str | None = None,
+    schedule: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> ImageRecord:
     """Take a savepoint of a running, stopped or failed job.
@@ -83,6 +84,7 @@ def trigger_savepoint(
         operator: Who asks.
         label: A name a person can start from later.
         target_directory: Folder for it, instead of the configured one.
+        schedule: Name of the schedule that asks; its history may delete the savepoint later. None: a person asks.
         timeout_s: How long to wait for a running job's answer.
 
     Raises:
@@ -93,9 +95,9 @@ def trigger_savepoint(
     """
     job.catalog.jobs.get(job.job_id)
     if is_running(job):
-        arguments = {"label": label, "target_directory": target_directory}
+        arguments = {"label": label, "target_directory": target_directory, "schedule": schedule}
         return _image_of(job, _ask(job, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
-    return _savepoint_of_stopped_job(job, label=label, target_directory=target_directory)
+    return _savepoint_of_stopped_job(job, label=label, target_directory=target_directory, schedule=schedule)
 
 
 def stop_with_savepoint(
@@ -324,7 +326,9 @@ def _image_of(job: StreamingJob, answer: RequestRecord) -> ImageRecord:
     return job.catalog.images.get(answer.image_id)
 
 
-def _savepoint_of_stopped_job(job: StreamingJob, *, label: str | None, target_directory: str | None) -> ImageRecord:
+def _savepoint_of_stopped_job(
+    job: StreamingJob, *, label: str | None, target_directory: str | None, schedule: str | None
+) -> ImageRecord:
     record = job.catalog.jobs.get(job.job_id)
     if record.live_directory is None:
         raise NothingCommittedError(
@@ -340,10 +344,11 @@ def _savepoint_of_stopped_job(job: StreamingJob, *, label: str | None, target_di
         execution_id=None,
         kind=ImageKind.SAVEPOINT.value,
         number=number,
-        trigger=ImageTrigger.MANUAL,
+        trigger=ImageTrigger.MANUAL if schedule is None else ImageTrigger.PERIODIC,
         timeline=record.timeline,
         label=label,
         request_id=None,
+        schedule=schedule,
     )
     sinks = tuple(job.catalog.executions.last_sinks(job.job_id))
     order = SnapshotOrder(

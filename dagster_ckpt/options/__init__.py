@@ -5,6 +5,7 @@ Start at `checkpoint_config.CheckpointConfig`, then `restart_strategies.RestartS
 """
 
 from dagster_ckpt.options.backend_change import BackendChange, PinnedState, backend_change
+from dagster_ckpt.options.blackout import Blackout, blackout_ends_at_ms
 from dagster_ckpt.options.checkpoint_config import CheckpointConfig
 from dagster_ckpt.options.checkpoint_options import CheckpointOptions
 from dagster_ckpt.options.checkpoint_storage import (
@@ -49,11 +50,18 @@ from dagster_ckpt.options.retention import (
 )
 from dagster_ckpt.options.rocksdb_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
 from dagster_ckpt.options.rocksdb_options import RocksDBOptions
+from dagster_ckpt.options.savepoint_history import (
+    Leaving,
+    SavepointHistory,
+    ScheduledSavepoint,
+    leaving_history,
+)
 from dagster_ckpt.options.state_backend import CustomStateBackend, StateBackend, storage_of_job
 from dagster_ckpt.options.upgrade_policy import UpgradeMode, UpgradePolicy
 
 __all__ = [
     "BackendChange",
+    "Blackout",
     "CheckpointConfig",
     "CheckpointOptions",
     "CheckpointStorage",
@@ -77,6 +85,7 @@ __all__ = [
     "JobManagerCheckpointStorage",
     "KafkaDelivery",
     "KryoRegistrations",
+    "Leaving",
     "MemoryStateBackend",
     "OptionDescription",
     "PinnedState",
@@ -90,6 +99,8 @@ __all__ = [
     "RocksDBOptions",
     "RocksDBOptionsFactory",
     "RocksDBStateBackend",
+    "SavepointHistory",
+    "ScheduledSavepoint",
     "Semantic",
     "StateBackend",
     "TerminalState",
@@ -97,11 +108,13 @@ __all__ = [
     "UpgradeMode",
     "UpgradePolicy",
     "backend_change",
+    "blackout_ends_at_ms",
     "deletes_live_directory",
     "effective_restart_strategy",
     "image_to_recover_from",
     "images_to_keep_at",
     "kafka_delivery",
+    "leaving_history",
     "storage_of_job",
     "subsumed",
 ]

@@ -15,7 +15,12 @@ from dagster_ckpt.orchestration.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
-from dagster_ckpt.orchestration.schedules import build_housekeeping_schedule, build_savepoint_schedule
+from dagster_ckpt.orchestration.schedules import (
+    PeriodicSavepoints,
+    build_housekeeping_schedule,
+    build_savepoint_schedule,
+    build_verification_schedule,
+)
 from dagster_ckpt.orchestration.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset, StreamRunConfig, streaming_asset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
@@ -24,6 +29,7 @@ __all__ = [
     "CheckpointCatalogResource",
     "CheckpointSettings",
     "CheckpointStorageResource",
+    "PeriodicSavepoints",
     "RestartSettings",
     "StateBackendKind",
     "StateBackendResource",
@@ -36,6 +42,7 @@ __all__ = [
     "build_rewind_jobs",
     "build_savepoint_schedule",
     "build_supervisor_sensor",
+    "build_verification_schedule",
     "stream_definitions",
     "streaming_asset",
 ]

@@ -7,7 +7,14 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.lifecycle.doctor import JobExamination, examine_live_directory
-from dagster_ckpt.lifecycle.image_verification import ALL, LATEST, ImageVerification, locations_of, verify_image
+from dagster_ckpt.lifecycle.image_verification import (
+    ALL,
+    LATEST,
+    ImageVerification,
+    locations_of,
+    record_verification,
+    verify_image,
+)
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
@@ -82,6 +89,8 @@ def build_inspection_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefin
                 verify_image(job, location, deep=config.deep, spark=spark)
                 for location in locations_of(job, config.image)
             ]
+            for item in verified:
+                record_verification(job, item)
         metadata = verification_metadata(verified)
         broken = [item for item in verified if not item.passed]
         for item in broken:

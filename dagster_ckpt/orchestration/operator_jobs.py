@@ -11,8 +11,9 @@ from dagster_ckpt.errors import CkptError, NothingCommittedError
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.retention import RetentionReport, apply_terminal_retention, housekeeping
+from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
 from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import RecoveryClaimMode, TerminalState
+from dagster_ckpt.options import RecoveryClaimMode, SavepointHistory, TerminalState
 from dagster_ckpt.orchestration.catalog_sensor import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
@@ -62,6 +63,24 @@ class SavepointConfigSchema(dg.Config):
         description="Folder for this savepoint, as a URL. Default: the configured savepoint folder.",
     )
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
+
+
+class HistoryConfigSchema(dg.Config):
+    """How many savepoints of one schedule are kept, and how long; the newest always is."""
+
+    schedule: str = Field(description="Name of the schedule: only savepoints that it took are ever deleted.")
+    max_count: int | None = Field(default=None, ge=1, description="Keep so many. Default: any number.")
+    max_age_ms: int | None = Field(default=None, ge=1, description="Keep them so long, ms. Default: for ever.")
+
+
+class TriggerSavepointConfigSchema(SavepointConfigSchema):
+    """Take a savepoint without stopping."""
+
+    history: HistoryConfigSchema | None = Field(
+        default=None,
+        description="Set by a schedule: the savepoint is the schedule's, and older ones of it make room. Without it "
+        "the savepoint is yours, and nothing deletes it.",
+    )
 
 
 class RestartConfigSchema(dg.Config):
@@ -130,16 +149,24 @@ def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinit
         return _tell(context, image)
 
     @dg.op(required_resource_keys=RESOURCES)
-    def trigger_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
+    def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfigSchema) -> str:
         """Take a savepoint of a running, stopped or failed stream. The stream goes on."""
         with told_as_failure():
+            job = job_of(context, config.job_id)
             image = operations.trigger_savepoint(
-                job_of(context, config.job_id),
+                job,
                 _operator(context),
                 label=config.label,
                 target_directory=config.target_directory,
+                schedule=config.history.schedule if config.history is not None else None,
                 timeout_s=config.timeout_seconds,
             )
+            if config.history is not None:
+                limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
+                made_room = apply_savepoint_history(job, config.history.schedule, limits, now_ms=wall_clock_ms())
+                # What could not be deleted is tried again by housekeeping: the savepoint itself succeeded.
+                for sentence in made_room.sentences():
+                    context.log.info(sentence)
         return _tell(context, image)
 
     @dg.op(required_resource_keys=RESOURCES)

@@ -10,7 +10,12 @@ from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
-from dagster_ckpt.orchestration.schedules import build_housekeeping_schedule, build_savepoint_schedule
+from dagster_ckpt.orchestration.schedules import (
+    PeriodicSavepoints,
+    build_housekeeping_schedule,
+    build_savepoint_schedule,
+    build_verification_schedule,
+)
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 
@@ -19,7 +24,7 @@ def stream_definitions(
     *streams: StreamingAsset,
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     downstream_interval_seconds: int = 0,
-    savepoint_schedules: Mapping[str, str] | None = None,
+    savepoint_schedules: Mapping[str, str | PeriodicSavepoints] | None = None,
 ) -> dg.Definitions:
     """Assets, jobs, sensors and schedules for streaming assets, to be merged into a code location.
 
@@ -30,7 +35,7 @@ def stream_definitions(
         streams: The streaming assets.
         downstream: A job to start after new checkpoints.
         downstream_interval_seconds: Shortest time between two starts of it.
-        savepoint_schedules: Cron expression by job id.
+        savepoint_schedules: By job id: a cron expression, or `PeriodicSavepoints` with its history and blackouts.
 
     Raises:
         OptionError: Two streams have one job id, or a schedule names a job id that is not there.
@@ -46,20 +51,24 @@ def stream_definitions(
         )
     operator_jobs = {job.name: job for job in build_operator_jobs(streams)}
     retention_job = operator_jobs["apply_retention_job"]
-    schedules = [build_housekeeping_schedule(streams, retention_job)]
-    for job_id, cron in (savepoint_schedules or {}).items():
+    inspection_jobs = {job.name: job for job in build_inspection_jobs(streams)}
+    schedules = [
+        build_housekeeping_schedule(streams, retention_job),
+        build_verification_schedule(streams, inspection_jobs["verify_images_job"]),
+    ]
+    for job_id, wanted in (savepoint_schedules or {}).items():
         if job_id not in by_job_id:
             raise OptionError(f"savepoint_schedules names {job_id!r}; the streams are {sorted(by_job_id)}.")
-        schedules.append(
-            build_savepoint_schedule(by_job_id[job_id], operator_jobs["trigger_savepoint_job"], cron_schedule=cron)
-        )
+        periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
+        savepoint_job = operator_jobs["trigger_savepoint_job"]
+        schedules.append(build_savepoint_schedule(by_job_id[job_id], savepoint_job, **vars(periodic)))
     return dg.Definitions(
         assets=[stream.asset for stream in streams],
         jobs=[
             *(stream.start_job for stream in streams),
             *operator_jobs.values(),
             *build_rewind_jobs(streams),
-            *build_inspection_jobs(streams),
+            *inspection_jobs.values(),
             *([downstream] if downstream is not None else []),
         ],
         sensors=[

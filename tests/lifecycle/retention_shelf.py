@@ -108,8 +108,10 @@ class Shelf:
         """A checkpoint of one file of its own, and of all files of its base."""
         return self._image(ImageKind.CHECKPOINT, ImageTrigger.PERIODIC, base=base, rows=rows)
 
-    def savepoint(self, label: str, trigger: ImageTrigger = ImageTrigger.MANUAL) -> ImageRecord:
-        return self._image(ImageKind.SAVEPOINT, trigger, label=label)
+    def savepoint(
+        self, label: str, trigger: ImageTrigger = ImageTrigger.MANUAL, *, schedule: str | None = None
+    ) -> ImageRecord:
+        return self._image(ImageKind.SAVEPOINT, trigger, label=label, schedule=schedule)
 
     def _image(
         self,
@@ -119,6 +121,7 @@ class Shelf:
         base: ImageRecord | None = None,
         label: str | None = None,
         rows: int | None = None,
+        schedule: str | None = None,
     ) -> ImageRecord:
         self.numbers += 1
         number, image_id = self.numbers, f"image-{self.numbers}"
@@ -132,6 +135,7 @@ class Shelf:
             trigger=trigger,
             timeline=catalog.jobs.get(JOB).timeline,
             label=label,
+            schedule=schedule,
         )
         header = ImageHeader(
             image_id=image_id,

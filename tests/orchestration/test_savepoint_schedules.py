@@ -1,0 +1,96 @@
+"""Schedules ask for savepoints with their own name, keep still in blackouts, and verify what can be verified."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+import pytest
+from orchestration_catalog import take_image
+
+from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.options import Blackout, SavepointHistory
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    PeriodicSavepoints,
+    StreamingAsset,
+    build_operator_jobs,
+    build_savepoint_schedule,
+    stream_definitions,
+)
+
+
+def evaluate(schedule: dg.ScheduleDefinition, at: str, **resources: Any) -> Any:
+    context = dg.build_schedule_context(
+        scheduled_execution_time=datetime.fromisoformat(at).replace(tzinfo=UTC), resources=resources
+    )
+    return schedule.evaluate_tick(context)
+
+
+def schedule_of(orders: StreamingAsset, **options: Any) -> tuple[dg.ScheduleDefinition, dg.JobDefinition]:
+    job = next(job for job in build_operator_jobs([orders]) if job.name == "trigger_savepoint_job")
+    return build_savepoint_schedule(orders, job, cron_schedule="0 * * * *", **options), job
+
+
+@pytest.mark.parametrize(
+    ("options", "history"),
+    [
+        ({}, {"schedule": "orders_savepoint_schedule", "max_count": 10}),
+        ({"history": None}, {"schedule": "orders_savepoint_schedule"}),
+        (
+            {"name": "nightly", "history": SavepointHistory(max_count=None, max_age_ms=5000)},
+            {"schedule": "nightly", "max_age_ms": 5000},
+        ),
+    ],
+)
+def test_a_schedule_asks_with_its_name_and_its_history(
+    orders: StreamingAsset, options: dict[str, Any], history: dict[str, Any]
+) -> None:
+    schedule, job = schedule_of(orders, **options)
+
+    [request] = evaluate(schedule, "2026-03-10T22:00").run_requests
+
+    config = request.run_config["ops"]["trigger_savepoint"]["config"]
+    assert config == {"job_id": "orders", "label": "scheduled-2026-03-10T22-00", "history": history}
+    assert dg.validate_run_config(job, request.run_config)
+
+
+def test_no_savepoint_is_taken_in_a_blackout_and_the_tick_says_until_when(orders: StreamingAsset) -> None:
+    window = Blackout("22:00", "04:00", timezone="Europe/Berlin")
+    schedule, _ = schedule_of(orders, blackouts=[window], execution_timezone="Europe/Berlin")
+
+    skipped = evaluate(schedule, "2026-03-10T22:00")
+
+    assert not skipped.run_requests
+    assert skipped.skip_message == "no savepoint in a blackout; it lasts until 2026-03-11 04:00:00"
+    assert len(evaluate(schedule, "2026-03-11T03:00").run_requests) == 1
+
+
+def test_a_code_location_names_schedules_by_cron_or_in_full(orders: StreamingAsset, payments: StreamingAsset) -> None:
+    wanted: dict[str, str | PeriodicSavepoints] = {
+        "orders": "0 3 * * *",
+        "shop.payments": PeriodicSavepoints("0 4 * * *", name="payments_nightly", history=SavepointHistory(3)),
+    }
+    definitions = stream_definitions(orders, payments, savepoint_schedules=wanted)
+
+    crons = {schedule.name: schedule.cron_schedule for schedule in definitions.schedules or ()}
+    assert crons["orders_savepoint_schedule"] == "0 3 * * *"
+    assert crons["payments_nightly"] == "0 4 * * *"
+
+
+def test_only_streams_with_an_image_are_verified_by_schedule(
+    catalog: Catalog,
+    catalog_resource: CheckpointCatalogResource,
+    orders: StreamingAsset,
+    payments: StreamingAsset,
+) -> None:
+    take_image(catalog, "orders")
+    definitions = stream_definitions(orders, payments)
+    [schedule] = [each for each in definitions.schedules or () if each.name == "checkpoint_verification_schedule"]
+    assert isinstance(schedule, dg.ScheduleDefinition)
+
+    requests = evaluate(schedule, "2026-03-10T04:30", checkpoint_catalog=catalog_resource).run_requests
+
+    configs = [request.run_config["ops"]["verify_images"]["config"] for request in requests]
+    assert configs == [{"job_id": "orders", "image": "latest", "deep": True}]

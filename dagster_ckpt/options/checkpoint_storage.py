@@ -255,11 +255,12 @@ class FileSystemCheckpointStorage(CheckpointStorage):
 
 @dataclass(frozen=True, init=False)
 class CustomCheckpointStorage(CheckpointStorage):
-    """A store of your own, named by the import path of its factory.
+    """A store of your own, named by the import path of its factory (docs/custom-storage.md).
 
     Args:
         factory: "package.module:Name" or "package.module.Name". It is imported where the store is opened.
-        settings: Handed to the factory as keyword arguments. Never shown in messages.
+        settings: Handed to the factory as keyword arguments. Never shown in messages. Those of `DeploymentStorage`'s
+            names that are not among them, and that the factory has as parameters, are taken from the deployment.
 
     Raises:
         OptionError: The import path is not of that form.
@@ -268,6 +269,7 @@ class CustomCheckpointStorage(CheckpointStorage):
 
     factory: str
     settings: Mapping[str, Any] = field(hash=False, repr=False)
+    deployment: DeploymentStorage = field(hash=False, repr=False)
 
     def __init__(self, factory: str | None = None, settings: Settings = ()) -> None:
         allowed = "an import path such as 'package.module:Name'"
@@ -277,6 +279,7 @@ class CustomCheckpointStorage(CheckpointStorage):
             raise OptionError(f"factory is {factory!r}, but must be {allowed}.")
         _set(self, "factory", factory)
         _set(self, "settings", _settings("settings", settings))
+        _set(self, "deployment", DeploymentStorage())
 
     def describe(self) -> list[OptionDescription]:
         """Return each option with its value and its effect; the settings by name only."""
@@ -286,9 +289,10 @@ class CustomCheckpointStorage(CheckpointStorage):
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "CustomCheckpointStorage":
-        """Return this storage: it takes everything from its own settings."""
-        del deployment
-        return self
+        """Return this storage with what the deployment says, for the factory to be given where it asks for it."""
+        configured = CustomCheckpointStorage(self.factory, self.settings)
+        _set(configured, "deployment", deployment)
+        return configured
 
 
 def _real(option: str, value: object, sentence: str) -> OptionDescription:

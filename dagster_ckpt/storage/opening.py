@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,13 +13,16 @@ from dagster_ckpt.image import PACK_TARGET_BYTES, ObjectSpace
 from dagster_ckpt.options import (
     CheckpointStorage,
     CustomCheckpointStorage,
+    DeploymentStorage,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.options.checkpoint_storage import DEFAULT_WRITE_BUFFER_SIZE
+from dagster_ckpt.options.checkpoint_storage import DEFAULT_FILE_STATE_THRESHOLD, DEFAULT_WRITE_BUFFER_SIZE
 from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS
+from dagster_ckpt.storage.custom_space import FolderOfSpace
 from dagster_ckpt.storage.fsspec_space import PUT_AT_ONCE_BYTES, FsspecSpace
 from dagster_ckpt.storage.local_space import LocalSpace
+from dagster_ckpt.storage.location import normalised
 from dagster_ckpt.storage.memory_space import MemorySpace
 from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
 from dagster_ckpt.storage.store import ImageStore
@@ -85,10 +89,8 @@ def _store(layout: StoreLayout, options: Mapping[str, Any], *, buffer_bytes: int
     def open_space(url: str) -> ObjectSpace:
         if url == layout.job_root and url.startswith(MEMORY_URL):
             return memory
-        if url.startswith("file://"):
-            return LocalSpace(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes)
         # The options are those of the configured file system; a savepoint may go to another one.
-        return FsspecSpace(url, options if url.partition("://")[0] in schemes else {})
+        return _space(url, options if url.partition("://")[0] in schemes else {}, buffer_bytes=buffer_bytes)
 
     return ObjectImageStore(layout, open_space)
 
@@ -101,17 +103,67 @@ def _custom(storage: CustomCheckpointStorage, job_id: str) -> ImageStore:
     module, _, name = storage.factory.replace(":", ".").rpartition(".")
     try:
         factory = getattr(importlib.import_module(module), name)
-        store = factory(job_id=job_id, **storage.settings)
+        made = factory(job_id=job_id, **_fallback(factory, storage), **storage.settings)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(
             f"checkpoint storage factory {storage.factory!r} cannot be used: {error}. Give the import path of a class "
-            "or function that takes job_id and the settings, and returns an ImageStore."
+            "or function that takes job_id and the settings, and returns a CustomSpace or an ImageStore."
         ) from error
-    verbs = [name for name in vars(ImageStore) if not name.startswith("_")]
-    missing = [verb for verb in verbs if not hasattr(store, verb)]
+    if not _missing(made, ImageStore):
+        return cast("ImageStore", made)
+    missing = _missing(made, ObjectSpace)
     if missing:
         raise OptionError(
-            f"{storage.factory!r} made a {type(store).__name__}, which has no {', '.join(missing)}: it is no "
-            "ImageStore. Return one that has every method of dagster_ckpt.storage.ImageStore."
+            f"{storage.factory!r} made a {type(made).__name__}, which is no ImageStore, and no place of objects "
+            f"either: it has no {', '.join(missing)}. Return a subclass of dagster_ckpt.storage.CustomSpace, or what "
+            "has every method of dagster_ckpt.storage.ImageStore."
         )
-    return cast("ImageStore", store)
+    return _store_over(cast("ObjectSpace", made), job_id, storage.deployment)
+
+
+def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
+    """What the deployment says and the settings leave out, of what the factory asks for by name."""
+    try:
+        asked = inspect.signature(factory).parameters
+    except ValueError:
+        # Some classes that are written in C do not tell.
+        return {}
+    said = {name: value for name, value in vars(storage.deployment).items() if value not in (None, -1, {})}
+    return {name: value for name, value in said.items() if name in asked and name not in storage.settings}
+
+
+def _store_over(space: ObjectSpace, job_id: str, deployment: DeploymentStorage) -> ImageStore:
+    """Images in a place of the user's; savepoints too, unless the deployment has a folder for them."""
+    root = normalised(space.url)
+    if root != space.url:
+        raise OptionError(f"The url of {type(space).__name__} is {space.url!r}; write it as {root!r}.")
+    savepoints = deployment.savepoint_path
+
+    def open_space(url: str) -> ObjectSpace:
+        if url == root:
+            return space
+        if url.startswith(f"{root}/"):
+            return FolderOfSpace(space, url.removeprefix(f"{root}/"))
+        return _space(url, deployment.storage_options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE)
+
+    layout = StoreLayout(
+        job_id=job_id,
+        job_root=f"{root}/{job_id}",
+        savepoint_root=normalised(savepoints) if savepoints is not None else root,
+        inline_threshold=_set_or_default(deployment.file_state_size_threshold),
+    )
+    return ObjectImageStore(layout, open_space)
+
+
+def _set_or_default(threshold: int | None) -> int:
+    return DEFAULT_FILE_STATE_THRESHOLD if threshold is None or threshold < 0 else threshold
+
+
+def _space(url: str, options: Mapping[str, Any], *, buffer_bytes: int) -> ObjectSpace:
+    if url.startswith("file://"):
+        return LocalSpace(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes)
+    return FsspecSpace(url, options)
+
+
+def _missing(made: object, interface: type) -> list[str]:
+    return [name for name in vars(interface) if not name.startswith("_") and not hasattr(made, name)]

@@ -106,7 +106,15 @@ def test_memory_storage_takes_its_paths_from_the_deployment() -> None:
 def test_a_custom_storage_is_named_by_import_path() -> None:
     storage = CustomCheckpointStorage("company.storage:open_tape", {"library": 3})
     assert (storage.factory, storage.settings) == ("company.storage:open_tape", {"library": 3})
-    assert storage.configure(DeploymentStorage(savepoint_path="file:///s")) is storage
+    assert storage.configure(DeploymentStorage()) == storage
+
+
+def test_a_custom_storage_carries_what_the_deployment_says_to_its_factory() -> None:
+    deployment = DeploymentStorage(savepoint_path="file:///s", storage_options={"secret": "hush"})
+    storage = CustomCheckpointStorage("company.storage:open_tape", {"library": 3}).configure(deployment)
+    assert (storage.settings, storage.deployment) == ({"library": 3}, deployment)
+    assert "hush" not in repr(storage)
+    assert pickle.loads(pickle.dumps(storage)) == storage
 
 
 @pytest.mark.parametrize("factory", ["", "name", "a b:c", "a:b:c", ".a:b", "a.:b"])

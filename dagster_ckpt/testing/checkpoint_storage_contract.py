@@ -1,0 +1,287 @@
+"""One contract for every checkpoint storage: where the images live makes no difference to what is promised."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import pytest
+
+from dagster_ckpt.errors import (
+    ImageAbortedError,
+    ImageNotFoundError,
+    ImageTooLargeError,
+    StorageAccessError,
+)
+from dagster_ckpt.image import ImageKind, Source, SourceFile
+from dagster_ckpt.options import CheckpointStorage, DeploymentStorage
+from dagster_ckpt.storage import open_store
+from dagster_ckpt.testing.dying_writer import Deed, Moment
+from dagster_ckpt.testing.trial_images import FILES, TRIAL_JOB, TrialJob
+
+# A time at which everything is old.
+LATER_MS = 2**52
+
+
+class CheckpointStorageContract:
+    """What a checkpoint storage has to do, as tests for pytest.
+
+    Derive a class of tests from it whose name begins with `Test`, and give it a fixture `storage`: the storage as it
+    is configured, empty at the beginning of each test.
+
+    Attributes:
+        outlives_the_process: Whether what is written is there for other processes.
+        size_limit: The largest image it takes, in bytes; None: no limit.
+    """
+
+    outlives_the_process: ClassVar[bool] = True
+    size_limit: ClassVar[int | None] = None
+
+    @pytest.fixture
+    def storage(self) -> CheckpointStorage:
+        """The storage to test; to be overridden."""
+        pytest.fail(f"{type(self).__name__} has no fixture `storage`: give it one that returns the storage to test.")
+
+    @pytest.fixture
+    def job(self, storage: CheckpointStorage) -> TrialJob:
+        """A job whose images live there."""
+        return self.opened(storage)
+
+    def opened(self, storage: CheckpointStorage) -> TrialJob:
+        """The job, as another process or thread opens its storage."""
+        return TrialJob(open_store(storage, TRIAL_JOB))
+
+    # Configuration
+
+    def test_it_is_configuration_that_pickles(self, storage: CheckpointStorage) -> None:
+        copied = pickle.loads(pickle.dumps(storage))
+        assert copied == storage
+        assert hash(copied) == hash(storage)
+
+    def test_its_options_are_described(self, storage: CheckpointStorage) -> None:
+        assert all(option.option and option.effect for option in storage.describe())
+
+    def test_a_deployment_that_says_nothing_changes_nothing(self, storage: CheckpointStorage) -> None:
+        configured = storage.configure(DeploymentStorage())
+        assert type(configured) is type(storage)
+        assert configured.configure(DeploymentStorage()) == configured
+        assert [option.value for option in configured.describe()] == [option.value for option in storage.describe()]
+        assert pickle.loads(pickle.dumps(configured)) == configured
+
+    def test_what_the_deployment_says_does_not_keep_it_from_working(self, storage: CheckpointStorage) -> None:
+        said = DeploymentStorage(file_state_size_threshold=10, write_buffer_size=8192)
+        job = self.opened(storage.configure(said))
+        assert job.restored(job.checkpoint(1, FILES)) == FILES
+
+    def test_it_can_be_checked_beforehand_and_that_leaves_no_trace(self, job: TrialJob) -> None:
+        job.store.check_access()
+        assert job.store.checkpoints() == []
+        assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+
+    # Write, read, list, delete
+
+    def test_a_new_job_has_no_checkpoints(self, job: TrialJob) -> None:
+        assert job.store.checkpoints() == []
+        assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+
+    def test_a_checkpoint_gives_back_what_was_put_in(self, job: TrialJob) -> None:
+        location = job.checkpoint(7, FILES)
+        assert job.restored(location) == FILES
+        assert job.restored(f"{location}/_metadata") == FILES
+        assert job.store.verify(location) == []
+        manifest = job.store.manifest(location)
+        assert (manifest.header.number, manifest.header.kind) == (7, ImageKind.CHECKPOINT)
+
+    def test_only_what_is_wanted_is_handed_out(self, job: TrialJob) -> None:
+        location = job.checkpoint(1, FILES)
+        found: list[bytes] = []
+        job.store.extract(location, lambda _, chunks: found.append(b"".join(chunks)), only="1.zip".__eq__)
+        assert found == [FILES["1.zip"]]
+
+    def test_checkpoints_are_listed_in_the_order_of_their_numbers(self, job: TrialJob) -> None:
+        locations = [job.checkpoint(number, FILES) for number in (10, 9, 100)]
+        assert job.store.checkpoints() == [locations[1], locations[0], locations[2]]
+
+    def test_a_number_is_used_once(self, job: TrialJob) -> None:
+        location = job.checkpoint(1, FILES)
+        with pytest.raises(StorageAccessError):
+            job.checkpoint(1, {"other": b"o" * 30_000})
+        assert job.restored(location) == FILES
+
+    def test_a_shared_file_dies_with_its_last_referrer(self, job: TrialJob) -> None:
+        first = job.checkpoint(1, FILES)
+        second = job.checkpoint(2, {**FILES, "1.zip": b"y" * 25_000}, base=first)
+        third = job.checkpoint(3, {"id-1.sst": FILES["id-1.sst"]}, base=second)
+        job.store.discard(first)
+        job.store.discard(second)
+        assert job.store.checkpoints() == [third]
+        assert job.restored(third) == {"id-1.sst": FILES["id-1.sst"]}
+        job.store.discard(third)
+        assert job.store.checkpoints() == []
+        assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+
+    def test_an_image_that_is_gone_is_not_found_and_can_be_discarded_again(self, job: TrialJob) -> None:
+        location = job.checkpoint(1, FILES)
+        job.store.discard(location)
+        job.store.discard(location)
+        with pytest.raises(ImageNotFoundError, match="chk-1"):
+            job.store.manifest(location)
+        with pytest.raises(ImageNotFoundError, match="chk-1"):
+            job.restored(location)
+        assert len(job.store.verify(location)) == 1
+
+    def test_an_image_under_way_protects_its_base(self, job: TrialJob) -> None:
+        base = job.checkpoint(1, FILES)
+        with pytest.raises(StorageAccessError):
+            job.store.discard(base, protected=[f"{base}/_metadata"])
+        assert job.restored(base) == FILES
+
+    def test_a_base_that_is_gone_costs_a_full_image_and_nothing_else(self, job: TrialJob) -> None:
+        base = job.checkpoint(1, FILES)
+        job.store.discard(base)
+        assert job.restored(job.checkpoint(2, FILES, base=base)) == FILES
+
+    def test_what_is_stored_outlives_the_process_that_stored_it(self, storage: CheckpointStorage) -> None:
+        location = self.opened(storage).checkpoint(1, FILES)
+        other = self.opened(pickle.loads(pickle.dumps(storage)))
+        assert other.store.checkpoints() == ([location] if self.outlives_the_process else [])
+        if self.outlives_the_process:
+            assert other.restored(location) == FILES
+
+    # Savepoints
+
+    def test_a_savepoint_stands_alone(self, job: TrialJob) -> None:
+        checkpoint = job.checkpoint(1, FILES)
+        savepoint = job.savepoint(2, FILES, base=checkpoint)
+        assert not [name for name in job.store.manifest(savepoint).objects if "/" in name]
+        job.store.discard(checkpoint)
+        job.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+        assert job.restored(savepoint) == FILES
+        assert job.store.checkpoints() == []
+
+    def test_a_checkpoint_outlives_the_savepoint_it_shares_with(self, job: TrialJob) -> None:
+        savepoint = job.savepoint(1, FILES)
+        checkpoint = job.checkpoint(2, FILES, base=savepoint)
+        job.store.discard(savepoint)
+        assert job.restored(checkpoint) == FILES
+
+    def test_what_a_checkpoint_takes_over_from_a_savepoint_goes_with_no_other(self, job: TrialJob) -> None:
+        """Two checkpoints that both begin with the same savepoint, as after going back to it twice."""
+        savepoint = job.savepoint(1, FILES)
+        first = job.checkpoint(2, FILES, base=savepoint)
+
+        def hold(files: list[Source]) -> Sequence[Source]:
+            job.store.discard(first, protected=[savepoint])
+            return files
+
+        second = job.stored(3, FILES, base=savepoint, hold=hold).location
+        assert job.restored(second) == FILES
+
+    # Several at once
+
+    def test_several_threads_may_write_and_read_at_once(self, job: TrialJob) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            locations = list(
+                pool.map(lambda number: job.checkpoint(number, {**FILES, "n": bytes(number)}), range(1, 9))
+            )
+            contents = list(pool.map(job.restored, locations))
+        assert contents == [{**FILES, "n": bytes(number)} for number in range(1, 9)]
+
+    def test_giving_up_takes_nothing_from_another_that_began_with_the_same_savepoint(self, job: TrialJob) -> None:
+        savepoint = job.savepoint(1, FILES)
+        made: list[str] = []
+
+        def hold(_: list[Source]) -> Sequence[Source]:
+            made.append(job.checkpoint(3, FILES, base=savepoint))
+            raise ImageAbortedError
+
+        with pytest.raises(ImageAbortedError):
+            job.stored(2, FILES, base=savepoint, hold=hold)
+        assert job.restored(made[0]) == FILES
+
+    # Whole or not at all
+
+    def test_an_image_is_seen_whole_or_not_at_all(self, job: TrialJob) -> None:
+        is_over = threading.Event()
+        seen: dict[str, list[str]] = {}
+
+        def look() -> None:
+            while not is_over.is_set():
+                for location in job.store.checkpoints():
+                    if location not in seen:
+                        seen[location] = job.store.verify(location)
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        try:
+            written = [job.checkpoint(number, {**FILES, "n": bytes(number)}) for number in range(1, 9)]
+        finally:
+            is_over.set()
+            looker.join()
+        assert set(seen) <= set(written)
+        assert not [troubles for troubles in seen.values() if troubles]
+
+    def test_it_is_not_listed_before_it_is_whole(self, job: TrialJob) -> None:
+        seen: list[list[str]] = []
+
+        def should_abort() -> bool:
+            seen.append(job.store.checkpoints())
+            return False
+
+        location = job.stored(1, FILES, should_abort=should_abort).location
+        assert seen
+        assert all(listed == [] for listed in seen)
+        assert job.store.checkpoints() == [location]
+
+    def test_giving_up_leaves_nothing(self, job: TrialJob) -> None:
+        with pytest.raises(ImageAbortedError):
+            job.stored(1, FILES, should_abort=lambda: True)
+        assert job.store.checkpoints() == []
+        assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+
+    def test_a_source_that_fails_leaves_nothing(self, job: TrialJob) -> None:
+        def fail() -> None:
+            raise PermissionError("source")
+
+        with pytest.raises(PermissionError, match="source"):
+            job.stored_of(1, [SourceFile("x", 30_000, None, fail)])  # type: ignore[arg-type]
+        assert job.store.checkpoints() == []
+        assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+
+    @pytest.mark.parametrize("moment", Moment)
+    def test_a_process_that_dies_while_it_writes_harms_nothing(
+        self, storage: CheckpointStorage, job: TrialJob, moment: Moment
+    ) -> None:
+        new = {**FILES, "1.zip": b"y" * 25_000}
+        first = job.checkpoint(1, FILES)
+
+        died = Deed(storage, 2, new, moment).did_it_die()
+
+        after = self.opened(storage) if self.outlives_the_process else job
+        assert after.restored(first) == FILES
+        if died or not self.outlives_the_process:
+            # Whatever is left is in nobody's way.
+            assert after.store.checkpoints() == [first]
+            second = after.checkpoint(2, new, base=first)
+        else:
+            second = after.store.checkpoints()[1]
+        after.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+        assert after.store.verify(first) == []
+        assert after.restored(second) == new
+        after.store.discard(first)
+        after.store.discard(second)
+        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+
+    # Size
+
+    def test_an_image_above_the_limit_is_declined_and_one_at_the_limit_taken(self, job: TrialJob) -> None:
+        limit = self.size_limit
+        at_the_limit = {"state": bytes(2**20 if limit is None else limit)}
+        assert job.restored(job.checkpoint(1, at_the_limit)) == at_the_limit
+        if limit is not None:
+            with pytest.raises(ImageTooLargeError, match=str(limit)):
+                job.checkpoint(2, {"state": bytes(limit + 1)})
+            assert len(job.store.checkpoints()) == 1

@@ -1,0 +1,93 @@
+"""A process that dies while it writes a checkpoint: run as a program, with what to write pickled on its input."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import BinaryIO
+
+from dagster_ckpt.image import Checks, Create, PackTask, SourceFile, Threads
+from dagster_ckpt.options import CheckpointStorage
+from dagster_ckpt.storage import open_store
+from dagster_ckpt.testing.trial_images import TRIAL_JOB, TrialJob, sources
+
+DEADLINE_S = 120.0
+DIED = 9
+
+
+class Moment(StrEnum):
+    """When it dies.
+
+    IN_THE_DATA: With some files written and others not.
+    BEFORE_THE_MANIFEST: With every data object written, and nothing that refers to them.
+    """
+
+    IN_THE_DATA = "in the data"
+    BEFORE_THE_MANIFEST = "before the manifest"
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What the process does.
+
+    Attributes:
+        storage: Where it writes.
+        number: The checkpoint.
+        files: Its files.
+        moment: When it dies.
+    """
+
+    storage: CheckpointStorage
+    number: int
+    files: Mapping[str, bytes]
+    moment: Moment
+
+    def do(self) -> None:
+        """Write the checkpoint, and die on the way."""
+        job = TrialJob(open_store(self.storage, TRIAL_JOB))
+        if self.moment is Moment.IN_THE_DATA:
+            last = SourceFile("last", 1000, None, _die)
+            job.stored_of(self.number, [*sources(self.files), last])
+        else:
+            job.stored(self.number, self.files, runner=_DiesWhenDone())
+
+    def did_it_die(self) -> bool:
+        """Do it in a process of its own; False where that ended well, with the checkpoint written."""
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=pickle.dumps((sys.path, pickle.dumps(self))),
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+            # Only this package is found there; the storage brings what it needs by `sys.path`.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        if done.returncode not in (0, DIED):
+            raise AssertionError(f"The process failed by itself: {done.stderr.decode(errors='replace')}")
+        return done.returncode == DIED
+
+
+class _DiesWhenDone(Threads):
+    """Writes every data object as usual, and then is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
+        super().run(tasks, create, checks)
+        os._exit(DIED)
+
+
+def _die() -> BinaryIO:
+    os._exit(DIED)
+
+
+if __name__ == "__main__":
+    path, deed = pickle.load(sys.stdin.buffer)
+    sys.path[:] = path
+    pickle.loads(deed).do()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 from itertools import chain
 from random import Random
 
@@ -28,13 +27,8 @@ from dagster_ckpt.coordinator.request import TIMER_REQUEST, TriggerKind, Trigger
 from dagster_ckpt.coordinator.request_decider import Load, RequestDecider, Start, TooSoon, Wait
 from dagster_ckpt.options import CheckpointOptions
 
-
-class _Phase(Enum):
-    """STOPPED -> RUNNING on QueryStarted; RUNNING -> ENDING on StopQuery or FailQuery; any -> STOPPED."""
-
-    STOPPED = auto()
-    RUNNING = auto()
-    ENDING = auto()
+MAX_PAUSE_MS = 365 * 24 * 3_600_000
+"""A longer minimum pause is taken for this one, as in Flink: one year."""
 
 
 class CheckpointCoordinator:
@@ -58,17 +52,18 @@ class CheckpointCoordinator:
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
         options = options.in_effect()
+        min_pause_ms = min(options.min_pause_ms, MAX_PAUSE_MS)
         self._options = options
         self._next_number = first_number
         self._decider = RequestDecider(
             max_concurrent=options.max_concurrent,
-            min_pause_ms=options.min_pause_ms,
+            min_pause_ms=min_pause_ms,
             force_savepoints=not options.unaligned,
         )
-        self._timer = PeriodicTimer(interval_ms=options.interval_ms, min_pause_ms=options.min_pause_ms, random=random)
+        self._timer = PeriodicTimer(interval_ms=options.interval_ms, min_pause_ms=min_pause_ms, random=random)
         self._failures = FailureCounter(options.tolerable_failures)
         self._pending = PendingAttempts()
-        self._phase = _Phase.STOPPED
+        self._is_running = False
         self._stop_request: TriggerRequest | None = None
         self._cleaning = 0
         self._last_completion_ms: int | None = None
@@ -135,13 +130,13 @@ class CheckpointCoordinator:
     # The life of the query
 
     def _query_started(self) -> None:
-        if self._phase is _Phase.RUNNING:
+        if self._is_running:
             return
-        self._phase = _Phase.RUNNING
+        self._is_running = True
         self._timer.start(self._now_ms)
 
     def _query_stopped(self) -> Iterator[Action]:
-        self._phase = _Phase.STOPPED
+        self._is_running = False
         yield from self._suspend()
 
     def _suspend(self) -> Iterator[Action]:
@@ -150,22 +145,17 @@ class CheckpointCoordinator:
         self._stop_request = None
         yield from self._abort(lambda _attempt: True, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
         for request in self._decider.drop_all():
-            reason = (
-                Reason.PERIODIC_SCHEDULER_SHUTDOWN
-                if request.origin is TriggerOrigin.PERIODIC
-                else Reason.CHECKPOINT_COORDINATOR_SUSPEND
-            )
-            yield Refuse(request.request_id, reason, f"{reason.sentence} The request was still waiting.")
+            yield _refuse(request, Reason.CHECKPOINT_COORDINATOR_SUSPEND, "The request was still waiting.")
 
     def _end_query(self, action: FailQuery | StopQuery) -> Iterator[Action]:
-        self._phase = _Phase.ENDING
+        self._is_running = False
         yield action
         yield from self._suspend()
 
     # Requests
 
     def _triggered(self, request: TriggerRequest) -> Iterator[Action]:
-        if self._phase is not _Phase.RUNNING:
+        if not self._is_running:
             yield _refuse(request, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, "Ask again when the query is running.")
         elif request.origin is TriggerOrigin.PERIODIC and self._stop_request is not None:
             yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is under way.")
@@ -246,7 +236,7 @@ class CheckpointCoordinator:
             self._stop_request = None
             self._timer.start(self._now_ms)
         exceeded = self._failures.exceeded_by(attempt.number, attempt.kind, reason)
-        if exceeded and self._phase is _Phase.RUNNING:
+        if exceeded and self._is_running:
             sentence = " ".join(part for part in (reason.sentence, detail) if part)
             yield from self._end_query(
                 FailQuery(

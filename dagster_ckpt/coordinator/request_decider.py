@@ -6,7 +6,7 @@ The rules are those of Flink's `CheckpointRequestDecider`.
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dagster_ckpt.coordinator.request import TriggerKind, TriggerOrigin, TriggerRequest
 
@@ -56,12 +56,6 @@ class Wait:
 Decision = Start | TooSoon | Wait
 
 
-@dataclass(frozen=True, order=True)
-class _Queued:
-    rank: tuple[bool, bool, int]
-    request: TriggerRequest = field(compare=False)
-
-
 class RequestDecider:
     """The queue of requests and the limits that hold them back.
 
@@ -89,13 +83,12 @@ class RequestDecider:
         self._min_pause_ms = min_pause_ms
         self._force_savepoints = force_savepoints
         self._max_queued = max_queued
-        self._queue: list[_Queued] = []
-        self._arrivals = 0
+        self._queue: list[TriggerRequest] = []
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
         """The waiting requests, the next one first."""
-        return tuple(queued.request for queued in self._queue)
+        return tuple(self._queue)
 
     def submit(self, request: TriggerRequest) -> TriggerRequest | None:
         """Let a request wait.
@@ -105,16 +98,16 @@ class RequestDecider:
             new one if the others all come from people. None if there was room.
         """
         is_full = len(self._queue) >= self._max_queued
-        if is_full and self._queue[-1].request.origin is TriggerOrigin.USER:
+        if is_full and self._queue[-1].origin is TriggerOrigin.USER:
             return request
-        insort(self._queue, _Queued(self._rank(request), request))
-        return self._queue.pop().request if is_full else None
+        insort(self._queue, request, key=_rank)
+        return self._queue.pop() if is_full else None
 
     def decide(self, load: Load) -> Decision:
         """Take the next request from the queue if it can start or must be dropped now."""
         if load.triggering or not self._queue or load.cleaning > self._max_concurrent:
             return Wait()
-        request = self._queue[0].request
+        request = self._queue[0]
         if load.pending >= self._max_concurrent and not self._is_forced(request):
             return Wait()
         del self._queue[0]
@@ -132,15 +125,12 @@ class RequestDecider:
     def _is_forced(self, request: TriggerRequest) -> bool:
         return self._force_savepoints and request.kind.is_savepoint
 
-    def _rank(self, request: TriggerRequest) -> tuple[bool, bool, int]:
-        self._arrivals += 1
-        return (
-            request.kind is TriggerKind.CHECKPOINT,
-            request.origin is TriggerOrigin.PERIODIC,
-            self._arrivals,
-        )
-
     def _remaining_pause_ms(self, load: Load) -> int:
         if load.last_completion_ms is None:
             return 0
         return load.last_completion_ms + self._min_pause_ms - load.now_ms
+
+
+def _rank(request: TriggerRequest) -> tuple[bool, bool]:
+    """Lower goes first; among equals the older one, because a new one is put behind its equals."""
+    return request.kind is TriggerKind.CHECKPOINT, request.origin is TriggerOrigin.PERIODIC

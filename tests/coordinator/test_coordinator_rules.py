@@ -54,11 +54,12 @@ def test_the_same_number_counts_once_and_an_old_one_not_at_all() -> None:
     assert counter.exceeded_by(6, TriggerKind.CHECKPOINT, declined)
 
 
-def test_an_old_success_does_not_end_a_streak_of_failures() -> None:
+@pytest.mark.parametrize("again", [3, 4])
+def test_a_success_that_is_no_newer_does_not_end_a_streak_of_failures(again: int) -> None:
     counter = FailureCounter(2)
     counter.succeeded(4)
     counter.exceeded_by(5, TriggerKind.CHECKPOINT, CheckpointFailureReason.CHECKPOINT_DECLINED)
-    counter.succeeded(3)
+    counter.succeeded(again)
     assert counter.consecutive == 1
 
 

@@ -7,6 +7,7 @@ storage), then the catalog, then the coordinator is told, then older checkpoints
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from dagster_ckpt.catalog import ImageRecord, ImageTrigger, RequestRecord, RequestStatus
 from dagster_ckpt.coordinator import (
@@ -21,13 +22,14 @@ from dagster_ckpt.coordinator import (
     Event,
     TriggerKind,
 )
-from dagster_ckpt.errors import CkptError, ImageTooLargeError, IncompleteCutError, NothingCommittedError
+from dagster_ckpt.errors import CatalogError, ImageTooLargeError, IncompleteCutError, NothingCommittedError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.provenance import provenance
+from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
 from dagster_ckpt.lifecycle.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder, sharing_base
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
@@ -235,16 +237,23 @@ class AttemptRunner:
             self._aborted.pop(result.number, None)
             return AttemptCompleted(monotonic_ms(), result.number)
         self._lease.check()
-        try:
-            image = self._record(running, snapshot)
-        except CkptError as error:
-            self._clean(lambda: self._job.store.discard(snapshot.stored.location, protected=()))
-            return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, str(error))
+        recorded = record_image(
+            self._catalog,
+            snapshot,
+            self._log.figures(snapshot.batch_id, since_batch=self._last_image_batch),
+            duration_ms=monotonic_ms() - running.began_at_ms,
+        )
+        if isinstance(recorded, NotRecorded):
+            if recorded.is_certain:
+                self._clean(lambda: self._job.store.discard(snapshot.stored.location, protected=()))
+            return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, recorded.why)
         del self._running[result.number]
-        self._completed[result.number] = image
+        self._completed[result.number] = recorded
         self._last_image_batch = snapshot.batch_id
         if running.attempt.request_id is not None:
-            self._catalog.requests.resolve(running.attempt.request_id, RequestStatus.COMPLETED, image_id=image.image_id)
+            self._catalog.requests.resolve(
+                running.attempt.request_id, RequestStatus.COMPLETED, image_id=recorded.image_id
+            )
         return AttemptCompleted(monotonic_ms(), result.number)
 
     def _not_stored(self, result: NotStored) -> Event:
@@ -255,24 +264,6 @@ class AttemptRunner:
         reason = aborted.reason if aborted is not None else failure_reason(result.error)
         return AttemptFailed(monotonic_ms(), result.number, reason, str(result.error))
 
-    def _record(self, running: RunningAttempt, snapshot: Snapshot) -> ImageRecord:
-        figures = self._log.figures(snapshot.batch_id, since_batch=self._last_image_batch)
-        stored = snapshot.stored
-        return self._catalog.images.complete(
-            snapshot.order.image_id,
-            location=stored.location,
-            batch_id=snapshot.batch_id,
-            query_id=snapshot.query_id,
-            full_bytes=stored.full_bytes,
-            incremental_bytes=stored.incremental_bytes,
-            file_count=stored.file_count,
-            rows=figures.rows,
-            state_rows=figures.state_rows,
-            watermark=figures.watermark,
-            duration_ms=monotonic_ms() - running.began_at_ms,
-            properties=dict(snapshot.properties),
-        )
-
     def _failed(self, running: RunningAttempt, reason: CheckpointFailureReason, detail: str) -> Event:
         number = running.attempt.number
         self._running.pop(number, None)
@@ -280,9 +271,11 @@ class AttemptRunner:
         return AttemptFailed(monotonic_ms(), number, reason, detail)
 
     def _record_failure(self, running: RunningAttempt, why: str) -> None:
-        self._catalog.images.fail(running.order.image_id, why)
-        if running.attempt.request_id is not None:
-            self._catalog.requests.resolve(running.attempt.request_id, RequestStatus.FAILED, error=why)
+        # A catalog that is away for a moment must not end the query: the coordinator counts the failure.
+        with suppress(CatalogError):
+            self._catalog.images.fail(running.order.image_id, why)
+            if running.attempt.request_id is not None:
+                self._catalog.requests.resolve(running.attempt.request_id, RequestStatus.FAILED, error=why)
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
         self._cleaning += 1

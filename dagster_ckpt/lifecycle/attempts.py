@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from dagster_ckpt.coordinator import Attempt
+from dagster_ckpt.errors import ImageAbortedError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder, take_snapshot
 from dagster_ckpt.spark import LiveDirectory
@@ -109,11 +110,17 @@ class AttemptThreads:
                 return taken
 
     def close(self) -> None:
-        """Wait until every thread is done; attempts must have been aborted or ended before."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Wait until every thread is done; attempts must have been aborted or ended before.
+
+        A deletion that has not begun is still done: nobody else knows of an image that could not be recorded.
+        """
+        self._pool.shutdown(wait=True)
 
     def _take(self, running: RunningAttempt, live: LiveDirectory) -> None:
         number = running.attempt.number
+        if running.aborted.is_set():
+            self._results.put(NotStored(number, ImageAbortedError(f"Attempt {number} was aborted before its cut.")))
+            return
         try:
             snapshot = take_snapshot(
                 self._job,

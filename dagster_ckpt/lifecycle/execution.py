@@ -26,6 +26,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
@@ -197,6 +198,7 @@ class _Run:
             plan = plan_recovery(facts)
             self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
             job.store.check_access()
+            count_beyond_what_is_used(job, plan.image)
             for kept in check_backend(job, plan):
                 self._request.report(kept)
             prepared = prepare(job, plan)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, bindparam, select
 
 from dagster_ckpt.catalog.database import Database, as_dict
 from dagster_ckpt.catalog.records import EventRecord, EventType
@@ -27,6 +28,27 @@ class EventStore:
         query = select(events).where(events.c.sequence > sequence).order_by(events.c.sequence).limit(limit)
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(query)]
+
+    def last_of(
+        self, job_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
+    ) -> dict[str, list[EventRecord]]:
+        """The last events of some types of each of these jobs, oldest first, over one connection.
+
+        Args:
+            job_ids: The jobs.
+            types: The types.
+            up_to: No later sequence than this.
+            each: At most so many of each job.
+        """
+        wanted = (events.c.job_id == bindparam("job")) & (events.c.sequence <= up_to)
+        query = (
+            select(events)
+            .where(wanted & events.c.type.in_([kind.value for kind in types]))
+            .order_by(events.c.sequence.desc())
+            .limit(each)
+        )
+        with self._database.reading() as connection:
+            return {job: [_record(row) for row in connection.execute(query, {"job": job})][::-1] for job in job_ids}
 
     def latest_sequence(self) -> int:
         """Sequence of the newest event; 0 where nothing has happened yet."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
-from dagster_ckpt.catalog.records import EventType, ImageRecord, ImageStatus, ImageTrigger
-from dagster_ckpt.catalog.tables import images, jobs
+from dagster_ckpt.catalog.records import EventType, ImageRecord, ImageStatus, ImageTally, ImageTrigger
+from dagster_ckpt.catalog.tables import events, images, jobs
 from dagster_ckpt.errors import ImageNotFoundError
 
 CHECKPOINT = "CHECKPOINT"
@@ -147,6 +147,30 @@ class ImageStore:
     def newest_checkpoint(self, job_id: str) -> ImageRecord | None:
         """The newest completed checkpoint: what the next one may share bytes with."""
         return next(iter(self.of_job(job_id, kind=CHECKPOINT, status=ImageStatus.COMPLETED)), None)
+
+    def by_id(self, image_ids: Sequence[str]) -> dict[str, ImageRecord]:
+        """These images, as far as the catalog knows them."""
+        return {image.image_id: image for image in self._all(select(images).where(images.c.image_id.in_(image_ids)))}
+
+    def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[ImageTally]:
+        """What the checkpoints of a job amount to that were completed in a span of events, over one connection.
+
+        Args:
+            spans: Job, the sequence before the first event, and that of the last.
+        """
+        query = (
+            select(func.count(), func.sum(images.c.rows), func.sum(images.c.incremental_bytes))
+            .select_from(events.outerjoin(images, images.c.image_id == events.c.image_id))
+            .where(events.c.job_id == bindparam("job"))
+            .where(events.c.sequence > bindparam("after"), events.c.sequence <= bindparam("last"))
+            .where(events.c.type == EventType.CHECKPOINT_COMPLETED.value)
+        )
+        with self._database.reading() as connection:
+            rows = [
+                connection.execute(query, {"job": job_id, "after": after, "last": last}).one()
+                for job_id, after, last in spans
+            ]
+        return [ImageTally(int(count), int(rows or 0), int(size or 0)) for count, rows, size in rows]
 
     def newest_of(self, job_ids: Sequence[str]) -> dict[str, ImageRecord]:
         """The newest completed image of each of these jobs, of any timeline; one query, however many there are."""

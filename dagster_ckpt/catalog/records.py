@@ -257,6 +257,21 @@ class ImageRecord:
 
 
 @dataclass(frozen=True)
+class ImageTally:
+    """What several checkpoints amount to.
+
+    Attributes:
+        count: How many.
+        rows: Input rows, as far as their executions saw them.
+        incremental_bytes: Bytes that were written for them.
+    """
+
+    count: int
+    rows: int
+    incremental_bytes: int
+
+
+@dataclass(frozen=True)
 class RequestRecord:
     """Something that was asked of a job, and its answer.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
@@ -26,6 +27,14 @@ def alembic_config() -> Config:
     return config
 
 
+@cache
+def newest_revision() -> str | None:
+    """The revision of this version's tables. Sensors open a catalog every few seconds; the scripts do not change."""
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
+    return ScriptDirectory.from_config(alembic_config()).get_current_head()
+
+
 def upgrade(database: Database) -> None:
     """Bring a database to the newest tables; one that has them is left alone.
 
@@ -33,11 +42,9 @@ def upgrade(database: Database) -> None:
         CatalogError: It was made by a newer version of this package, or cannot be used.
     """
     from alembic.migration import MigrationContext  # noqa: PLC0415
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
 
-    newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
     with database.reading() as connection:
-        if MigrationContext.configure(connection).get_current_revision() == newest:
+        if MigrationContext.configure(connection).get_current_revision() == newest_revision():
             return
     with database.writing() as connection:
         if database.url.get_backend_name() == "postgresql":

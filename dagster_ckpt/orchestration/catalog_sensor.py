@@ -1,29 +1,35 @@
-"""The catalog sensor: it observes. Each completed image becomes one event on its streaming asset."""
+"""The catalog sensor: it observes. Completed images become events on their streaming asset, each once."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import dagster as dg
-import pendulum
 
-from dagster_ckpt.catalog import Catalog, EventRecord, EventType, ImageRecord
-from dagster_ckpt.errors import CkptError
+from dagster_ckpt.catalog import Catalog, EventRecord, EventType, ImageTally
 from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.lifecycle.report_throttle import DECISIVE, REMEMBERED, Told, events_to_tell
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.image_report import (
+    IMAGE_ID_KEY,
+    SEQUENCE_KEY,
+    failure_observation,
+    identity,
+    materialization,
+)
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 
-SEQUENCE_KEY = "dagster_ckpt/sequence"
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
 # A tick must end well inside Dagster's 60 s; what is left comes with the next one.
 EVENTS_PER_TICK = 200
-IMAGE_ID_KEY = "dagster_ckpt/image_id"
 # Materializations read at a time while looking for what an interrupted tick has stored.
 PAGE = 100
 # Nothing is reported before it happened. The clocks of catalog and Dagster may differ, by less than this.
 CLOCK_SKEW_S = 24 * 3600.0
+REPORT_INTERVAL_S = 60
+
+Report = dg.AssetMaterialization | dg.AssetObservation
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,16 @@ def build_catalog_sensor(
     *,
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     downstream_interval_seconds: int = 0,
+    report_interval_seconds: int = REPORT_INTERVAL_S,
     name: str = "checkpoint_catalog_sensor",
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """A sensor that reports each completed checkpoint and savepoint on its streaming asset, once.
+    """A sensor that reports completed checkpoints and savepoints on their streaming asset, each at most once.
+
+    Dagster keeps events for ever, so of periodic checkpoints it reports one in each interval (`report_throttle`), with
+    how many there were since; savepoints, what a person asked for, the first checkpoint after a start, the last before
+    an end and failures are always reported.
 
     Its cursor is the sequence of the catalog's events. Dagster stores a tick's events before the
     cursor, so a daemon that dies in between would report some twice; therefore images that are
@@ -68,6 +79,7 @@ def build_catalog_sensor(
         streams: The streaming assets to report on.
         downstream: A job to start after new images, one run at a time.
         downstream_interval_seconds: Shortest time between two starts of it.
+        report_interval_seconds: One periodic checkpoint is reported in each interval of this length; 0 reports each.
         name: Name of the sensor.
         minimum_interval_seconds: Shortest time between two looks.
         default_status: Whether it runs from the start.
@@ -79,7 +91,7 @@ def build_catalog_sensor(
         jobs=[downstream] if downstream is not None else None,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description="Reports each completed checkpoint and savepoint on its streaming asset, exactly once"
+        description="Reports completed checkpoints and savepoints on their streaming assets"
         + (f", and starts {downstream.name}." if downstream is not None else "."),
     )
     def checkpoint_catalog_sensor(
@@ -88,18 +100,13 @@ def build_catalog_sensor(
         cursor = SensorCursor.parse(context.cursor)
         catalog = checkpoint_catalog.catalog()
         events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK)
-        news = [event for event in events if event.type in COMPLETED and event.job_id in keys]
-        reported = {
-            key: already_reported(context.instance, key, [event for event in news if keys[event.job_id] == key])
-            for key in {keys[event.job_id] for event in news}
-        }
-        materializations = [
-            _materialization(keys[event.job_id], event, _image(catalog, event))
-            for event in news
-            if _identity(event) not in reported[keys[event.job_id]]
-        ]
+        ours = [event for event in events if event.job_id in keys]
+        reports = _reports(
+            context.instance, catalog, keys, ours, since=cursor.sequence, interval_ms=report_interval_seconds * 1000
+        )
+        news = any(event.type in COMPLETED for event in ours)
         sequence = events[-1].sequence if events else cursor.sequence
-        due = downstream is not None and (cursor.downstream_due or bool(news))
+        due = downstream is not None and (cursor.downstream_due or news)
         started_at_ms = cursor.downstream_at_ms
         requests = []
         rested = wall_clock_ms() - started_at_ms >= downstream_interval_seconds * 1000
@@ -108,28 +115,102 @@ def build_catalog_sensor(
             due, started_at_ms = False, wall_clock_ms()
         return dg.SensorResult(
             run_requests=requests,
-            asset_events=materializations,
+            asset_events=reports,
             cursor=str(SensorCursor(sequence, due, started_at_ms)),
-            skip_reason=None if requests or materializations else dg.SkipReason("no new checkpoints"),
+            skip_reason=None if requests or reports else dg.SkipReason("no new checkpoints"),
         )
 
     return checkpoint_catalog_sensor
 
 
-def already_reported(instance: dg.DagsterInstance, key: dg.AssetKey, news: Sequence[EventRecord]) -> frozenset[str]:
+def _reports(
+    instance: dg.DagsterInstance,
+    catalog: Catalog,
+    keys: Mapping[str, dg.AssetKey],
+    events: Sequence[EventRecord],
+    *,
+    since: int,
+    interval_ms: int,
+) -> list[Report]:
+    """What these events put on the assets, without what is there already."""
+    if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
+        return []
+    before = catalog.events.last_of(sorted({event.job_id for event in events}), DECISIVE, up_to=since, each=REMEMBERED)
+    named = [event.image_id for event in (*events, *(e for known in before.values() for e in known)) if event.image_id]
+    images = catalog.images.by_id(named)
+    told = list(events_to_tell(events, before, images, interval_ms=interval_ms))
+    completed = [each.event for each in told if not each.is_failure]
+    failed = [each.event for each in told if each.is_failure]
+    latest = _latest_of_ours(instance, {keys[event.job_id] for event in completed})
+    known = {
+        **_already(instance.fetch_materializations, keys, completed, latest),
+        **_already(instance.fetch_observations, keys, failed, {}),
+    }
+    new = [each for each in told if identity(each.event) not in known.get(each.event.job_id, frozenset())]
+    tallies = _tallies(catalog, keys, new, latest)
+    return [
+        failure_observation(keys[each.event.job_id], each.event)
+        if each.is_failure
+        else materialization(
+            keys[each.event.job_id],
+            each.event,
+            images.get(each.event.image_id or ""),
+            tallies.get(each.event.sequence),
+        )
+        for each in new
+    ]
+
+
+def _latest_of_ours(instance: dg.DagsterInstance, keys: set[dg.AssetKey]) -> dict[dg.AssetKey, int]:
+    """Sequence of the newest materialization of each asset, where it is one of ours; one query for all assets."""
+    latest: dict[dg.AssetKey, int] = {}
+    for record in instance.get_asset_records(sorted(keys)) if keys else ():
+        newest = record.asset_entry.last_materialization
+        metadata = newest.asset_materialization.metadata if newest and newest.asset_materialization else {}
+        sequence = metadata.get(SEQUENCE_KEY)
+        if isinstance(sequence, dg.IntMetadataValue) and sequence.value is not None:
+            latest[record.asset_entry.asset_key] = sequence.value
+    return latest
+
+
+def _already(
+    fetch: Callable[..., dg.EventRecordsResult],
+    keys: Mapping[str, dg.AssetKey],
+    news: Sequence[EventRecord],
+    latest: Mapping[dg.AssetKey, int],
+) -> dict[str, frozenset[str]]:
+    by_job: dict[str, list[EventRecord]] = {}
+    for event in news:
+        by_job.setdefault(event.job_id, []).append(event)
+    return {
+        job_id: already_reported(fetch, keys[job_id], events)
+        for job_id, events in by_job.items()
+        # Ours are there in the order of the catalog: nothing of a newer sequence is behind an older one.
+        if not 0 < latest.get(keys[job_id], 0) < events[0].sequence
+    }
+
+
+def already_reported(
+    fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord]
+) -> frozenset[str]:
     """Which of these images are on their asset already, from a tick that was cut off or a cursor that was reset.
 
-    Ours are there in the order of the catalog, with other people's materializations anywhere between them.
+    Ours are there in the order of the catalog, with other people's events anywhere between them.
+
+    Args:
+        fetch: `fetch_materializations` or `fetch_observations` of the instance.
+        key: The asset.
+        news: Events of it, in order.
     """
-    candidates = {_identity(event) for event in news}
+    candidates = {identity(event) for event in news}
     since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
     found: set[str] = set()
     cursor: str | None = None
     while True:
-        page = instance.fetch_materializations(since, limit=PAGE, cursor=cursor)
+        page = fetch(since, limit=PAGE, cursor=cursor)
         for record in page.records:
-            materialization = record.asset_materialization
-            metadata = materialization.metadata if materialization else {}
+            reported = record.asset_materialization or record.asset_observation
+            metadata = reported.metadata if reported else {}
             sequence, image_id = metadata.get(SEQUENCE_KEY), metadata.get(IMAGE_ID_KEY)
             if image_id is not None and image_id.value in candidates:
                 found.add(str(image_id.value))
@@ -140,62 +221,22 @@ def already_reported(instance: dg.DagsterInstance, key: dg.AssetKey, news: Seque
         cursor = page.cursor
 
 
-def _identity(event: EventRecord) -> str:
-    # Not the sequence: a catalog that was made anew counts from one again.
-    return event.image_id or f"event {event.sequence}"
-
-
-def image_metadata(image: ImageRecord) -> dict[str, Any]:
-    """The figures of an image, as Dagster metadata; numbers are plotted on the asset's page."""
-    figures: dict[str, Any] = {
-        "dagster_ckpt/batch_id": image.batch_id,
-        "dagster_ckpt/rows": image.rows,
-        "dagster_ckpt/state_rows": image.state_rows,
-        "dagster_ckpt/duration_ms": image.duration_ms,
-        "dagster_ckpt/full_bytes": image.full_bytes,
-        "dagster_ckpt/incremental_bytes": image.incremental_bytes,
-        "dagster_ckpt/number": image.number,
-        "dagster_ckpt/kind": image.kind,
-        "dagster_ckpt/trigger": image.trigger.value,
-        "dagster_ckpt/location": dg.MetadataValue.path(image.location or ""),
-        IMAGE_ID_KEY: image.image_id,
-        "dagster_ckpt/watermark": image.watermark,
-    }
-    watermark_ms = _epoch_ms(image.watermark)
-    if watermark_ms is not None:
-        figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
-        # The page plots whole and decimal numbers only, no timestamps.
-        figures["dagster_ckpt/watermark_ms"] = watermark_ms
-    return {name: value for name, value in figures.items() if value is not None}
-
-
-def _epoch_ms(watermark: str | None) -> int | None:
-    try:
-        if watermark is None:
-            return None
-        return round(pendulum.from_format(watermark, "YYYY-MM-DDTHH:mm:ss.SSS[Z]", tz="UTC").timestamp() * 1000)
-    except ValueError:
-        # A damaged row is shown as it is; it must not keep the others from being reported.
-        return None
-
-
-def _materialization(key: dg.AssetKey, event: EventRecord, image: ImageRecord | None) -> dg.AssetMaterialization:
-    metadata = image_metadata(image) if image is not None else dict(event.payload)
-    batch_id = metadata.get("dagster_ckpt/batch_id", "unknown")
-    return dg.AssetMaterialization(
-        key,
-        description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
-        metadata={SEQUENCE_KEY: event.sequence, IMAGE_ID_KEY: _identity(event), **metadata},
-        tags={"dagster/data_version": str(batch_id)},
-    )
-
-
-def _image(catalog: Catalog, event: EventRecord) -> ImageRecord | None:
-    try:
-        return catalog.images.get(event.image_id) if event.image_id is not None else None
-    except CkptError:
-        # A row that cannot be read is reported with what the event itself says.
-        return None
+def _tallies(
+    catalog: Catalog, keys: Mapping[str, dg.AssetKey], new: Sequence[Told], latest: Mapping[dg.AssetKey, int]
+) -> dict[int, ImageTally]:
+    """The checkpoints since the report before, by the sequence of the event that is reported."""
+    before = {job_id: latest[key] for job_id, key in keys.items() if key in latest}
+    spans = []
+    for each in new:
+        if each.is_failure:
+            continue
+        event = each.event
+        # An older sequence behind a newer one: the catalog was made anew, and counts from one again.
+        if event.job_id in before and before[event.job_id] < event.sequence:
+            spans.append((event.job_id, before[event.job_id], event.sequence))
+        before[event.job_id] = event.sequence
+    tallies = catalog.images.tallies(spans)
+    return {sequence: tally for (_, _, sequence), tally in zip(spans, tallies, strict=True)}
 
 
 def _is_in_progress(instance: dg.DagsterInstance, job_name: str) -> bool:

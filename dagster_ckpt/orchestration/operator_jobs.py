@@ -14,7 +14,7 @@ from dagster_ckpt.lifecycle.retention import RetentionReport, apply_terminal_ret
 from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import RecoveryClaimMode, SavepointHistory, TerminalState
-from dagster_ckpt.orchestration.catalog_sensor import image_metadata
+from dagster_ckpt.orchestration.image_report import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
 from dagster_ckpt.orchestration.rewind_report import preview_metadata

@@ -6,7 +6,7 @@ import dagster as dg
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
@@ -24,6 +24,7 @@ def stream_definitions(
     *streams: StreamingAsset,
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     downstream_interval_seconds: int = 0,
+    report_interval_seconds: int = REPORT_INTERVAL_S,
     savepoint_schedules: Mapping[str, str | PeriodicSavepoints] | None = None,
 ) -> dg.Definitions:
     """Assets, jobs, sensors and schedules for streaming assets, to be merged into a code location.
@@ -35,6 +36,8 @@ def stream_definitions(
         streams: The streaming assets.
         downstream: A job to start after new checkpoints.
         downstream_interval_seconds: Shortest time between two starts of it.
+        report_interval_seconds: One periodic checkpoint is reported to Dagster in each interval of this length; 0
+            reports each. The catalog has them all.
         savepoint_schedules: By job id: a cron expression, or `PeriodicSavepoints` with its history and blackouts.
 
     Raises:
@@ -73,7 +76,10 @@ def stream_definitions(
         ],
         sensors=[
             build_catalog_sensor(
-                streams, downstream=downstream, downstream_interval_seconds=downstream_interval_seconds
+                streams,
+                downstream=downstream,
+                downstream_interval_seconds=downstream_interval_seconds,
+                report_interval_seconds=report_interval_seconds,
             ),
             build_supervisor_sensor(streams, retention_job),
         ],

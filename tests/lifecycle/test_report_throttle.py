@@ -1,0 +1,71 @@
+"""Of many checkpoints few are told, and it does not matter from where the events are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt.catalog import EventRecord, EventType, ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.lifecycle.report_throttle import DECISIVE, REMEMBERED, events_to_tell
+
+CASES = yaml.safe_load((Path(__file__).parent / "reports.yaml").read_text(encoding="utf-8"))
+KINDS = {
+    "c": EventType.CHECKPOINT_COMPLETED,
+    "m": EventType.CHECKPOINT_COMPLETED,
+    "s": EventType.SAVEPOINT_COMPLETED,
+    "f": EventType.CHECKPOINT_FAILED,
+    "g": EventType.SAVEPOINT_FAILED,
+    "S": EventType.EXECUTION_STARTED,
+    "E": EventType.EXECUTION_ENDED,
+    "R": EventType.RESTORED,
+}
+# Any minute of the clock.
+BEGIN_MS = 60_000 * 29_000_000
+
+
+def event(sequence: int, text: str) -> EventRecord:
+    kind, second = text.split("@")
+    return EventRecord(sequence, "orders", KINDS[kind], text, None, {}, BEGIN_MS + int(second) * 1000)
+
+
+def image(text: str) -> ImageRecord:
+    trigger = ImageTrigger.MANUAL if text.startswith("m") else ImageTrigger.PERIODIC
+    return ImageRecord(text, "orders", None, "CHECKPOINT", 1, ImageStatus.COMPLETED, trigger, 0)
+
+
+def told_from(events: list[EventRecord], start: int, interval_ms: int = 60_000) -> list[str]:
+    """What a reader tells that has dealt with the first `start` events."""
+    before = [each for each in events[:start] if each.type in DECISIVE][-REMEMBERED:]
+    images = {text: image(text) for text in (str(each.image_id) for each in events)}
+    told = events_to_tell(events[start:], {"orders": before}, images, interval_ms=interval_ms)
+    return [str(each.event.image_id) for each in told]
+
+
+def read(case: dict[str, Any]) -> list[EventRecord]:
+    return [event(sequence, text) for sequence, text in enumerate(case["events"], start=1)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
+def test_what_is_told(case: dict[str, Any]) -> None:
+    assert told_from(read(case), 0) == case["told"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
+def test_wherever_a_reader_stops_and_goes_on_it_tells_the_same(case: dict[str, Any]) -> None:
+    events = read(case)
+    for stop in range(len(events) + 1):
+        assert [*told_from(events[:stop], 0), *told_from(events, stop)] == case["told"]
+
+
+def test_without_an_interval_every_image_and_every_failure_is_told() -> None:
+    events = [event(n, text) for n, text in enumerate(["c@0", "c@0", "f@0", "f@0", "s@1", "c@1", "E@2"], start=1)]
+    assert told_from(events, 0, interval_ms=0) == ["c@0", "c@0", "f@0", "f@0", "s@1", "c@1"]
+
+
+def test_jobs_do_not_hide_each_others_checkpoints() -> None:
+    mine, other = event(1, "c@0"), EventRecord(2, "shop", EventType.CHECKPOINT_COMPLETED, None, None, {}, BEGIN_MS)
+    told = events_to_tell([mine, other], {}, {"c@0": image("c@0")}, interval_ms=60_000)
+    assert [each.event.sequence for each in told] == [1, 2]

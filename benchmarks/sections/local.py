@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ OURS = "image"
 BESIDE = "restore, live directory there"
 LOST = "restore, live directory lost"
 RSYNC, LINK_DEST = "rsync -a", "rsync -a --link-dest"
-LIMIT = "reading the new bytes, one write"
+LIMIT = "reading the new bytes, one durable write"
 FILES_OF_A_FIGURE = 10_000
 
 
@@ -116,10 +117,18 @@ def _restore(root: Path, engine: Engine, location: str, figures: _Figures, repet
 
 
 def _read_and_write(paths: Sequence[Path], target: Path) -> None:
-    """The physical limit: every new file that a restore needs is read once, and all of it written once."""
+    """The physical limit: every new file that a restore needs is read once, and all of it written once and for good.
+
+    As an image is on the disk when it is reported, with its name, so is this.
+    """
     with target.open("wb") as stream:
         for path in paths:
             stream.write(path.read_bytes())
+        stream.flush()
+        os.fsync(stream.fileno())
+    folder = os.open(target.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
 
 
 def _per_ten_thousand_files(figures: _Figures) -> float:
@@ -137,7 +146,12 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             headings=("new files", "MB written"),
             cells={name: tuple(cells) for name, cells in figures.cells.items()},
         ),
-        timing_table("Image at every batch", batches, ours=OURS, note="The limit leaves out checksum files, as we do."),
+        timing_table(
+            "Image at every batch",
+            batches,
+            ours=OURS,
+            note="The limit is flushed to the disk, as an image is, and leaves out checksum files, as an image does.",
+        ),
         Table(
             title="Finding that nothing changed",
             headings=("", "median s", "min s", "files", "ms per 10,000 files"),
@@ -164,7 +178,7 @@ def _targets(figures: _Figures) -> tuple[Target, ...]:
         at_least("incremental: `rsync -a --link-dest` / ours", 4, incremental.ratio(LINK_DEST, OURS)),
         at_least("incremental: `rsync -a` / ours", 2, incremental.ratio(RSYNC, OURS)),
         at_most("incremental: new files", 20, statistics.median(figures.new_files)),
-        at_most("image at every batch: ours / the new bytes read and written once", 1.5, every_batch),
+        at_most("image at every batch: ours / the new bytes read and written once, durably", 1.5, every_batch),
         at_least("restore: `cp -al` / ours", 1, restore.ratio("cp -al", BESIDE)),
         at_most("nothing changed, per 10,000 files", 50, _per_ten_thousand_files(figures), unit="ms"),
     )
@@ -177,7 +191,8 @@ LOCAL = Section(
         "A live directory of one million keys in 200 partitions, RocksDB with changelogs, as Spark left it after 13, "
         "23 and 33 batches of which each but the first changes 1 % of the keys. A copy of it grows from one to the "
         "next; images are taken of the copy, and the peers have a copy of their own. The peers are whole processes, "
-        "an image is a call in a process that runs already, as a driver's. Page cache warm, nothing is synced."
+        "an image is a call in a process that runs already, as a driver's. Page cache warm; an image is "
+        "flushed to the disk, which the peers leave to the kernel."
     ),
     measure=_measure,
 )

@@ -65,7 +65,7 @@ def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
         begins = [begin, *ends[:-1]]
         # Length of each part of the file list; the last one holds the files that are not stable.
         described["segments"] = [end - begin for begin, end in zip(begins, ends, strict=True)]
-        archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _NO_TIME), json.dumps(described, indent=1))
+        archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _NO_TIME), _json(described))
         archive.writestr(zipfile.ZipInfo(INLINE_NAME, _NO_TIME), bytes(inline))
         archive.comment = bytes(_SEAL_BYTES)
     with target.getbuffer() as whole:
@@ -77,6 +77,11 @@ def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
         # A view: the bytes are there once, however many segments and images refer to them.
         segment.remember_packed(memoryview(data)[begin:end])
     return data
+
+
+def _json(described: dict[str, Any]) -> str:
+    """A line for each key: easy to read, and made by the encoder in C, which knows no indentation."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in described.items()) + "\n}"
 
 
 def unpack_metadata(data: bytes, location: str) -> Metadata:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -184,6 +185,12 @@ class Segment:
             self._lines = lines
         return lines
 
+    @property
+    def files(self) -> Iterator[FileEntry]:
+        """Its files."""
+        # Lines are checked when they are read, or our own.
+        return map(_entry_of, self.lines)
+
     def pack_into(self, write: Callable[[bytes | memoryview], object]) -> None:
         """Write its lines, packed with gzip; those of a segment that an earlier image had were packed then."""
         if self._packed is not None:
@@ -292,8 +299,7 @@ class Manifest:
     @property
     def files(self) -> Iterator[FileEntry]:
         """Its files."""
-        # Lines are checked when they are read, or our own.
-        return map(_entry_of, self.lines)
+        return chain.from_iterable(segment.files for segment in self.segments)
 
     @property
     def lines(self) -> Iterator[bytes]:

@@ -18,6 +18,9 @@ from dagster_ckpt.image.source import Source
 
 # Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
 CHUNK_BYTES = 1024 * 1024
+# Small files are written so much at a time: a call for each costs more than the bytes, and memory that stays this small
+# is used again.
+_TOGETHER_BYTES = 256 * 1024
 # Equal files of one image are stored once, as long as a table of so many digests can tell.
 _REMEMBERED_DIGESTS = 4_096
 
@@ -244,13 +247,13 @@ class _PackWriter:
         self._pending_bytes += len(data)
         self._length += len(data)
         self.written += len(data)
-        if self._pending_bytes >= CHUNK_BYTES:
+        if self._pending_bytes >= _TOGETHER_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        """Write what has come together: a call for each small file costs more than the bytes."""
+        """Write what has come together."""
         if self._stream is not None and self._pending:
-            self._stream.write(b"".join(self._pending))
+            self._stream.write(b"".join(self._pending) if len(self._pending) > 1 else self._pending[0])
         self._pending.clear()
         self._pending_bytes = 0
 

@@ -25,7 +25,7 @@ Hold = Callable[[list[Source]], Sequence[Source]]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_OF_AN_IMAGE = 64
 # What is inlined is written again with every image: beyond this it is cheaper in an object that images share.
-INLINE_LIMIT_BYTES = 1024 * 1024
+INLINE_LIMIT_BYTES = 256 * 1024
 ONE_THREAD = Threads(1)
 
 
@@ -149,7 +149,9 @@ class _Writer:
         # With all stable files come their inlined bytes, and a few bytes of files that are gone: until the next image
         # that extends none.
         self._inline = bytearray(taken.inline if taken else b"")
-        self._inlined: dict[str, int] = {}
+        # Digests of what is there: logs that are read again need not be written again.
+        others = taken.manifest.rest.files if taken else ()
+        self._inlined = {entry.digest: entry.offset for entry in others if entry.object is None}
         # Of its own for each write: a second try of the same image must not touch what a first one wrote.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._made: list[str] = []
@@ -167,7 +169,8 @@ class _Writer:
                 rest.append(file)
                 continue
             reference, offset = place_of(line)
-            if reference is not None:
+            # With the stable files of the base all its inlined bytes came, at the same place.
+            if reference is not None or self._extends:
                 self._segment(file).add_line(file.path, file.size, reference, offset, line)
             elif self._may_inline(file.size):
                 data = self._known.inline[offset : offset + file.size]
@@ -178,11 +181,17 @@ class _Writer:
         return rest
 
     def split(self, files: Sequence[Source]) -> tuple[list[Source], list[Source]]:
-        """Those that go into the metadata, and those that go into data objects."""
+        """Those that go into the metadata, and those that go into data objects.
+
+        Where a data object is made anyway, small files that the next images will have too go there: inlined, their
+        bytes would be written again with each of them.
+        """
         inline, packed = [], []
         size = len(self._inline)
+        is_enough = self._may_inline(max((file.size for file in files), default=0), size)
+        makes_none = is_enough and self._fits(size + sum(file.size for file in files))
         for file in files:
-            if self._may_inline(file.size, size):
+            if (makes_none or not file.stable or not file.size) and self._may_inline(file.size, size):
                 size += file.size
                 inline.append(file)
             else:
@@ -263,7 +272,10 @@ class _Writer:
         if threshold is None or size == 0:
             return True
         inlined = len(self._inline) if inlined is None else inlined
-        return size < threshold and inlined + size <= self._options.inline_limit_bytes
+        return size < threshold and self._fits(inlined + size)
+
+    def _fits(self, inlined: int) -> bool:
+        return self._options.inline_threshold is None or inlined <= self._options.inline_limit_bytes
 
     def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
         """Files in order, in about equal shares."""

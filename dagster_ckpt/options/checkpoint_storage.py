@@ -230,7 +230,8 @@ class FileSystemCheckpointStorage(CheckpointStorage):
             _real(
                 "file_state_size_threshold",
                 self.get_min_file_size_threshold(),
-                "Smaller files are stored inside the image's metadata, others in storage that images share.",
+                "Smaller files are stored inside the image's metadata, others, and with them small files of state, in "
+                "storage that images share.",
             ),
             _real(
                 "write_buffer_size",

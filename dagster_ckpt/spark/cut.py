@@ -201,11 +201,12 @@ def _file_sources(*entries: OffsetEntry | None) -> set[str]:
 
 def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
     """Look again at the end: where the commit was purged or rolled back, the rest may be gone too."""
-    newest = live.positions().commit
-    if newest is None or newest < batch_id or batch_id not in batch_ids(live.folder, COMMITS):
+    commits = batch_ids(live.folder, COMMITS)
+    if batch_id not in commits:
         raise IncompleteCutError(
-            f"{live.url}/{COMMITS}/{batch_id} vanished while it was read (newest commit now: {newest}): the "
-            "query was rolled back, or commits faster than this storage can be read. Try again."
+            f"{live.url}/{COMMITS}/{batch_id} vanished while it was read (newest commit now: "
+            f"{max(commits, default=None)}): the query was rolled back, or commits faster than this storage can be "
+            "read. Try again."
         )
     if live.folder.read(METADATA) != metadata.data:
         raise IncompleteCutError(f"{live.url} was taken over by another query while it was read. Try again.")

@@ -23,6 +23,7 @@ _LOCAL_SCHEMES = ("file://", "file:", "local://")
 # What the fsspec file systems call an entity tag, a generation or a time of change.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _DELETE_ATTEMPTS = 10
+_READ_BYTES = 1024 * 1024
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -126,6 +127,15 @@ class Folder(ABC):
         with self.open(path) as stream:
             return stream.read(at_most)
 
+    def read_version(self, path: str) -> tuple[bytes, FileVersion]:
+        """Content of a file and its version; were it replaced in between, the version is the older one's."""
+        version = self.version(path)
+        return self.read(path), version
+
+    def look(self, path: str, at_most: int) -> tuple[FileVersion, bytes | None]:  # noqa: ARG002 - it would cost a request
+        """Version of a file, and its content if it is no larger than that and comes at no further cost."""
+        return self.version(path), None
+
     def files(self, path: str = "") -> Iterator[tuple[str, Entry]]:
         """Every file below a directory, with its path from the root."""
         for name, entry in sorted(self.list(path).items()):
@@ -206,14 +216,8 @@ class LocalFolder(Folder):
 
     def read(self, path: str, at_most: int = -1) -> bytes:
         """Content of a file, or the first bytes of it."""
-        if at_most < 0:
-            return super().read(path)
-        with _access("read", self.url, path):
-            descriptor = os.open(self._prefix + path, os.O_RDONLY)
-            try:
-                return os.read(descriptor, at_most)
-            finally:
-                os.close(descriptor)
+        with self._opened(path) as descriptor:
+            return os.read(descriptor, at_most) if at_most >= 0 else _whole(descriptor, os.fstat(descriptor).st_size)
 
     def version(self, path: str) -> FileVersion:
         """Version of a file as it is now."""
@@ -222,16 +226,33 @@ class LocalFolder(Folder):
         except OSError as error:
             raise _explained("read", self.url, path, error) from error
 
-    def read_version(self, path: str, at_most: int) -> tuple[bytes, FileVersion]:
+    def read_version(self, path: str) -> tuple[bytes, FileVersion]:
         """Content of a file and its version, of one and the same file whatever takes its name meanwhile."""
+        with self._opened(path) as descriptor:
+            version = version_of(os.fstat(descriptor))
+            return _whole(descriptor, version.size), version
+
+    def look(self, path: str, at_most: int) -> tuple[FileVersion, bytes | None]:
+        """Version of a file, and its content if it is no larger than that: of one and the same file, too."""
+        # Two hundred times an image at the least, so without a context manager.
         try:
             descriptor = os.open(self._prefix + path, os.O_RDONLY)
             try:
-                return os.read(descriptor, at_most), version_of(os.fstat(descriptor))
+                version = version_of(os.fstat(descriptor))
+                return version, _whole(descriptor, version.size) if version.size <= at_most else None
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise _explained("read", self.url, path, error) from error
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        with _access("read", self.url, path):
+            descriptor = os.open(self._prefix + path, os.O_RDONLY)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file whole or not at all, in place of any other of that name."""
@@ -395,6 +416,15 @@ class RemoteFolder(Folder):
 def version_of(stat: os.stat_result) -> FileVersion:
     """Version of a local file. Spark replaces files by renaming, so a replaced one has another inode."""
     return FileVersion(stat.st_size, f"{stat.st_dev:x}.{stat.st_ino:x}.{stat.st_mtime_ns:x}")
+
+
+def _whole(descriptor: int, size: int) -> bytes:
+    """All bytes of a file, in one call where it has the size it is said to have."""
+    data = os.read(descriptor, size + 1)
+    if len(data) != size:
+        while more := os.read(descriptor, _READ_BYTES):
+            data += more
+    return data
 
 
 def _lazy_version(entry: os.DirEntry[str]) -> Callable[[], FileVersion]:

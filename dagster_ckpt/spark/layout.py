@@ -97,7 +97,7 @@ class LiveDirectory:
 
 def batch_ids(folder: Folder, log: str) -> list[int]:
     """Batches that have an entry in a log; junk and unfinished files are passed over as Spark does."""
-    return sorted(int(name) for name in folder.list(log) if name.isdecimal())
+    return sorted(int(name) for name in folder.listing(log).names if name.isdecimal())
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:

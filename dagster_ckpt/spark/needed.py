@@ -8,6 +8,10 @@ from typing import BinaryIO
 
 from dagster_ckpt.spark.folder import FileVersion, Folder
 
+# So much of a cut is read at once, instead of being held by links; of more files the objects alone would count.
+HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
+HELD_IN_MEMORY_FILES = 5_000
+
 
 @dataclass(slots=True)
 class NeededFile:
@@ -53,10 +57,10 @@ def read_versioned(folder: Folder, path: str) -> NeededFile:
     Raises:
         FileNotFoundError: It is not there (any more).
     """
-    # The version first: were the file replaced in between, it would be taken for another later, which is safe.
-    token = folder.version(path).token
-    data = folder.read(path)
-    return NeededFile(folder, path, path, len(data), token, data=data)
+    # The version is never a newer one's: were the file replaced in between, it would be taken for another later, which
+    # is safe.
+    data, version = folder.read_version(path)
+    return NeededFile(folder, path, path, len(data), version.token, data=data)
 
 
 def read_needed(folder: Folder, path: str, *, image_path: str | None = None) -> NeededFile:

@@ -24,14 +24,11 @@ from dagster_ckpt.image import Base, Source
 from dagster_ckpt.spark.cut import ATTEMPTS, Cut, cut
 from dagster_ckpt.spark.folder import FileVersion, LocalFolder, version_of
 from dagster_ckpt.spark.layout import LiveDirectory
-from dagster_ckpt.spark.needed import NeededFile
+from dagster_ckpt.spark.needed import HELD_IN_MEMORY_BYTES, HELD_IN_MEMORY_FILES, NeededFile
 
 _MARK = ".cut-"
 # No links here: another device, a file system or a file that takes none, a limit reached.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
-# So much is held in memory; of more files the objects alone would count.
-HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
-HELD_IN_MEMORY_FILES = 5_000
 
 T = TypeVar("T")
 
@@ -212,10 +209,10 @@ class _Place:
 
 def _read_now(folder: LocalFolder, file: NeededFile) -> None:
     try:
-        data, version = folder.read_version(file.source, file.size + 1)
+        version, data = folder.look(file.source, file.size)
     except FileNotFoundError as error:
         raise overtaken(file, "was purged") from error
-    if len(data) != file.size or version != file.version:
+    if data is None or len(data) != file.size or version != file.version:
         raise overtaken(file, "was replaced")
     file.data = data
 

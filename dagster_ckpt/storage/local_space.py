@@ -15,7 +15,7 @@ from dagster_ckpt.storage.write_behind import begin_writing
 
 # Many small files lie side by side in one object.
 READ_BYTES = 256 * 1024
-WRITE_BEHIND_BYTES = 1024 * 1024
+WRITE_BEHIND_BYTES = 256 * 1024
 
 
 class LocalSpace:

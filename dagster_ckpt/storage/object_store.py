@@ -39,6 +39,7 @@ from dagster_ckpt.image import (
     verify_image,
     write_image,
 )
+from dagster_ckpt.image.writer import INLINE_LIMIT_BYTES
 from dagster_ckpt.storage.deletion import (
     INCOMPLETE_NAME,
     SHARED,
@@ -280,6 +281,7 @@ class ObjectImageStore:
     def _options(self, object_prefix: str) -> WriteOptions:
         return WriteOptions(
             inline_threshold=self._layout.inline_threshold,
+            inline_limit_bytes=max(INLINE_LIMIT_BYTES, self._layout.inline_threshold or 0),
             object_prefix=object_prefix,
             pack_least_bytes=self._layout.pack_least_bytes,
         )

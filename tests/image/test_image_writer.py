@@ -192,6 +192,29 @@ def test_an_image_that_extends_another_has_all_its_stable_files(space, header, c
     assert restored(space, "chk-4") == restored(space, "chk-3") | {"f": b"f"}
 
 
+def test_small_state_lies_beside_large_state_and_logs_in_the_metadata(space, header, content) -> None:
+    def file(name: str, size: int, *, stable: bool) -> SourceFile:
+        return replace(content(name.encode() * size).file(name), stable=stable)
+
+    files = [file("offsets", 1, stable=False), file("small", 1, stable=True), file("large", 10, stable=True)]
+    mixed = write_image(space, "chk-1", header(1), files, options=SHARED)
+    assert {entry.path for entry in mixed.manifest.files if entry.object is None} == {"offsets"}
+    assert len(mixed.new_objects) == 1
+    small = write_image(space, "chk-2", header(2), files[:2], options=SHARED)
+    assert small.new_objects == ()
+
+
+def test_logs_that_stay_as_they_were_are_inlined_once(space, header, content) -> None:
+    def logs() -> list[SourceFile]:
+        return [content(b"log").file("sources/0/1"), content(b"v1").file("commits/1", identity="v1")]
+
+    stable = replace(content(b"state").file("state"), stable=True)
+    first = write_image(space, "chk-1", header(1), [*logs(), stable], options=SHARED)
+    second = write_image(space, "chk-2", header(2), logs(), options=SHARED, base=base_of(space, first), extends=True)
+    assert second.inline == first.inline
+    assert restored(space, "chk-2") == restored(space, "chk-1")
+
+
 @pytest.mark.parametrize("wrong", [5, 99, 101, 2_000_000])
 def test_a_file_that_changed_while_it_was_read_is_refused(space, write, content, wrong) -> None:
     with pytest.raises(IncompleteCutError, match=r"state/x .*changed meanwhile"):

@@ -9,12 +9,13 @@ then.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.image import Base
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import COMMITS, store_directory
-from dagster_ckpt.spark.needed import NeededFile
+from dagster_ckpt.spark.needed import HELD_IN_MEMORY_BYTES, HELD_IN_MEMORY_FILES, NeededFile
 from dagster_ckpt.spark.state.formats import HEAP, ROCKSDB, CommittedState, partitions_of, unique_ids
 from dagster_ckpt.spark.state.lineage import read_lineage
 
@@ -24,6 +25,23 @@ CHAIN = "state_chain"
 LAYOUT = "state_layout"
 
 _SUFFIXES = {HEAP: ".delta", ROCKSDB: ".changelog"}
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A look at new files of state, which reads the small ones on the way.
+
+    Attributes:
+        folder: The live directory.
+        at_most: Largest file that is read, in bytes.
+    """
+
+    folder: Folder
+    at_most: int
+
+    def at(self, path: str) -> NeededFile:
+        version, data = self.folder.look(path, self.at_most)
+        return NeededFile(self.folder, path, path, version.size, version.token, data=data, stable=True)
 
 
 def layout_of(state: CommittedState) -> list[list[object]]:
@@ -61,6 +79,7 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
     if grown == 0:
         return []
     versions = range(header.batch_id + 2, commit.batch_id + 2)
+    look = _Look(folder, _read_at_once(len(versions), state))
     files: list[NeededFile] = []
     for operator in state.operators:
         ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
@@ -70,9 +89,9 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
                 path = store_directory(operator.number, partition, name)
                 try:
                     if ids is None:
-                        files += [_stable(folder, f"{path}/{version}{suffix}") for version in versions]
+                        files += [look.at(f"{path}/{version}{suffix}") for version in versions]
                     else:
-                        files += _with_ids(base, folder, path, versions, ids[partition][index])
+                        files += _with_ids(base, look, path, versions, ids[partition][index])
                 except FileNotFoundError:
                     # A snapshot instead of a change, for example.
                     return None
@@ -89,8 +108,16 @@ def _is_ancestor(base: Base, folder: Folder) -> bool:
         return False
 
 
-def _with_ids(base: Base, folder: Folder, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
+def _read_at_once(versions: int, state: CommittedState) -> int:
+    """Largest file that is read where it is looked at: as much as is read anyway, and fits into memory together."""
+    stores = sum(len(operator.stores) for operator in state.operators) * (state.offsets.partitions or 1)
+    files = versions * max(1, stores)
+    return HELD_IN_MEMORY_BYTES // files if files <= HELD_IN_MEMORY_FILES else 0
+
+
+def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
     """Changelogs of checkpoint format v2, whose names the newest one tells; it has to descend from the image's."""
+    folder = look.folder
     newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
     with folder.open(newest) as stream:
         lineage = {**read_lineage(stream, f"{folder.url}/{newest}"), versions[-1]: newest_id}
@@ -102,16 +129,11 @@ def _with_ids(base: Base, folder: Folder, path: str, versions: range, newest_id:
         if version not in lineage:
             raise LiveDirectoryError(f"{folder.url}/{newest} does not name the version {version} that it is built on.")
         name = f"{version}_{lineage[version]}.changelog"
-        file = _stable(folder, f"{path}/{name}")
+        file = look.at(f"{path}/{name}")
         file.identity = name
         yield file
         try:
-            yield _stable(folder, f"{path}/{name}.crc")
+            yield look.at(f"{path}/{name}.crc")
         except FileNotFoundError:
             # Spark's checksum is written only where it is switched on.
             continue
-
-
-def _stable(folder: Folder, path: str) -> NeededFile:
-    size, token = folder.version(path)
-    return NeededFile(folder, path, path, size, token, stable=True)

@@ -116,6 +116,19 @@ class ExecutionStore:
                     payload={"status": status.value, "reason": reason},
                 )
 
+    def gave_up(self, execution_id: str, reason: str) -> None:
+        """Tell, as an event, that the job is not restarted any more after this execution."""
+        job_id = self.get(execution_id).job_id
+        with self._database.writing() as connection:
+            self._database.tell(
+                connection, job_id, EventType.GAVE_UP, execution_id=execution_id, payload={"reason": reason}
+            )
+
+    def of_run(self, run_id: str) -> list[ExecutionRecord]:
+        """Executions of one run, newest first."""
+        of_run = select(executions).where(executions.c.run_id == run_id)
+        return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
+
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
         """Record that nothing is left to do for an execution; it ends with `status` if it has not ended yet."""
         self.end(execution_id, status, f"settled as {status.value}")

@@ -46,6 +46,20 @@ class ProcessIdentity:
         return abs(started_at_ms - self.started_at_ms) <= START_TIME_SLACK_MS
 
 
+def lives_since(pid: int, at_ms: int) -> bool:
+    """Whether the process that had this number at a moment still runs on this machine.
+
+    Args:
+        pid: Its number.
+        at_ms: A moment at which it ran, ms since the epoch. A process that began later is another one.
+    """
+    try:
+        process = ProcessIdentity.of(pid)
+    except psutil.NoSuchProcess:
+        return False
+    return process.started_at_ms <= at_ms + START_TIME_SLACK_MS and process.is_alive()
+
+
 def boot_id() -> str:
     """Identity of this boot of this machine; pids mean nothing across two of them."""
     path = Path("/proc/sys/kernel/random/boot_id")

@@ -91,11 +91,13 @@ class Outcome:
     Attributes:
         end: The end of the last query.
         execution_id: The last execution.
+        gave_up: Why the restart strategy does not let a failed query start again, in its words.
         savepoint: The savepoint the job was stopped with, if any.
     """
 
     end: QueryEnd
     execution_id: str
+    gave_up: str | None = None
 
     @property
     def savepoint(self) -> ImageRecord | None:
@@ -161,6 +163,7 @@ class _Run:
         self._request = request
         self._lease = lease
         self._predecessor_ended = acquired.predecessor_ended
+        self._gave_up: str | None = None
 
     def until_the_end(self, execution_id: str) -> Outcome:
         start_from = self._request.start_from
@@ -176,7 +179,7 @@ class _Run:
             elif end.kind is EndKind.FAILED:
                 stopped = self._await_restart(end)
                 if stopped is not None:
-                    return Outcome(stopped, execution_id)
+                    return Outcome(stopped, execution_id, self._gave_up)
             else:
                 return Outcome(end, execution_id)
             # A restart goes on from where the query stopped, wherever the run began.
@@ -211,7 +214,7 @@ class _Run:
         if "fork_of" in (facts.job.pending_restore or {}):
             job.catalog.jobs.update(job.job_id, pending_restore=None)
         self._answer_start_request(RequestStatus.COMPLETED, None)
-        return Supervisor(
+        supervisor = Supervisor(
             job,
             execution_id,
             prepared,
@@ -220,7 +223,13 @@ class _Run:
             interrupted=self._request.interrupted,
             predecessor_ended=self._predecessor_ended,
             wall_clock=self._request.wall_clock,
-        ).run()
+        )
+        try:
+            return supervisor.run()
+        except Exception as error:
+            # Such as a JVM that was killed: nothing in this process can go on, a new run can.
+            job.catalog.executions.end(execution_id, ExecutionStatus.FAILED, f"{type(error).__name__}: {error}")
+            raise
 
     def _refuse(self, execution_id: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
@@ -242,6 +251,7 @@ class _Run:
         self._request.report(f"the query failed: {end.reason}")
         self._request.report(decision.reason)
         if not isinstance(decision, RestartAt):
+            self._gave_up = decision.reason
             return end
         while self._request.wall_clock() < decision.at_ms:
             if self._request.interrupted():

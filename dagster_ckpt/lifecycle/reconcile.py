@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
+from dagster_ckpt.catalog import ExecutionStatus
 from dagster_ckpt.options import DecidingRestartStrategy, FailureHistory, RestartAt, TerminalState
 
 # Launching a run takes longer than this before its query starts; a look that comes so much early need not come again.
@@ -50,12 +51,21 @@ class Retain:
 
 Verdict = Wait | Restart | Retain
 
+# Ends that were reached on purpose. A process that dies after one of them has only failed to clean up.
+_ON_PURPOSE = {
+    ExecutionStatus.FINISHED: TerminalState.FINISHED,
+    ExecutionStatus.SUSPENDED: TerminalState.SUSPENDED,
+    ExecutionStatus.CANCELED: TerminalState.CANCELED,
+}
+
 
 def reconcile(
     recorded: RecordedEnd,
+    ended: ExecutionStatus,
     strategy: DecidingRestartStrategy,
     failed_at_ms: Sequence[int],
     *,
+    holds_lease: bool,
     now_ms: int,
     random: Random,
 ) -> Verdict:
@@ -63,14 +73,33 @@ def reconcile(
 
     Args:
         recorded: What the orchestrator recorded for its run.
+        ended: What the execution itself recorded before its process was gone.
         strategy: The job's restart strategy.
         failed_at_ms: Failures since a person last started the job, this one included, ms since the epoch.
+        holds_lease: Whether its process still renews the lease: nothing is deleted under a query that may write.
         now_ms: Wall clock.
         random: For the jitter of exponential delays; seed it per execution, so that every
             look at the same failure gives the same delay.
     """
+    verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
+    if isinstance(verdict, Retain) and holds_lease:
+        return Wait("its run is over, and its process still stops")
+    return verdict
+
+
+def _decide(
+    recorded: RecordedEnd,
+    ended: ExecutionStatus,
+    strategy: DecidingRestartStrategy,
+    failed_at_ms: Sequence[int],
+    *,
+    now_ms: int,
+    random: Random,
+) -> Verdict:
     if recorded is RecordedEnd.STILL_RUNNING:
         return Wait("its run is not over")
+    if ended in _ON_PURPOSE:
+        return Retain(_ON_PURPOSE[ended], f"it had ended {ended.value} and could not clean up")
     if recorded is RecordedEnd.CANCELED:
         return Retain(TerminalState.CANCELED, "its run was cancelled and could not clean up")
     if recorded is RecordedEnd.SUCCEEDED:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
-from dagster_ckpt.catalog import ImageRecord, RequestKind, RequestStatus
+from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, RequestKind, RequestStatus
 from dagster_ckpt.coordinator import (
     Abort,
     Action,
@@ -291,6 +291,11 @@ class Supervisor:
     def _take_requests(self) -> None:
         for request in self._catalog.requests.pending(self._job_id):
             if request.kind in _ENDS_BY_REQUEST:
+                if request.kind is RequestKind.CANCEL:
+                    # Before the operator is told: a process that is killed from here on was cancelled, and stays so.
+                    self._catalog.executions.end(
+                        self._execution_id, ExecutionStatus.CANCELED, f"cancelled by {request.origin}"
+                    )
                 self._catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED)
                 self._end = QueryEnd(
                     _ENDS_BY_REQUEST[request.kind],
@@ -302,7 +307,10 @@ class Supervisor:
                 self._handle(Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER)))
 
     def _close(self) -> None:
-        if not self._is_stopped:
-            self._query.stop()
-        self._handle(QueryStopped(monotonic_ms()))
-        self._attempts.close(self._end.reason if self._end else "the supervising process failed")
+        try:
+            if not self._is_stopped:
+                self._query.stop()
+        finally:
+            # Also where the JVM is gone and nothing can be stopped any more.
+            self._handle(QueryStopped(monotonic_ms()))
+            self._attempts.close(self._end.reason if self._end else "the supervising process failed")

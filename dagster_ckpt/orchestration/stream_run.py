@@ -6,7 +6,7 @@ never by the signal: a user's cancel, a time-out and a stopping server all look 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,17 @@ from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import TerminalState
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt
 from dagster_ckpt.orchestration.checkpoint_settings import overridden
+from dagster_ckpt.orchestration.giving_up import tell_given_up
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
-from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.run_watch import RunWatch
+from dagster_ckpt.orchestration.tags import (
+    JOB_ID_TAG,
+    PARENT_RUN_ID_TAG,
+    RESTART_OF_TAG,
+    RETRY_NUMBER_TAG,
+    ROOT_RUN_ID_TAG,
+    START_REQUEST_TAG,
+)
 from dagster_ckpt.spark import (
     LiveDirectory,
     SupervisedQuery,
@@ -60,12 +69,18 @@ def run_stream(
     """
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
     with capture_interrupts():
+        # A run that was launched from the asset's page does not say yet whose it is.
+        context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: stream.job_id})
+        watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
         try:
             job = streaming_job(_as_told(stream, context), context.resources)
-            outcome = _run(context, job, describe)
+            outcome = _run(context, job, describe, watch)
         except CkptError as error:
             raise _failure(str(error), type(error).__name__) from error
-        _settle(context, job, outcome)
+        except Exception as error:
+            # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
+            raise _failure(f"The stream could not go on: {type(error).__name__}: {error}", "CRASHED") from error
+        _settle(context, job, outcome, watch)
     yield from ()
 
 
@@ -75,11 +90,15 @@ def _as_told(stream: StreamingAsset, context: dg.AssetExecutionContext) -> Strea
     return replace(stream, options=overridden(stream.options, given)) if given else stream
 
 
-def _run(context: dg.AssetExecutionContext, job: StreamingJob, describe: Callable[[], DataStreamWriter]) -> Outcome:
+def _run(
+    context: dg.AssetExecutionContext,
+    job: StreamingJob,
+    describe: Callable[[], DataStreamWriter],
+    watch: RunWatch,
+) -> Outcome:
     spark: SparkSession = context.resources.pyspark.spark_session
     apply_state_backend(spark, context.resources.state_backend.backend())
     jvm = jvm_process(spark)
-    config = context.op_execution_context.op_config
 
     def start(live: LiveDirectory) -> SupervisedQuery:
         writer = describe()
@@ -93,20 +112,41 @@ def _run(context: dg.AssetExecutionContext, job: StreamingJob, describe: Callabl
             RunRequest(
                 run_id=context.run.run_id,
                 start_query=start,
-                start_from=StartFrom.parse(
-                    config["start_from"],
-                    new_query_id=config["new_query_id"],
-                    accept_loss=config["accept_loss"],
-                    claim_mode=config["claim_mode"],
-                ),
-                cause=StartCause.RESTART_NEW_RUN if RESTART_OF_TAG in context.run.tags else StartCause.MANUAL,
+                start_from=_start_from(context, job),
+                cause=start_cause(context.run.tags),
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
                 jvm_pid=jvm.pid if jvm else None,
-                interrupted=check_captured_interrupt,
+                interrupted=watch.should_stop,
                 holder_is_over=lambda lease: run_is_over(context.instance, lease),
                 report=context.log.info,
             ),
         )
+
+
+def start_cause(tags: Mapping[str, str]) -> StartCause:
+    """Who began a run: a person, also by re-executing one on the page, or a restart, also one of Dagster's retries."""
+    if RETRY_NUMBER_TAG in tags:
+        return StartCause.RESTART_NEW_RUN
+    # A re-executed run has the tags of the one before.
+    if RESTART_OF_TAG in tags and PARENT_RUN_ID_TAG not in tags:
+        return StartCause.RESTART_NEW_RUN
+    return StartCause.MANUAL
+
+
+def _start_from(context: dg.AssetExecutionContext, job: StreamingJob) -> StartFrom:
+    """Where the launchpad says; a retry of a run that had started goes on from there, and rewinds nothing again."""
+    config, tags = context.op_execution_context.op_config, context.run.tags
+    if RETRY_NUMBER_TAG in tags:
+        before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
+        if any(e.run_id in before and e.live_directory for e in job.catalog.executions.of_job(job.job_id)):
+            context.log.info("this run is a retry of one that had started: it goes on from the latest state")
+            return StartFrom()
+    return StartFrom.parse(
+        config["start_from"],
+        new_query_id=config["new_query_id"],
+        accept_loss=config["accept_loss"],
+        claim_mode=config["claim_mode"],
+    )
 
 
 def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
@@ -115,10 +155,11 @@ def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
     return run is None or run.is_finished
 
 
-def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome) -> None:
+def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome, watch: RunWatch) -> None:
     """Apply retention where the end is certain, and end the step accordingly."""
     end = outcome.end
     if end.kind is EndKind.INTERRUPTED:
+        context.log.info(f"stopped, because of {watch.reason}" if watch.reason else end.reason)
         _end_interrupted(context, job, outcome)
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
@@ -131,6 +172,8 @@ def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outco
     else:
         _retain(context, job, outcome.execution_id, _STATES[end.kind])
         if end.kind is EndKind.FAILED:
+            last = job.catalog.executions.get(outcome.execution_id)
+            context.log.error(tell_given_up(context.instance, job.catalog, last, outcome.gave_up or end.reason))
             raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
         if outcome.savepoint is not None:
             context.log.info(f"stopped with savepoint {outcome.savepoint.location}")

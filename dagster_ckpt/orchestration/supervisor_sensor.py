@@ -8,6 +8,9 @@ import dagster as dg
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestRecord, RequestStatus
 from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
+from dagster_ckpt.options import TerminalState
+from dagster_ckpt.orchestration.giving_up import tell_given_up
+from dagster_ckpt.orchestration.lost_runs import report_lost_runs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, RETENTION_OF_TAG, START_REQUEST_TAG
@@ -31,6 +34,8 @@ def build_supervisor_sensor(
 
     - A failed or killed run is started again from the latest state, as the restart strategy says.
     - A start that an operator asked for (`restart_stream_job`) is launched.
+    - A run whose process is gone, and whose end nobody recorded, is recorded as over.
+    - A stream that may not be restarted any more is told of: see `tell_given_up`.
     - An execution that ended without cleaning up gets its externalized retention, in a job:
       the sensor itself deletes nothing.
 
@@ -55,7 +60,7 @@ def build_supervisor_sensor(
         context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
     ) -> dg.SensorResult:
         catalog = checkpoint_catalog.catalog()
-        sentences: list[str] = []
+        sentences = report_lost_runs(context.instance, catalog, by_job_id, now_ms=wall_clock_ms())
         starts = list(_starts(context.instance, catalog, by_job_id, sentences))
         # A run that a person asked for goes on from what failed: a restart beside it would race it for the lease.
         starting = {request.tags[JOB_ID_TAG] for request in starts}
@@ -153,10 +158,13 @@ def _reconciled(
             ExecutionStatus.RUNNING,
         ):
             catalog.executions.end(execution.execution_id, ExecutionStatus.FAILED, "its process died")
+            execution = catalog.executions.get(execution.execution_id)  # noqa: PLW2901 - the same one, as it is now
         verdict = reconcile(
             recorded,
+            execution.status,
             stream.restart,
             catalog.executions.failures_since_manual_start(execution.job_id),
+            holds_lease=_holds_lease(catalog, execution),
             now_ms=wall_clock_ms(),
             random=Random(execution.execution_id),
         )
@@ -167,10 +175,17 @@ def _reconciled(
                 yield _restart(stream, execution, attempt)
         elif isinstance(verdict, Retain):
             attempt = _next_attempt(context.instance, RETENTION_OF_TAG, execution)
+            if attempt == 0 and verdict.state is TerminalState.FAILED:
+                context.log.error(tell_given_up(context.instance, catalog, execution, verdict.reason))
             if attempt is not None:
                 yield _retention(retention_job, execution, verdict, attempt)
         else:
             assert isinstance(verdict, Wait)
+
+
+def _holds_lease(catalog: Catalog, execution: ExecutionRecord) -> bool:
+    lease = catalog.leases.current(execution.job_id)
+    return lease is not None and lease.run_id == execution.run_id and not lease.expired
 
 
 def _next_attempt(instance: dg.DagsterInstance, tag: str, execution: ExecutionRecord) -> int | None:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from dagster_ckpt.catalog import ExecutionStatus
 from dagster_ckpt.lifecycle.reconcile import LAUNCH_MS, RecordedEnd, Restart, Retain, Verdict, Wait, reconcile
 from dagster_ckpt.options import DecidingRestartStrategy, RestartStrategies, TerminalState
 
@@ -23,8 +24,43 @@ def verdict(
     failures: tuple[int, ...] = (FAILED_AT_MS,),
     after_ms: int = 60_000,
     seed: str = "execution",
+    ended: ExecutionStatus = ExecutionStatus.FAILED,
+    holds_lease: bool = False,
 ) -> Verdict:
-    return reconcile(recorded, strategy, failures, now_ms=FAILED_AT_MS + after_ms, random=Random(seed))
+    return reconcile(
+        recorded,
+        ended,
+        strategy,
+        failures,
+        holds_lease=holds_lease,
+        now_ms=FAILED_AT_MS + after_ms,
+        random=Random(seed),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [
+        (ExecutionStatus.FINISHED, TerminalState.FINISHED),
+        (ExecutionStatus.SUSPENDED, TerminalState.SUSPENDED),
+        (ExecutionStatus.CANCELED, TerminalState.CANCELED),
+    ],
+)
+@pytest.mark.parametrize("recorded", [RecordedEnd.FAILED, RecordedEnd.CANCELED, RecordedEnd.SUCCEEDED])
+def test_what_ended_on_purpose_and_was_killed_while_it_cleaned_up_is_not_started_again(
+    recorded: RecordedEnd, ended: ExecutionStatus, state: TerminalState
+) -> None:
+    decided = verdict(recorded, ended=ended, after_ms=10_000_000)
+
+    assert isinstance(decided, Retain)
+    assert decided.state is state
+
+
+def test_nothing_is_deleted_under_a_process_that_still_stops() -> None:
+    assert isinstance(verdict(RecordedEnd.CANCELED, holds_lease=True), Wait)
+    assert isinstance(verdict(RecordedEnd.CANCELED, holds_lease=False), Retain)
+    # A new run waits for the lease by itself, and its start takes a while.
+    assert isinstance(verdict(RecordedEnd.FAILED, holds_lease=True), Restart)
 
 
 @pytest.mark.parametrize(

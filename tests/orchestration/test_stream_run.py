@@ -15,9 +15,9 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from orchestration_catalog import take_image
+from orchestration_catalog import HOST, begin_execution, take_image
 
-from dagster_ckpt.catalog import Catalog, LeaseRecord, StartCause
+from dagster_ckpt.catalog import Catalog, EventType, LeaseRecord, StartCause
 from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest
 from dagster_ckpt.lifecycle.job import StreamingJob
@@ -32,8 +32,16 @@ from dagster_ckpt.orchestration import (
     stream_definitions,
     stream_run,
 )
-from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.tags import (
+    GAVE_UP_TAG,
+    JOB_ID_TAG,
+    PARENT_RUN_ID_TAG,
+    RESTART_OF_TAG,
+    RETRY_NUMBER_TAG,
+    START_REQUEST_TAG,
+)
 
+EXECUTION = "the execution"
 Life = Callable[[RunRequest], QueryEnd]
 
 
@@ -74,7 +82,12 @@ class Stage:
 
         def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
             self.request, self.ran = request, job
-            return Outcome(life(request), "the execution")
+            job.register()
+            if not job.catalog.executions.of_job(job.job_id):
+                job.catalog.executions.begin(
+                    EXECUTION, job_id=job.job_id, run_id=request.run_id, cause=request.cause, holder=HOST
+                )
+            return Outcome(life(request), EXECUTION, gave_up="All restarts are used up.")
 
         self._monkeypatch.setattr(stream_run, "run_job", run_job)
         result = self.job.execute_in_process(
@@ -140,13 +153,13 @@ class TestEnds:
         run, failure = stage.run(ends(EndKind.FINISHED, savepoint=savepoint))
 
         assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
-        assert stage.retained == [("the execution", TerminalState.FINISHED)]
+        assert stage.retained == [(EXECUTION, TerminalState.FINISHED)]
 
     def test_a_bounded_input_that_is_used_up_is_a_success_and_suspended(self, stage: Stage) -> None:
         run, failure = stage.run(ends(EndKind.ENDED_BY_ITSELF))
 
         assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
-        assert stage.retained == [("the execution", TerminalState.SUSPENDED)]
+        assert stage.retained == [(EXECUTION, TerminalState.SUSPENDED)]
 
     def test_stopped_for_a_restart_is_a_success_that_keeps_everything(self, stage: Stage) -> None:
         run, failure = stage.run(ends(EndKind.SUSPENDED))
@@ -166,14 +179,34 @@ class TestEnds:
 
         assert run.status is DagsterRunStatus.FAILURE
         assert failure.description == "The stream failed for good: as the test says"
-        assert stage.retained == [("the execution", TerminalState.FAILED)]
+        assert stage.retained == [(EXECUTION, TerminalState.FAILED)]
+
+    def test_a_failure_for_good_is_told_of_in_the_run_its_tags_and_the_catalog(
+        self, stage: Stage, catalog: Catalog
+    ) -> None:
+        run, _ = stage.run(ends(EndKind.FAILED))
+
+        assert run.tags[GAVE_UP_TAG] == "All restarts are used up."
+        assert any("has failed for good" in entry.message for entry in stage.instance.all_logs(run.run_id))
+        [event] = [event for event in catalog.events.after(0) if event.type is EventType.GAVE_UP]
+        assert (event.job_id, event.payload) == ("orders", {"reason": "All restarts are used up."})
+
+    def test_whatever_breaks_is_a_failure_that_dagster_does_not_retry_in_the_same_process(self, stage: Stage) -> None:
+        def break_down(_request: RunRequest) -> QueryEnd:
+            raise ConnectionError("the JVM does not answer")
+
+        with pytest.raises(dg.Failure) as raised:
+            stage.run(break_down, raise_on_error=True)
+
+        assert not raised.value.allow_retries
+        assert raised.value.description == "The stream could not go on: ConnectionError: the JVM does not answer"
 
     def test_cancelled_by_an_operator_is_a_cancelled_run(self, stage: Stage) -> None:
         run, failure = stage.run(ends(EndKind.CANCEL_REQUESTED))
 
         assert run.status is DagsterRunStatus.CANCELED
         assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
-        assert stage.retained == [("the execution", TerminalState.CANCELED)]
+        assert stage.retained == [(EXECUTION, TerminalState.CANCELED)]
 
     def test_a_lost_lease_is_a_failure_that_touches_nothing(self, stage: Stage) -> None:
         run, failure = stage.run(ends(EndKind.LEASE_LOST))
@@ -220,7 +253,7 @@ class TestInterrupts:
 
         assert run.status is DagsterRunStatus.CANCELED
         assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
-        assert stage.retained == [("the execution", TerminalState.CANCELED)]
+        assert stage.retained == [(EXECUTION, TerminalState.CANCELED)]
 
     def test_a_run_with_a_time_limit_is_left_to_what_is_recorded_in_the_end(self, stage: Stage) -> None:
         _, failure = stage.run(stage.terminated, dagster__max_runtime="3600")
@@ -251,6 +284,28 @@ class TestRequest:
 
     def test_a_run_of_the_supervisor_goes_on_with_the_history(self, stage: Stage) -> None:
         assert self.requested(stage, **{RESTART_OF_TAG: "before"}).cause is StartCause.RESTART_NEW_RUN
+
+    def test_a_retry_of_dagsters_own_goes_on_with_the_history(self, stage: Stage) -> None:
+        assert self.requested(stage, **{RETRY_NUMBER_TAG: "1"}).cause is StartCause.RESTART_NEW_RUN
+
+    def test_a_person_who_executes_a_restart_again_begins_a_new_history(self, stage: Stage) -> None:
+        tags = {RESTART_OF_TAG: "before", PARENT_RUN_ID_TAG: "the run before"}
+        assert self.requested(stage, **tags).cause is StartCause.MANUAL
+
+    @pytest.mark.parametrize("started", [True, False])
+    def test_a_retry_rewinds_only_what_the_run_before_did_not(
+        self, stage: Stage, catalog: Catalog, started: bool
+    ) -> None:
+        begin_execution(catalog, "orders", "the run before", running=started)
+        tags = {RETRY_NUMBER_TAG: "1", PARENT_RUN_ID_TAG: "the run before"}
+
+        request = self.requested(stage, start_from="chk-7", **tags)
+
+        assert ("chk-7" in str(request.start_from)) is not started
+
+    def test_a_run_says_whose_it_is_however_it_was_launched(self, stage: Stage) -> None:
+        run, _ = stage.run(ends(EndKind.SUSPENDED))
+        assert run.tags[JOB_ID_TAG] == "orders"
 
     def test_a_run_that_was_asked_for_answers_its_request(self, stage: Stage) -> None:
         assert self.requested(stage, **{START_REQUEST_TAG: "the request"}).start_request_id == "the request"

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from orchestration_catalog import begin_execution, register
+from orchestration_catalog import HOST, begin_execution, register
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog import (
+    Catalog,
+    EventType,
+    ExecutionRecord,
+    ExecutionStatus,
+    RequestKind,
+    RequestStatus,
+    StartCause,
+)
 from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.reconcile import LAUNCH_MS
 from dagster_ckpt.options import RecoveryClaimMode
@@ -22,7 +31,7 @@ from dagster_ckpt.orchestration import (
 )
 from dagster_ckpt.orchestration.streaming_asset import StreamRunConfig
 from dagster_ckpt.orchestration.supervisor_sensor import FIRST_PAUSE_MS
-from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.tags import GAVE_UP_TAG, JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG
 
 DELAY_MS = 60_000
 
@@ -277,6 +286,63 @@ class TestRetention:
 
         assert second.run_key != first.run_key
         assert second.run_config == first.run_config
+
+
+class TestGivingUp:
+    """A crash loop ends with an alert that nobody can miss, once."""
+
+    def test_the_last_run_its_tags_and_the_catalog_say_so(self, supervised: Supervised) -> None:
+        execution = supervised.failed_for_good()
+
+        [request] = supervised.tick()
+        supervised.run(DagsterRunStatus.STARTED, **request.tags)
+        supervised.tick()
+
+        run = supervised.instance.get_run_by_id(execution.run_id)
+        assert run is not None
+        assert run.tags[GAVE_UP_TAG] == "All 2 restart attempts are used up."
+        told = [entry.message for entry in supervised.instance.all_logs(run.run_id)]
+        assert told == [
+            "The stream orders has failed for good after 3 failures: All 2 restart attempts are used up. The last "
+            "one: its process died. Remove the cause, then start the stream's job again, or run restart_stream_job for "
+            "orders; it goes on from where it stopped."
+        ]
+        given_up = [event for event in supervised.catalog.events.after(0) if event.type is EventType.GAVE_UP]
+        assert [event.execution_id for event in given_up] == [execution.execution_id]
+
+    def test_a_failure_that_is_made_good_is_no_alert(self, supervised: Supervised, clock: Clock) -> None:
+        execution = supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+        assert supervised.tick()
+
+        run = supervised.instance.get_run_by_id(execution.run_id)
+        assert run is not None
+        assert GAVE_UP_TAG not in run.tags
+
+
+def test_a_stream_that_was_stopped_with_a_savepoint_is_not_started_again_where_its_clean_up_was_killed(
+    supervised: Supervised, clock: Clock
+) -> None:
+    execution = supervised.execution(DagsterRunStatus.FAILURE)
+    supervised.catalog.executions.end(execution.execution_id, ExecutionStatus.FINISHED, "stopped with a savepoint")
+    clock.now_ms += DELAY_MS
+
+    [request] = supervised.tick()
+
+    assert request.job_name == "apply_retention_job"
+    assert request.run_config["ops"]["apply_retention"]["config"]["state"] == "FINISHED"
+
+
+def test_nothing_is_deleted_while_a_cancelled_stream_still_stops(supervised: Supervised, clock: Clock) -> None:
+    execution = supervised.execution(DagsterRunStatus.CANCELED)
+    holder = replace(HOST, execution_id=execution.execution_id, run_id=execution.run_id)
+    lease = supervised.catalog.leases.acquire("orders", holder, 30_000)
+    assert supervised.tick() == []
+
+    supervised.catalog.leases.release("orders", lease.token)
+
+    assert [request.job_name for request in supervised.tick()] == ["apply_retention_job"]
 
 
 class TestStart:

@@ -1,0 +1,165 @@
+"""Runs whose process went down together with whoever would have told of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+from dagster._core.events import EngineEventData
+from orchestration_catalog import HOST, register
+
+from dagster_ckpt.catalog import Catalog, StartCause
+from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.orchestration import CheckpointCatalogResource
+from dagster_ckpt.orchestration.lost_runs import LIVELY_MS, SILENCE_MS, report_lost_runs
+from dagster_ckpt.orchestration.tags import JOB_ID_TAG
+
+# No process has it: Linux' numbers end at 4194304.
+NOBODY = 2**31 - 1
+HERE = socket.gethostname()
+ELSEWHERE = "another-machine"
+
+
+class Lost:
+    """Runs with a process each, and the executions that they left behind."""
+
+    def __init__(self, instance: dg.DagsterInstance, catalog: Catalog) -> None:
+        self.instance = instance
+        self.catalog = catalog
+
+    def run(
+        self, pid: int | None = NOBODY, *, status: DagsterRunStatus = DagsterRunStatus.STARTED, job_id: str = "orders"
+    ) -> str:
+        run = self.instance.add_run(dg.DagsterRun("orders_stream", status=status, tags={JOB_ID_TAG: job_id}))
+        if pid is not None:
+            event = EngineEventData({"pid": dg.MetadataValue.text(str(pid))})
+            self.instance.report_engine_event("Started process for run", run, event)
+        return run.run_id
+
+    def execution(self, run_id: str, *, host: str = HERE, lease_ms: int | None = None) -> None:
+        holder = replace(HOST, execution_id=run_id, run_id=run_id, host=host)
+        self.catalog.executions.begin(run_id, job_id="orders", run_id=run_id, cause=StartCause.MANUAL, holder=holder)
+        if lease_ms is not None:
+            self.catalog.leases.acquire("orders", holder, lease_ms)
+
+    def look(self, *, after_ms: int = LIVELY_MS) -> list[str]:
+        return report_lost_runs(self.instance, self.catalog, {"orders"}, now_ms=wall_clock_ms() + after_ms)
+
+    def status(self, run_id: str) -> DagsterRunStatus:
+        run = self.instance.get_run_by_id(run_id)
+        assert run is not None
+        return run.status
+
+
+@pytest.fixture
+def lost(instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource) -> Lost:
+    catalog = catalog_resource.catalog()
+    register(catalog, "orders")
+    return Lost(instance, catalog)
+
+
+@pytest.mark.parametrize(
+    ("status", "end"),
+    [
+        (DagsterRunStatus.STARTED, DagsterRunStatus.FAILURE),
+        (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED),
+    ],
+)
+def test_a_run_whose_process_is_gone_from_this_machine_ends_as_what_it_was_about_to(
+    lost: Lost, status: DagsterRunStatus, end: DagsterRunStatus
+) -> None:
+    run = lost.run(status=status)
+    lost.execution(run)
+
+    [sentence] = lost.look()
+
+    assert lost.status(run) is end
+    assert run in sentence
+    assert any("is gone and could not record its end" in entry.message for entry in lost.instance.all_logs(run))
+    assert lost.look() == []
+
+
+def test_a_run_that_a_later_one_has_settled_is_recorded_as_over_too(lost: Lost) -> None:
+    run = lost.run()
+    lost.execution(run)
+    lost.execution(lost.run(os.getpid()))
+
+    lost.look()
+
+    assert lost.status(run) is DagsterRunStatus.FAILURE
+
+
+def test_a_run_whose_process_lives_is_left_alone_however_silent(lost: Lost) -> None:
+    run = lost.run(os.getpid())
+    lost.execution(run)
+
+    assert lost.look(after_ms=10 * SILENCE_MS) == []
+    assert lost.status(run) is DagsterRunStatus.STARTED
+
+
+def test_a_process_that_began_later_under_the_same_number_is_another_one(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before_this_process:
+        before_this_process.setattr(time, "time", lambda: 1_000_000.0)
+        run = lost.run(os.getpid())
+    lost.execution(run)
+
+    lost.look()
+
+    assert lost.status(run) is DagsterRunStatus.FAILURE
+
+
+def test_one_with_a_young_heartbeat_is_not_even_looked_at(lost: Lost) -> None:
+    lost.execution(lost.run())
+
+    assert lost.look(after_ms=0) == []
+
+
+def test_the_orphaned_step_of_a_run_whose_process_is_gone_is_waited_for_as_long_as_it_holds_the_lease(
+    lost: Lost,
+) -> None:
+    run = lost.run()
+    lost.execution(run, lease_ms=3_600_000)
+
+    assert lost.look() == []
+    assert lost.status(run) is DagsterRunStatus.STARTED
+
+
+def test_one_of_another_machine_is_given_up_only_after_a_long_silence(lost: Lost) -> None:
+    run = lost.run()
+    lost.execution(run, host=ELSEWHERE)
+
+    assert lost.look(after_ms=SILENCE_MS - 1000) == []
+    lost.look(after_ms=SILENCE_MS + 1000)
+    assert lost.status(run) is DagsterRunStatus.FAILURE
+
+
+def test_so_is_one_that_went_down_before_it_could_begin_an_execution(lost: Lost) -> None:
+    run = lost.run()
+
+    assert lost.look() == []
+    lost.look(after_ms=SILENCE_MS + 1000)
+    assert lost.status(run) is DagsterRunStatus.FAILURE
+
+
+def test_runs_that_are_not_ours_or_have_no_process_yet_are_none_of_this(lost: Lost) -> None:
+    lost.run(job_id="elsewhere")
+    lost.run(None)
+    lost.run(status=DagsterRunStatus.STARTING)
+
+    assert lost.look(after_ms=10 * SILENCE_MS) == []
+
+
+def test_a_launcher_that_can_look_by_itself_is_trusted(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = lost.run()
+    lost.execution(run)
+    launcher = type(lost.instance.run_launcher)
+    monkeypatch.setattr(launcher, "supports_check_run_worker_health", property(lambda _self: True))
+
+    assert lost.look(after_ms=10 * SILENCE_MS) == []

@@ -36,6 +36,7 @@ from dagster_ckpt.orchestration.tags import (
     ROOT_RUN_ID_TAG,
     START_REQUEST_TAG,
 )
+from dagster_ckpt.orchestration.time_limit import has_time_limit
 from dagster_ckpt.spark import (
     LiveDirectory,
     SupervisedQuery,
@@ -182,18 +183,12 @@ def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outco
 def _end_interrupted(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome) -> None:
     run = context.instance.get_run_by_id(context.run.run_id)
     cancelling = run is not None and run.status is dg.DagsterRunStatus.CANCELING
-    if cancelling and not _has_time_limit(context):
+    if cancelling and not has_time_limit(context.instance, context.run.tags):
         _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
         raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
     # A time limit shows CANCELING too and then FAILURE: the supervisor sensor settles the execution by the
     # status that is recorded in the end.
     raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
-
-
-def _has_time_limit(context: dg.AssetExecutionContext) -> bool:
-    tag = context.run.tags.get("dagster/max_runtime")
-    limit = float(tag) if tag else float(context.instance.run_monitoring_max_runtime_seconds)
-    return limit > 0
 
 
 def _retain(context: dg.AssetExecutionContext, job: StreamingJob, execution_id: str, state: TerminalState) -> None:

@@ -14,6 +14,7 @@ from dagster_ckpt.orchestration.lost_runs import report_lost_runs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, RETENTION_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.time_limit import has_time_limit
 
 # A run of ours that ended without doing its work is followed by another after so long, doubled with each.
 FIRST_PAUSE_MS = 10_000
@@ -79,10 +80,18 @@ def build_supervisor_sensor(
 
 
 def recorded_end(instance: dg.DagsterInstance, run_id: str) -> RecordedEnd:
-    """What Dagster recorded for a run; a run that was deleted counts as failed."""
+    """What Dagster recorded for a run; a run that was deleted counts as failed.
+
+    A run whose process was killed while it was being terminated is a FAILURE to Dagster. A person wanted it to
+    end: it counts as cancelled, unless it was a time limit that terminated it.
+    """
     run = instance.get_run_by_id(run_id)
-    if run is None or run.status is dg.DagsterRunStatus.FAILURE:
+    if run is None:
         return RecordedEnd.FAILED
+    if run.status is dg.DagsterRunStatus.FAILURE:
+        asked = instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+        by_a_person = bool(asked) and not has_time_limit(instance, run.tags)
+        return RecordedEnd.CANCELED if by_a_person else RecordedEnd.FAILED
     if run.status is dg.DagsterRunStatus.CANCELED:
         return RecordedEnd.CANCELED
     if run.status is dg.DagsterRunStatus.SUCCESS:

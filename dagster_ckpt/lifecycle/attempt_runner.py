@@ -22,7 +22,7 @@ from dagster_ckpt.coordinator import (
     Event,
     TriggerKind,
 )
-from dagster_ckpt.errors import CatalogError, ImageTooLargeError, IncompleteCutError, NothingCommittedError
+from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
@@ -259,9 +259,9 @@ class AttemptRunner:
     def _not_stored(self, result: NotStored) -> Event:
         running = self._running.get(result.number)
         if running is not None:
-            return self._failed(running, failure_reason(result.error), str(result.error))
+            return self._failed(running, result.reason, str(result.error))
         aborted = self._aborted.pop(result.number, None)
-        reason = aborted.reason if aborted is not None else failure_reason(result.error)
+        reason = aborted.reason if aborted is not None else result.reason
         return AttemptFailed(monotonic_ms(), result.number, reason, str(result.error))
 
     def _failed(self, running: RunningAttempt, reason: CheckpointFailureReason, detail: str) -> Event:
@@ -281,17 +281,6 @@ class AttemptRunner:
         self._cleaning += 1
         self._threads.clean(work)
         return [CleaningChanged(monotonic_ms(), self._cleaning)]
-
-
-def failure_reason(error: Exception) -> CheckpointFailureReason:
-    """Flink's name for what went wrong in an attempt."""
-    if isinstance(error, NothingCommittedError):
-        return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
-    if isinstance(error, IncompleteCutError | ImageTooLargeError):
-        return CheckpointFailureReason.CHECKPOINT_DECLINED
-    if isinstance(error, OSError):
-        return CheckpointFailureReason.IO_EXCEPTION
-    return CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
 
 
 def _trigger(attempt: Attempt, request: RequestRecord | None) -> ImageTrigger:

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from dagster_ckpt.coordinator import Attempt
-from dagster_ckpt.errors import ImageAbortedError
+from dagster_ckpt.coordinator import Attempt, CheckpointFailureReason
+from dagster_ckpt.errors import ImageAbortedError, ImageTooLargeError, IncompleteCutError, NothingCommittedError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder, take_snapshot
 from dagster_ckpt.spark import LiveDirectory
@@ -57,10 +57,28 @@ class Stored:
 
 @dataclass(frozen=True)
 class NotStored:
-    """An attempt failed; what it had written is removed."""
+    """An attempt failed; what it had written is removed.
+
+    Attributes:
+        number: The attempt.
+        error: Why.
+        after_cut: Whether its cut existed, so that the files of a running query could not be stored.
+    """
 
     number: int
     error: Exception
+    after_cut: bool = False
+
+    @property
+    def reason(self) -> CheckpointFailureReason:
+        """Flink's name for what went wrong."""
+        if isinstance(self.error, NothingCommittedError):
+            return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
+        if isinstance(self.error, IncompleteCutError | ImageTooLargeError):
+            return CheckpointFailureReason.CHECKPOINT_DECLINED
+        if isinstance(self.error, OSError) and not self.after_cut:
+            return CheckpointFailureReason.IO_EXCEPTION
+        return CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
 
 
 @dataclass(frozen=True)
@@ -121,16 +139,22 @@ class AttemptThreads:
         if running.aborted.is_set():
             self._results.put(NotStored(number, ImageAbortedError(f"Attempt {number} was aborted before its cut.")))
             return
+        cut = threading.Event()
+
+        def tell_of_cut(_batch: int) -> None:
+            cut.set()
+            self._results.put(CutExists(number))
+
         try:
             snapshot = take_snapshot(
                 self._job,
                 live,
                 running.order,
                 now_ms=self._clock(),
-                on_cut=lambda _batch: self._results.put(CutExists(number)),
+                on_cut=tell_of_cut,
                 should_abort=running.aborted.is_set,
             )
         except Exception as error:  # noqa: BLE001 - every failure is an answer to the coordinator
-            self._results.put(NotStored(number, error))
+            self._results.put(NotStored(number, error, after_cut=cut.is_set()))
         else:
             self._results.put(Stored(number, snapshot))

@@ -1,4 +1,4 @@
-"""An image is stored, and the catalog's answer to its recording is an error or is lost."""
+"""The ends of an attempt: what is recorded, told and deleted, also where the catalog or the storage is away."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from retention_shelf import JOB, Shelf
 
 from dagster_ckpt.catalog import Holder, ImageStatus, RequestKind, RequestStatus
 from dagster_ckpt.coordinator import (
+    Abort,
     Alignment,
     Attempt,
     AttemptCompleted,
     AttemptFailed,
     CheckpointFailureReason,
+    CleaningChanged,
     Event,
     TriggerKind,
 )
-from dagster_ckpt.errors import CatalogError
+from dagster_ckpt.errors import (
+    CatalogError,
+    ImageTooLargeError,
+    IncompleteCutError,
+    NothingCommittedError,
+    StorageAccessError,
+)
 from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
+from dagster_ckpt.lifecycle.attempts import NotStored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.operations import preview_start
 from dagster_ckpt.lifecycle.prepare import PreparedStart
@@ -41,13 +50,27 @@ class Stage:
     request_id: str
 
     def end(self) -> Event:
-        """What is told of the attempt once its image is stored, and once what it deletes is deleted."""
+        """What is told of the attempt at its end."""
         self.runner.order_cuts(lambda _number: None)
         while True:
             for event in self.runner.news():
                 if isinstance(event, AttemptCompleted | AttemptFailed):
-                    self.runner.close("the test is over")
                     return event
+
+    def store_and_abort(self) -> Event:
+        """Let the attempt expire when its image is already whole."""
+        self.runner.order_cuts(lambda _number: None)
+        while not self.stored():
+            pass
+        assert self.runner.abort(Abort(1, CheckpointFailureReason.CHECKPOINT_EXPIRED)) == []
+        return self.end()
+
+    def cleaned(self) -> list[int]:
+        """How many deletions are under way, as it is told, until none is."""
+        told: list[int] = []
+        while not told or told[-1] > 0:
+            told += [event.pending for event in self.runner.news() if isinstance(event, CleaningChanged)]
+        return told
 
     def stored(self) -> list[str]:
         return [location.rpartition("/")[2] for location in self.shelf.job.store.checkpoints()]
@@ -117,6 +140,8 @@ def test_an_image_that_the_catalog_did_not_take_is_deleted(stage: Stage, spoil: 
 
     assert isinstance(event, AttemptFailed)
     assert event.reason is CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE
+    # The failure may end the query at once: what is to be deleted is deleted even so.
+    stage.runner.close("too many failures")
     assert stage.stored() == []
     [image] = stage.shelf.job.catalog.images.of_job(JOB)
     assert image.status is ImageStatus.FAILED
@@ -149,3 +174,72 @@ def test_a_catalog_that_is_away_while_a_cut_fails_does_not_end_the_query(stage: 
 
     assert isinstance(event, AttemptFailed)
     assert event.reason is CheckpointFailureReason.CHECKPOINT_DECLINED
+
+
+@pytest.mark.parametrize(
+    ("error", "after_cut", "reason"),
+    [
+        (NothingCommittedError("no batch yet"), False, CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY),
+        (IncompleteCutError("a file is gone"), False, CheckpointFailureReason.CHECKPOINT_DECLINED),
+        (ImageTooLargeError("6 MB"), True, CheckpointFailureReason.CHECKPOINT_DECLINED),
+        (StorageAccessError("away"), False, CheckpointFailureReason.IO_EXCEPTION),
+        (StorageAccessError("away"), True, CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION),
+        (OSError("disk full"), True, CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION),
+        (RuntimeError("a bug"), False, CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION),
+    ],
+    ids=str,
+)
+def test_what_went_wrong_has_flinks_name(error: Exception, after_cut: bool, reason: CheckpointFailureReason) -> None:
+    assert NotStored(1, error, after_cut).reason is reason
+
+
+def test_files_that_cannot_be_stored_after_the_cut_are_the_querys_failure(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_header: object, _files: object, *, hold: Callable[[list[Any]], object], **_how: object) -> None:
+        hold([])
+        raise StorageAccessError("the bucket is away")
+
+    monkeypatch.setattr(stage.shelf.job.store, "write_checkpoint", away)
+
+    event = stage.end()
+
+    assert isinstance(event, AttemptFailed)
+    assert event.reason is CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+    assert "the bucket is away" in event.detail
+
+
+def test_an_image_that_is_stored_after_its_attempt_expired_is_deleted(stage: Stage) -> None:
+    assert isinstance(stage.store_and_abort(), AttemptCompleted)
+
+    stage.runner.discard_late(1)
+
+    assert stage.cleaned()[-1] == 0
+    assert stage.stored() == []
+    assert [image.status for image in stage.shelf.job.catalog.images.of_job(JOB)] == [ImageStatus.FAILED]
+    assert stage.answer() is RequestStatus.FAILED
+
+
+def test_an_image_that_is_stored_when_the_query_has_ended_is_deleted(stage: Stage) -> None:
+    stage.runner.order_cuts(lambda _number: None)
+    while not stage.stored():
+        pass
+
+    stage.runner.close("it was cancelled")
+
+    assert stage.stored() == []
+    [image] = stage.shelf.job.catalog.images.of_job(JOB)
+    assert (image.status, image.failure_reason) == (ImageStatus.FAILED, "the query ended: it was cancelled")
+    assert stage.answer() is RequestStatus.FAILED
+
+
+def test_deletions_are_told_to_the_coordinator_when_they_begin_and_when_they_end(stage: Stage) -> None:
+    stage.shelf.numbers = 1
+    assert isinstance(stage.end(), AttemptCompleted)
+    for _ in range(3):
+        stage.shelf.checkpoint()
+
+    assert [event.pending for event in stage.runner.make_room() if isinstance(event, CleaningChanged)] == [1]
+
+    assert stage.cleaned() == [0]
+    assert stage.stored() == ["chk-2", "chk-3", "chk-4"]

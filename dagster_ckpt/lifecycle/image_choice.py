@@ -70,7 +70,7 @@ def choose_image(
         problems: What is wrong with an image; asked from the newest on, until one has none.
     """
     passed_over: list[PassedOver] = []
-    for image in sorted(images, key=lambda item: (item.batch_id or -1, item.number or -1), reverse=True):
+    for image in sorted(images, key=_age, reverse=True):
         if newest_batch is not None and image.batch_id is not None and image.batch_id > newest_batch:
             passed_over.append(PassedOver(image, f"it is of a later batch than {newest_batch}, the newest known"))
             continue
@@ -81,3 +81,8 @@ def choose_image(
         replayed = None if newest_batch is None or image.batch_id is None else newest_batch - image.batch_id
         return ImageChoice(image, replayed, tuple(passed_over))
     return ImageChoice(None, None, tuple(passed_over))
+
+
+def _age(image: ImageRecord) -> tuple[int, int]:
+    """Rises with what an image holds; one that does not tell its batch comes before batch 0."""
+    return (-1 if image.batch_id is None else image.batch_id, -1 if image.number is None else image.number)

@@ -156,7 +156,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
         kind = RecoveryKind.RESUME if facts.predecessor_ended else RecoveryKind.START_EMPTY
         return RecoveryPlan(kind, "the query has not committed a batch yet: it begins again")
     return _without_live_directory(
-        facts, f"the live directory is {facts.live.status.value.lower()}: {facts.live.reason}"
+        facts, f"the live directory is {facts.live.status.value.lower()}: {facts.live.reason.rstrip('.')}"
     )
 
 

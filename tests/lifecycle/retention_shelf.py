@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy import text
+
 from dagster_ckpt.catalog import Catalog, EventType, Holder, ImageRecord, ImageStatus, ImageTrigger, StartCause
 from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
 from dagster_ckpt.lifecycle.job import StreamingJob
@@ -97,9 +99,9 @@ class Shelf:
             "offsets/0": "\n".join(["v1", json.dumps(offsets), '{"logOffset":0}']),
             "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
         }
-        for path, text in files.items():
+        for path, content in files.items():
             (self.live / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.live / path).write_text(text)
+            (self.live / path).write_text(content)
 
     def break_live_directory(self, how: str) -> None:
         shutil.rmtree(self.live if how == "missing" else self.live / "sources")
@@ -178,6 +180,17 @@ class Shelf:
         """Everything on disk below the folder of checkpoints."""
         folder = self.root / "images"
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    def completed_at(self, image: ImageRecord, at_ms: int) -> None:
+        """Let an image have been completed at another time."""
+        with self.job.catalog.database.writing() as connection:
+            changed = text("UPDATE images SET completed_at_ms = :at_ms WHERE image_id = :id")
+            connection.execute(changed, {"at_ms": at_ms, "id": image.image_id})
+
+    def reasons(self) -> list[str]:
+        """Why images were deleted, as the catalog tells it."""
+        events = self.job.catalog.events.after(0)
+        return [str(event.payload["reason"]) for event in events if event.type is EventType.IMAGE_DELETED]
 
     def deletions(self) -> list[str]:
         """Images in the order in which they were reported as deleted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,6 @@ from dagster_ckpt.catalog import Catalog, Holder, ImageRecord, StartCause
 from dagster_ckpt.errors import ImageNotFoundError, NothingCommittedError
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.doctor import examine_live_directory
-from dagster_ckpt.lifecycle.image_choice import choose_image
 from dagster_ckpt.lifecycle.image_verification import layout_problems, locations_of, verify_image
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
@@ -362,33 +361,3 @@ def test_a_job_without_a_live_directory_is_refused(wards: dict[str, Ward], tmp_p
             examine_live_directory(job)
     finally:
         job.catalog.close()
-
-
-def images(*batches: int) -> list[Any]:
-    return [
-        SimpleNamespace(image_id=f"image-{b}", batch_id=b, number=b, kind="CHECKPOINT", label=None, location="/x")
-        for b in batches
-    ]
-
-
-@pytest.mark.parametrize(
-    ("batches", "newest", "broken", "chosen", "replayed"),
-    [
-        ((3, 9, 6), 10, (), 9, 1),
-        ((3, 9, 6), 10, (9,), 6, 4),
-        ((3, 9, 6), 7, (), 6, 1),
-        ((3, 9, 6), None, (), 9, None),
-        ((3, 9), 10, (3, 9), None, None),
-        ((), 10, (), None, None),
-    ],
-)
-def test_the_newest_image_that_passes_is_chosen(
-    batches: Iterable[int], newest: int | None, broken: tuple[int, ...], chosen: int | None, replayed: int | None
-) -> None:
-    choice = choose_image(
-        images(*batches), newest_batch=newest, problems=lambda image: ["bad"] if image.batch_id in broken else []
-    )
-
-    assert (choice.image.batch_id if choice.image else None, choice.replayed_batches) == (chosen, replayed)
-    assert choice.sentence
-    assert len(choice.passed_over) == sum(batch in broken or (newest or 99) < batch for batch in batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import yaml
 from dagster_ckpt import errors
 from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger, JobRecord
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, plan_recovery
+from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, is_named, plan_recovery
+from dagster_ckpt.lifecycle.rewind_distance import distance_passed_over
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.spark import LiveState, LiveStatus
 
@@ -78,7 +80,11 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         has_run=case.get("has_run", live is not None),
         predecessor_ended=case.get("predecessor_ended", True),
         prefer_checkpoint=case.get("prefer_checkpoint", False),
-        start_from=StartFrom.parse(case.get("start_from", "latest")),
+        start_from=StartFrom.parse(
+            case.get("start_from", "latest"),
+            new_query_id=case.get("new_query_id", False),
+            claim_mode=case.get("claim_mode", "NO_CLAIM"),
+        ),
         retained=case.get("retained", ()),
     )
 
@@ -94,7 +100,16 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     assert plan.rewound_batches == case.get("rewound", computed)
     assert plan.reason
     assert [words for words in case.get("reason", []) if words not in plan.reason] == []
-    assert plan.as_record()["kind"] == case["does"]
+    assert plan.reason == case.get("told", plan.reason)
+    assert plan.as_record() == {
+        "kind": case["does"],
+        "reason": plan.reason,
+        "image_id": f"id-{case['image']}" if "image" in case else None,
+        "from_batch": case.get("from"),
+        "to_batch": case.get("to"),
+        "new_query_id": case.get("new_query_id", False),
+        "claims": case.get("claim_mode") == "CLAIM",
+    }
 
 
 @pytest.mark.parametrize("case", [case for case in PLANS if "refuses" in case], ids=lambda case: case["says"])
@@ -102,7 +117,8 @@ def test_a_start_that_would_lose_something_is_refused_in_words_that_help(case: d
     with pytest.raises(getattr(errors, case["refuses"])) as refusal:
         plan_recovery(facts(case))
 
-    assert [word for word in case["words"] if word not in str(refusal.value)] == []
+    assert [word for word in case.get("words", []) if word not in str(refusal.value)] == []
+    assert str(refusal.value) == case.get("told", str(refusal.value))
 
 
 def test_the_table_has_a_row_for_every_kind_of_plan() -> None:
@@ -125,10 +141,30 @@ def test_a_batch_is_named_by_its_number(text: str, batch: int) -> None:
     assert StartFrom.parse(str(start_from)) == start_from
 
 
-@pytest.mark.parametrize("word", ["latest", "empty"])
+REFUSALS = {
+    "nothing": "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, preferred-savepoint, "
+    "empty, batch-<n>, or the id, number (chk-7), label or location of an image.",
+    "a new query": "new_query_id is for a start from an image or a batch, but start_from is {word!r}: latest goes on "
+    "as the query it is, and empty begins as a new one anyway. Leave it out.",
+    "a claim": "claim_mode CLAIM is for a start from an image, but start_from is {word!r}, which names none. Name the "
+    "image that the job is to own, or leave claim_mode out.",
+}
+
+
+@pytest.mark.parametrize("word", ["latest", "Empty"])
 def test_a_new_query_id_is_only_for_going_back(word: str) -> None:
-    with pytest.raises(OptionError, match="new_query_id is for a start from an image or a batch"):
-        StartFrom.parse(word, new_query_id=True)
+    with pytest.raises(OptionError) as refusal:
+        StartFrom.parse(f" {word}", new_query_id=True)
+
+    assert str(refusal.value) == REFUSALS["a new query"].format(word=word)
+
+
+@pytest.mark.parametrize("word", ["latest", "empty", "Batch-3"])
+def test_only_an_image_is_claimed(word: str) -> None:
+    with pytest.raises(OptionError) as refusal:
+        StartFrom.parse(word, claim_mode="CLAIM")
+
+    assert str(refusal.value) == REFUSALS["a claim"].format(word=word)
 
 
 @pytest.mark.parametrize(
@@ -144,5 +180,41 @@ def test_anything_else_is_the_name_of_an_image(name: str) -> None:
 
 @pytest.mark.parametrize("nothing", ["", "   ", "\n\t"])
 def test_an_empty_starting_point_is_refused_with_the_words_there_are(nothing: str) -> None:
-    with pytest.raises(OptionError, match=r"latest-savepoint.*empty.*chk-7"):
+    with pytest.raises(OptionError) as refusal:
         StartFrom.parse(nothing)
+
+    assert str(refusal.value) == REFUSALS["nothing"]
+
+
+@pytest.mark.parametrize(
+    ("newer", "older", "told"),
+    [
+        ((9, 250, 61_000), (4, 9, 1_000), "5 batches, 250 rows, PT1M"),
+        ((9, 1_250, 4_000), (9, None, 4_000), "0 batches, 1,250 rows, PT0S"),
+        ((None, 1, 4_000), (4, None, None), "an unknown number of batches, 1 rows, time unknown"),
+        ((9, None, None), (None, 7, 4_000), "an unknown number of batches, rows unknown, time unknown"),
+    ],
+)
+def test_the_way_back_is_told_in_batches_rows_and_time(
+    newer: tuple[int | None, ...], older: tuple[int | None, ...], told: str
+) -> None:
+    template, _ = image("cp1@0")
+
+    def at(name: str, batch: int | None, rows: int | None, completed_at_ms: int | None) -> ImageRecord:
+        return replace(template, image_id=name, batch_id=batch, rows=rows, completed_at_ms=completed_at_ms)
+
+    images = [at("newer", *newer), at("older", *older)]
+
+    assert str(distance_passed_over(images, images[1])) == told
+    assert distance_passed_over(images, images[0]) is None
+
+
+def test_an_image_whose_place_is_not_known_has_only_its_other_names() -> None:
+    placed = replace(image("sp1@0")[0], location="file:///ckpt/MAX/", label="MAX")
+    lost = replace(placed, location=None)
+
+    assert is_named(placed, "file:///ckpt/MAX")
+    assert is_named(placed, "/ckpt/MAX/_metadata")
+    assert is_named(lost, "MAX/")
+    assert not is_named(lost, "XXXX")
+    assert not is_named(lost, "MA")

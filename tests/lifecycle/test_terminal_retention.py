@@ -7,12 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from retention_shelf import Shelf
+from retention_shelf import HOLDER, Shelf
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageStatus, ImageTrigger
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.lifecycle.job import wall_clock_ms
-from dagster_ckpt.lifecycle.retention import ORPHAN_AGE_MS, apply_terminal_retention, discard, housekeeping, subsume
+from dagster_ckpt.lifecycle.retention import (
+    ORPHAN_AGE_MS,
+    apply_terminal_retention,
+    delete_older_live_directories,
+    discard,
+    housekeeping,
+    subsume,
+)
 from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
 
 NONE = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
@@ -106,6 +113,17 @@ def test_a_cancellation_that_is_to_leave_nothing_leaves_nothing_even_so(shelf: S
     assert not (shelf.root / "live" / "orders").exists()
 
 
+def test_live_directories_that_a_cancellation_deletes_are_named_and_nothing_is_pending(
+    shelf: Shelf,
+) -> None:
+    shelf.job.catalog.jobs.update("orders", pending_restore={"batch_id": 0})
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+
+    assert report.live_directory_deleted == shelf.job.live_folder
+    assert shelf.job.catalog.jobs.get("orders").pending_restore is None
+
+
 def test_a_newer_savepoint_saves_a_lost_live_directory_as_well(shelf: Shelf) -> None:
     shelf.checkpoint()
     savepoint = shelf.savepoint("mine")
@@ -128,6 +146,7 @@ def test_nothing_is_deleted_once_a_newer_execution_has_begun(shelf: Shelf, state
     assert shelf.live.exists()
     assert "second" in report.kept[0]
     assert not shelf.job.catalog.executions.get("second").settled
+    assert shelf.job.catalog.executions.get("first").settled
 
 
 def test_retention_twice_does_no_harm(shelf: Shelf) -> None:
@@ -170,14 +189,46 @@ def test_a_deletion_that_fails_stays_visible_and_the_job_unsettled(
     assert shelf.job.catalog.executions.get("first").settled
 
 
+def test_a_deletion_that_fails_leaves_the_job_unsettled_also_where_the_others_are_kept(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = shelf.checkpoint(), shelf.checkpoint()
+    shelf.job.catalog.images.mark_deleting(first.image_id)
+    with monkeypatch.context() as patch:
+        refuse_to_delete(patch, shelf)
+        report = apply_terminal_retention(shelf.cleaning_up(RETAIN).job, "first", CANCELED)
+        swept = housekeeping(shelf.job, now_ms=wall_clock_ms())
+
+    assert (len(report.failed), len(report.kept), len(swept.failed)) == (1, 1, 1)
+    assert shelf.listed() == {second.image_id}
+    assert not shelf.job.catalog.executions.get("first").settled
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+def test_a_lost_live_directory_without_any_image_that_could_replace_it_is_no_obstacle(
+    shelf: Shelf, damage: str
+) -> None:
+    left_behind = shelf.checkpoint()
+    shelf.job.catalog.jobs.switch_live_directory("orders", shelf.job.live_directory(1).url, pending_restore={})
+    shelf.break_live_directory(damage)
+
+    report = apply_terminal_retention(shelf.cleaning_up(NONE).job, "first", FINISHED)
+
+    assert (len(report.deleted), report.kept) == (1, ())
+    assert shelf.listed(ImageStatus.DELETED) == {left_behind.image_id}
+
+
 def test_a_deletion_that_was_cut_off_is_finished_by_housekeeping(shelf: Shelf) -> None:
     first = shelf.checkpoint()
     second = shelf.checkpoint(base=first)
     shelf.job.catalog.images.mark_deleting(first.image_id)
 
+    assert housekeeping(shelf.job, now_ms=wall_clock_ms(), dry_run=True).deleted == ("chk-1 at batch 1",)
+    assert shelf.listed(ImageStatus.DELETING) == {first.image_id}
     report = housekeeping(shelf.job, now_ms=wall_clock_ms())
 
     assert report.deleted == ("chk-1 at batch 1",)
+    assert shelf.reasons() == ["deletion that was cut off"]
     assert shelf.listed(ImageStatus.DELETED) == {first.image_id}
     assert shelf.is_whole(second)
     assert shelf.deletions() == ["image-1"]
@@ -190,6 +241,7 @@ def test_a_deletion_that_was_cut_off_is_finished_where_the_option_keeps_the_othe
     report = apply_terminal_retention(shelf.cleaning_up(RETAIN).job, "first", CANCELED)
 
     assert len(report.deleted) == 1
+    assert shelf.reasons() == ["deletion that was cut off"]
     assert shelf.listed() == {second.image_id}
 
 
@@ -229,6 +281,18 @@ def test_housekeeping_removes_what_a_dying_jvm_wrote_after_a_cancellation(shelf:
     assert not shelf.live.exists()
 
 
+def test_housekeeping_leaves_the_live_directories_of_whoever_holds_the_lease(shelf: Shelf) -> None:
+    shelf.job.catalog.jobs.update("orders", live_directory=None)
+    lease = shelf.job.catalog.leases.acquire("orders", HOLDER, 60_000)
+
+    assert housekeeping(shelf.job, now_ms=wall_clock_ms()).live_directory_deleted is None
+    assert shelf.live.exists()
+
+    shelf.job.catalog.leases.release("orders", lease.token)
+    assert housekeeping(shelf.job, now_ms=wall_clock_ms()).live_directory_deleted == shelf.job.live_folder
+    assert housekeeping(shelf.job, now_ms=wall_clock_ms()).live_directory_deleted is None
+
+
 def test_housekeeping_of_a_stream_that_nobody_has_started_does_nothing(shelf: Shelf) -> None:
     report = housekeeping(replace(shelf.job, job_id="never"), now_ms=wall_clock_ms())
 
@@ -251,6 +315,30 @@ def test_checkpoints_make_room_oldest_first(tmp_path: Path, num_retained: int, k
     left = shelf.job.catalog.images.completed("orders")
     assert sorted(image.number or 0 for image in left) == kept
     assert all(shelf.is_whole(image) for image in left)
+
+
+@pytest.mark.parametrize(
+    ("completed_at_ms", "leave"), [([3, 1, 2], [2, 3]), ([1, 1, 1], [1, 2])], ids=["by completion", "then by number"]
+)
+def test_the_order_of_making_room_is_that_of_completion(
+    tmp_path: Path, completed_at_ms: list[int], leave: list[int]
+) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    for at_ms in completed_at_ms:
+        shelf.completed_at(shelf.checkpoint(), at_ms)
+
+    assert [image.number for image in subsume(shelf.job)] == leave
+
+
+@pytest.mark.parametrize("generation", [0, 1, 3])
+def test_older_live_directories_go_and_the_newest_stays(shelf: Shelf, generation: int) -> None:
+    for number in (0, 1, 2, 3):
+        (shelf.root / "live" / "orders" / f"live-{number}").mkdir(exist_ok=True)
+
+    delete_older_live_directories(shelf.job, generation)
+
+    left = sorted(path.name for path in (shelf.root / "live" / "orders").iterdir())
+    assert left == [f"live-{number}" for number in range(generation, 4)]
 
 
 def test_savepoints_are_never_subsumed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.storage.deletion import Garbage, Sweep
 from dagster_ckpt.storage.memory_space import MemorySpace
 from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
 
@@ -286,3 +287,41 @@ def test_another_jobs_unfinished_savepoint_is_not_swept(world) -> None:
     before = world.objects()
     assert world.process().store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
     assert world.objects() == before
+
+
+@pytest.fixture
+def old_space() -> MemorySpace:
+    """What two crashes left: a checkpoint without metadata and half a deletion, beside what is not ours."""
+    space = MemorySpace("mem://c/job")
+    names = {
+        "chk-1/_deleting": 2_000,
+        "chk-1/a.pack": 3_000,
+        "chk-1/notes.txt": 3_000,
+        "chk-2/b.pack": 1,
+        "chk-2/notes.txt": 1,
+        "chk-3/c.pack": 6_000,
+        "shared/old.pack": 5_999,
+        "shared/young.pack": 6_000,
+        "shared/folder/old.pack": 1,
+    }
+    space._objects = {name: (changed_ms, b"") for name, changed_ms in names.items()}
+    return space
+
+
+def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: MemorySpace) -> None:
+    would = Sweep(old_space, now_ms=10_000, older_than_ms=4_000, dry_run=True).job([])
+    before = set(old_space._objects)
+
+    # The age of exactly four seconds is not older than that.
+    assert would == [
+        Garbage("mem://c/job/chk-1/_deleting", "the deletion of chk-1 was cut off", 8_000),
+        Garbage("mem://c/job/chk-1/a.pack", "the deletion of chk-1 was cut off", 7_000),
+        Garbage("mem://c/job/chk-2/b.pack", "chk-2 was never finished: it has no _metadata", 9_999),
+        Garbage("mem://c/job/shared/old.pack", "no image refers to it", 4_001),
+    ]
+    assert set(old_space._objects) == before
+
+    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).job([]) == would
+    swept = {garbage.location.removeprefix("mem://c/job/") for garbage in would}
+    assert set(old_space._objects) == before - swept
+    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).job([]) == []

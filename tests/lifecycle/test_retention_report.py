@@ -1,0 +1,55 @@
+"""What a retention pass says that it did."""
+
+from __future__ import annotations
+
+from dagster_ckpt.lifecycle.retention import RetentionReport
+from dagster_ckpt.storage import Garbage
+
+FIRST = RetentionReport(
+    deleted=("chk-1",),
+    kept=("chk-2: why",),
+    failed=("chk-3: away",),
+    live_directory_deleted="/live/a",
+    swept=(Garbage("/x", "no image refers to it", 9),),
+)
+LATER = RetentionReport(
+    deleted=("chk-4",),
+    kept=("chk-5: why",),
+    failed=("chk-6: away",),
+    live_directory_deleted="/live/b",
+    swept=(Garbage("/y", "no image refers to it", 9), Garbage("/z", "cut off", 9)),
+)
+
+
+def test_two_passes_are_one_report() -> None:
+    assert FIRST.and_then(LATER) == RetentionReport(
+        deleted=("chk-1", "chk-4"),
+        kept=("chk-2: why", "chk-5: why"),
+        failed=("chk-3: away", "chk-6: away"),
+        live_directory_deleted="/live/b",
+        swept=(*FIRST.swept, *LATER.swept),
+    )
+    nothing = RetentionReport()
+    assert FIRST.and_then(nothing) == FIRST
+    assert nothing.and_then(RetentionReport(dry_run=True)).dry_run
+    assert RetentionReport(dry_run=True).and_then(nothing).dry_run
+
+
+def test_each_thing_done_is_a_sentence() -> None:
+    assert FIRST.and_then(LATER).sentences() == [
+        "deleted chk-1",
+        "deleted chk-4",
+        "kept chk-2: why",
+        "kept chk-5: why",
+        "could not delete chk-3: away; it is tried again",
+        "could not delete chk-6: away; it is tried again",
+        "deleted the live directories /live/b",
+        "removed 2 objects: no image refers to it",
+        "removed 1 objects: cut off",
+    ]
+    assert RetentionReport().sentences() == ["nothing to delete"]
+
+
+def test_a_dry_run_says_would() -> None:
+    would = RetentionReport(deleted=("chk-1",), swept=FIRST.swept, dry_run=True)
+    assert would.sentences() == ["would have deleted chk-1", "would have removed 1 objects: no image refers to it"]

@@ -1,7 +1,7 @@
 """The catalog sensor: it observes. Completed images become events on their streaming asset, each once."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import dagster as dg
@@ -84,7 +84,7 @@ def build_catalog_sensor(
         minimum_interval_seconds: Shortest time between two looks.
         default_status: Whether it runs from the start.
     """
-    keys = {stream.job_id: stream.key for stream in streams}
+    keys: dict[str, Sequence[dg.AssetKey]] = {stream.job_id: (stream.key,) for stream in streams}
 
     @dg.sensor(
         name=name,
@@ -126,45 +126,42 @@ def build_catalog_sensor(
 def _reports(
     instance: dg.DagsterInstance,
     catalog: Catalog,
-    keys: Mapping[str, dg.AssetKey],
+    keys: Mapping[str, Sequence[dg.AssetKey]],
     events: Sequence[EventRecord],
     *,
     since: int,
     interval_ms: int,
 ) -> list[Report]:
-    """What these events put on the assets, without what is there already."""
+    """What these events put on the assets of their jobs, without what is there already."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
         return []
-    before = catalog.events.last_of(sorted({event.job_id for event in events}), DECISIVE, up_to=since, each=REMEMBERED)
-    named = [event.image_id for event in (*events, *(e for known in before.values() for e in known)) if event.image_id]
-    images = catalog.images.by_id(named)
+    jobs = sorted({event.job_id for event in events})
+    before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
+    remembered = [event for known in before.values() for event in known]
+    images = catalog.images.by_id([event.image_id for event in (*events, *remembered) if event.image_id])
     told = list(events_to_tell(events, before, images, interval_ms=interval_ms))
-    completed = [each.event for each in told if not each.is_failure]
-    failed = [each.event for each in told if each.is_failure]
-    latest = _latest_of_ours(instance, {keys[event.job_id] for event in completed})
-    known = {
-        **_already(instance.fetch_materializations, keys, completed, latest),
-        **_already(instance.fetch_observations, keys, failed, {}),
-    }
-    new = [each for each in told if identity(each.event) not in known.get(each.event.job_id, frozenset())]
-    tallies = _tallies(catalog, keys, new, latest)
+    told_of: dict[dg.AssetKey, list[Told]] = {}
+    for each in told:
+        for key in keys[each.event.job_id]:
+            told_of.setdefault(key, []).append(each)
+    latest = _latest_of_ours(instance, told_of)
+    reported = {key: _reported(instance, key, of_key, latest.get(key, 0)) for key, of_key in told_of.items()}
+    new = [(key, each) for each in told for key in keys[each.event.job_id] if identity(each.event) not in reported[key]]
+    tallies = _tallies(catalog, new, latest)
     return [
-        failure_observation(keys[each.event.job_id], each.event)
+        failure_observation(key, each.event)
         if each.is_failure
         else materialization(
-            keys[each.event.job_id],
-            each.event,
-            images.get(each.event.image_id or ""),
-            tallies.get(each.event.sequence),
+            key, each.event, images.get(each.event.image_id or ""), tallies.get((key, each.event.sequence))
         )
-        for each in new
+        for key, each in new
     ]
 
 
-def _latest_of_ours(instance: dg.DagsterInstance, keys: set[dg.AssetKey]) -> dict[dg.AssetKey, int]:
+def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, int]:
     """Sequence of the newest materialization of each asset, where it is one of ours; one query for all assets."""
     latest: dict[dg.AssetKey, int] = {}
-    for record in instance.get_asset_records(sorted(keys)) if keys else ():
+    for record in instance.get_asset_records(list(keys)) if keys else ():
         newest = record.asset_entry.last_materialization
         metadata = newest.asset_materialization.metadata if newest and newest.asset_materialization else {}
         sequence = metadata.get(SEQUENCE_KEY)
@@ -173,21 +170,16 @@ def _latest_of_ours(instance: dg.DagsterInstance, keys: set[dg.AssetKey]) -> dic
     return latest
 
 
-def _already(
-    fetch: Callable[..., dg.EventRecordsResult],
-    keys: Mapping[str, dg.AssetKey],
-    news: Sequence[EventRecord],
-    latest: Mapping[dg.AssetKey, int],
-) -> dict[str, frozenset[str]]:
-    by_job: dict[str, list[EventRecord]] = {}
-    for event in news:
-        by_job.setdefault(event.job_id, []).append(event)
-    return {
-        job_id: already_reported(fetch, keys[job_id], events)
-        for job_id, events in by_job.items()
-        # Ours are there in the order of the catalog: nothing of a newer sequence is behind an older one.
-        if not 0 < latest.get(keys[job_id], 0) < events[0].sequence
-    }
+def _reported(instance: dg.DagsterInstance, key: dg.AssetKey, told: Sequence[Told], latest: int) -> frozenset[str]:
+    completed = [each.event for each in told if not each.is_failure]
+    failed = [each.event for each in told if each.is_failure]
+    found: frozenset[str] = frozenset()
+    # Ours are there in the order of the catalog: nothing of a newer sequence is behind an older one.
+    if completed and not 0 < latest < completed[0].sequence:
+        found |= already_reported(instance.fetch_materializations, key, completed)
+    if failed:
+        found |= already_reported(instance.fetch_observations, key, failed)
+    return found
 
 
 def already_reported(
@@ -222,21 +214,21 @@ def already_reported(
 
 
 def _tallies(
-    catalog: Catalog, keys: Mapping[str, dg.AssetKey], new: Sequence[Told], latest: Mapping[dg.AssetKey, int]
-) -> dict[int, ImageTally]:
-    """The checkpoints since the report before, by the sequence of the event that is reported."""
-    before = {job_id: latest[key] for job_id, key in keys.items() if key in latest}
-    spans = []
-    for each in new:
+    catalog: Catalog, new: Sequence[tuple[dg.AssetKey, Told]], latest: Mapping[dg.AssetKey, int]
+) -> dict[tuple[dg.AssetKey, int], ImageTally]:
+    """The checkpoints since the report before, by asset and the sequence of the event that is reported."""
+    before = dict(latest)
+    reports, spans = [], []
+    for key, each in new:
         if each.is_failure:
             continue
         event = each.event
         # An older sequence behind a newer one: the catalog was made anew, and counts from one again.
-        if event.job_id in before and before[event.job_id] < event.sequence:
-            spans.append((event.job_id, before[event.job_id], event.sequence))
-        before[event.job_id] = event.sequence
-    tallies = catalog.images.tallies(spans)
-    return {sequence: tally for (_, _, sequence), tally in zip(spans, tallies, strict=True)}
+        if key in before and before[key] < event.sequence:
+            reports.append((key, event.sequence))
+            spans.append((event.job_id, before[key], event.sequence))
+        before[key] = event.sequence
+    return dict(zip(reports, catalog.images.tallies(spans), strict=True))
 
 
 def _is_in_progress(instance: dg.DagsterInstance, job_name: str) -> bool:

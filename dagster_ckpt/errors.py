@@ -58,6 +58,10 @@ class CutOvertakenError(IncompleteCutError):
     """Spark purged or replaced a file after a cut was taken and before it was read; a new cut succeeds."""
 
 
+class KnownBrokenImageError(ImageCorruptError):
+    """An automatic restart would restore an image that a verification has found broken."""
+
+
 class RestoreError(CkptError):
     """An image could not be turned into a live directory."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import BindParameter, Row, Select, bindparam, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, StartCause
@@ -156,6 +157,13 @@ class ExecutionStore:
         """The newest execution of a job."""
         return next(iter(self.of_job(job_id, limit=1)), None)
 
+    def latest_of(self, job_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
+        """The newest execution of each of these jobs that has one, over one connection."""
+        query = _newest_first(bindparam("job")).limit(1)
+        with self._database.reading() as connection:
+            rows = [connection.execute(query, {"job": job_id}).one_or_none() for job_id in job_ids]
+        return {row.job_id: _record(row) for row in rows if row is not None}
+
     def unsettled(self) -> list[ExecutionRecord]:
         """Executions for which something is left to do, or that run, oldest first."""
         return self._all(
@@ -201,7 +209,7 @@ class ExecutionStore:
             return [_record(row) for row in connection.execute(query)]
 
 
-def _newest_first(job_id: str) -> Select[Any]:
+def _newest_first(job_id: str | BindParameter[Any]) -> Select[Any]:
     return select(executions).where(executions.c.job_id == job_id).order_by(executions.c.ordinal.desc())
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select
+from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
-from dagster_ckpt.catalog.records import EventType, ImageRecord, ImageStatus, ImageTally, ImageTrigger
+from dagster_ckpt.catalog.records import EventType, ImageHistory, ImageRecord, ImageStatus, ImageTally, ImageTrigger
 from dagster_ckpt.catalog.tables import events, images, jobs
 from dagster_ckpt.errors import ImageNotFoundError
 
@@ -173,17 +173,19 @@ class ImageStore:
         return [ImageTally(int(count), int(rows or 0), int(size or 0)) for count, rows, size in rows]
 
     def newest_of(self, job_ids: Sequence[str]) -> dict[str, ImageRecord]:
-        """The newest completed image of each of these jobs, of any timeline; one query, however many there are."""
-        numbers = (
-            select(images.c.job_id, func.max(images.c.number).label("number"))
-            .where(images.c.job_id.in_(job_ids) & (images.c.status == ImageStatus.COMPLETED.value))
-            .group_by(images.c.job_id)
-            .subquery()
-        )
-        newest = select(images).join(
-            numbers, (images.c.job_id == numbers.c.job_id) & (images.c.number == numbers.c.number)
-        )
-        return {image.job_id: image for image in self._all(newest) if image.status is ImageStatus.COMPLETED}
+        """The newest restorable image of each of these jobs that has one, over one connection."""
+        with self._database.reading() as connection:
+            found = [connection.execute(_NEWEST_RESTORABLE, {"job": job_id}).one_or_none() for job_id in job_ids]
+        return {row.job_id: _record(row) for row in found if row is not None}
+
+    def histories(self, windows: Mapping[str, int]) -> dict[str, ImageHistory]:
+        """What the images of jobs tell of their health, over one connection.
+
+        Args:
+            windows: By job, the begin of the window in which its images are compared in size, ms since the epoch.
+        """
+        with self._database.reading() as connection:
+            return {job_id: _history(connection, job_id, since_ms) for job_id, since_ms in windows.items()}
 
     def restorable(self, job_id: str) -> list[ImageRecord]:
         """Images that an automatic recovery may take, newest first.
@@ -217,6 +219,50 @@ class ImageStore:
             execution_id=image.execution_id,
             payload=payload,
         )
+
+
+_JOB: BindParameter[str] = bindparam("job")
+_NEWEST_RESTORABLE = (
+    select(images)
+    .join(jobs, jobs.c.job_id == images.c.job_id)
+    .where(images.c.job_id == _JOB, images.c.status == ImageStatus.COMPLETED.value)
+    .where((images.c.timeline == jobs.c.timeline) | (images.c.image_id == jobs.c.restored_image_id))
+    .order_by(images.c.number.desc())
+    .limit(1)
+)
+_LAST_VERIFIED = (
+    select(images)
+    .where(images.c.job_id == _JOB, images.c.verified_at_ms.is_not(None))
+    .order_by(images.c.verified_at_ms.desc())
+    .limit(1)
+)
+_FAILED_SINCE = (
+    select(images.c.failure_reason)
+    .where(images.c.job_id == _JOB, images.c.status == ImageStatus.FAILED.value)
+    .where(images.c.number > bindparam("after"))
+    .order_by(images.c.number.desc())
+)
+_FIRST_SIZE = (
+    select(images.c.full_bytes)
+    .where(images.c.job_id == _JOB, images.c.completed_at_ms >= bindparam("since"), images.c.full_bytes.is_not(None))
+    .order_by(images.c.completed_at_ms)
+    .limit(1)
+)
+
+
+def _history(connection: Connection, job_id: str, since_ms: int) -> ImageHistory:
+    newest = connection.execute(_NEWEST_RESTORABLE, {"job": job_id}).one_or_none()
+    verified = connection.execute(_LAST_VERIFIED, {"job": job_id}).one_or_none()
+    after = newest.number if newest is not None else 0
+    failures = connection.execute(_FAILED_SINCE, {"job": job_id, "after": after}).scalars().all()
+    size = connection.execute(_FIRST_SIZE, {"job": job_id, "since": since_ms}).scalar()
+    return ImageHistory(
+        newest=_record(newest) if newest is not None else None,
+        verified=_record(verified) if verified is not None else None,
+        failures=len(failures),
+        last_failure=failures[0] if failures else None,
+        bytes_before=size,
+    )
 
 
 def _get(connection: Connection, image_id: str) -> ImageRecord:

@@ -273,6 +273,25 @@ class ImageTally:
 
 
 @dataclass(frozen=True)
+class ImageHistory:
+    """What the images of a job tell of its health.
+
+    Attributes:
+        newest: The newest restorable image.
+        verified: The image that was verified last; its bytes may be gone by now.
+        failures: Attempts that failed since the newest image.
+        last_failure: Why the last of them failed.
+        bytes_before: Full bytes of the first image in the window that was asked for.
+    """
+
+    newest: ImageRecord | None
+    verified: ImageRecord | None
+    failures: int
+    last_failure: str | None
+    bytes_before: int | None
+
+
+@dataclass(frozen=True)
 class RequestRecord:
     """Something that was asked of a job, and its answer.
 

@@ -109,6 +109,8 @@ images = Table(
     Column("verified_at_ms", BigInteger),
     Column("verified_problem", Text),
     Index("ix_images_job_id_status_number", "job_id", "status", "number"),
+    Index("ix_images_job_id_completed_at_ms", "job_id", "completed_at_ms"),
+    Index("ix_images_job_id_verified_at_ms", "job_id", "verified_at_ms"),
 )
 
 requests = Table(

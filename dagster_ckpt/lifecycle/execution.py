@@ -17,6 +17,7 @@ from dagster_ckpt.catalog import (
 )
 from dagster_ckpt.errors import (
     ImageNotFoundError,
+    KnownBrokenImageError,
     LiveDirectoryError,
     RowsAtRiskError,
     SharedSinkError,
@@ -28,7 +29,7 @@ from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryFacts, plan_recovery
+from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, describe_image, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
@@ -41,7 +42,7 @@ StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 
 # A start that cannot be done as asked; none of these goes away by trying again.
 _REFUSALS = (
-    *(ImageNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError),
+    *(ImageNotFoundError, KnownBrokenImageError, LiveDirectoryError, RowsAtRiskError, SharedSinkError),
     *(StateBackendChangeError, StatePartitionsError),
 )
 _STATUS = {
@@ -155,6 +156,28 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
     )
 
 
+def refuse_known_broken(job: StreamingJob, plan: RecoveryPlan, cause: StartCause) -> None:
+    """Let a restart that nobody asked for pass only if the image that it would restore is not known to be broken.
+
+    It would fail at the first file that differs, and be restarted, until the restart strategy gives up. A start in a
+    live directory needs no image and passes: its next checkpoint is the way out. A person may try: what was found may
+    have been repaired, and every file is compared with its digest as it is restored.
+
+    Raises:
+        KnownBrokenImageError: It is.
+    """
+    image = plan.image
+    if cause is StartCause.MANUAL or image is None or image.verified_problem is None:
+        return
+    good = [each for each in job.catalog.images.completed(job.job_id) if each.verified_problem is None]
+    others = ", ".join(describe_image(each) for each in good[:8]) or "none"
+    raise KnownBrokenImageError(
+        f"Job {job.job_id!r} is not restarted by itself ({plan.reason}), nothing was changed: a verification found "
+        f"{describe_image(image)} broken: {image.verified_problem}. Images not known to be broken: {others}. Going "
+        "further back is for a person to decide: start it from one of them, or repair this one and verify it again."
+    )
+
+
 class _Run:
     """The executions of one run: the first, and those that restart it in place."""
 
@@ -199,6 +222,7 @@ class _Run:
         try:
             facts = recovery_facts(job, start_from, predecessor_ended=self._predecessor_ended)
             plan = plan_recovery(facts)
+            refuse_known_broken(job, plan, cause)
             self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
             job.store.check_access()
             count_beyond_what_is_used(job, plan.image)

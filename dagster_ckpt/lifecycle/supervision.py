@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from random import Random
 
@@ -284,6 +284,8 @@ class Supervisor:
                 "sinks": list(latest.sinks) if latest else [],
                 # Before the first batch Spark may still be making the plan.
                 "plan_fingerprint": self._query.facts().plan_fingerprint if latest else None,
+                "sources": [asdict(source) for source in latest.sources] if latest else [],
+                "rows_per_second": latest.rows_per_second if latest else None,
                 "idle": self._is_stopped or self._query.is_idle(),
             },
         )

@@ -6,6 +6,8 @@ decides is a pure function there. Start with `streaming_asset.py` and `stream_de
 
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.freshness import default_freshness
+from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.resources import (
@@ -36,6 +38,8 @@ __all__ = [
     "StreamRunConfig",
     "StreamingAsset",
     "build_catalog_sensor",
+    "build_health_checks",
+    "build_health_sensor",
     "build_housekeeping_schedule",
     "build_inspection_jobs",
     "build_operator_jobs",
@@ -43,6 +47,7 @@ __all__ = [
     "build_savepoint_schedule",
     "build_supervisor_sensor",
     "build_verification_schedule",
+    "default_freshness",
     "stream_definitions",
     "streaming_asset",
 ]

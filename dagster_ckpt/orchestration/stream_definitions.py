@@ -1,12 +1,14 @@
 """One call that gives a code location everything its streams need."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.lifecycle.health import HealthCheck, HealthSettings
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
+from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
@@ -26,6 +28,8 @@ def stream_definitions(
     downstream_interval_seconds: int = 0,
     report_interval_seconds: int = REPORT_INTERVAL_S,
     savepoint_schedules: Mapping[str, str | PeriodicSavepoints] | None = None,
+    health: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
+    health_checks: Sequence[HealthCheck] = tuple(HealthCheck),
 ) -> dg.Definitions:
     """Assets, jobs, sensors and schedules for streaming assets, to be merged into a code location.
 
@@ -39,6 +43,8 @@ def stream_definitions(
         report_interval_seconds: One periodic checkpoint is reported to Dagster in each interval of this length; 0
             reports each. The catalog has them all.
         savepoint_schedules: By job id: a cron expression, or `PeriodicSavepoints` with its history and blackouts.
+        health: Thresholds of the health checks, for all streams or by job id.
+        health_checks: Which health checks there are.
 
     Raises:
         OptionError: Two streams have one job id, or a schedule names a job id that is not there.
@@ -82,6 +88,8 @@ def stream_definitions(
                 report_interval_seconds=report_interval_seconds,
             ),
             build_supervisor_sensor(streams, retention_job),
+            build_health_sensor(streams, settings=health, checks=health_checks),
         ],
+        asset_checks=build_health_checks(streams, settings=health, checks=health_checks),
         schedules=schedules,
     )

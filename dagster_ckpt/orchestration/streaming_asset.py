@@ -24,6 +24,7 @@ from dagster_ckpt.options import (
 )
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointOverrides, CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.freshness import default_freshness
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -111,6 +112,7 @@ def streaming_asset(
     tags: Mapping[str, str] | None = None,
     code_version: str | None = None,
     owners: Sequence[str] | None = None,
+    freshness_policy: dg.FreshnessPolicy | None = None,
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make a streaming asset of a function that returns an unstarted `DataStreamWriter`.
 
@@ -134,6 +136,7 @@ def streaming_asset(
         tags: As in `dagster.asset`.
         code_version: As in `dagster.asset`.
         owners: As in `dagster.asset`.
+        freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint interval.
 
     Raises:
         OptionError: An option or the job id is not valid, or the function has no parameters.
@@ -182,6 +185,7 @@ def streaming_asset(
             tags=tags,
             code_version=code_version,
             owners=owners,
+            freshness_policy=freshness_policy or default_freshness(options),
             kinds={"spark", "streaming"},
             required_resource_keys=set(RESOURCES | set(resources)),
             config_schema=StreamRunConfig.to_config_schema().as_field(),
@@ -205,7 +209,8 @@ def streaming_asset(
                 restart=restart,
                 start_job=dg.define_asset_job(
                     f"{asset_name}_stream",
-                    selection=dg.AssetSelection.assets(key),
+                    # Its health checks are for the sensor: here they would run at the stream's end.
+                    selection=dg.AssetSelection.assets(key).without_checks(),
                     description=f"Start the stream {stable_id}, from where it stopped or from start_from.",
                     # One process for run and step: a killed run worker leaves no orphaned step behind.
                     executor_def=dg.in_process_executor,

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class SourceProgress:
+    """What a batch says of one source.
+
+    Attributes:
+        source: What Spark calls it, such as `KafkaV2[Subscribe[orders]]`.
+        behind: Records between what was read and the source's newest; None where it does not tell both.
+        read_up_to: Kafka's offsets up to which the batch has read, as their JSON; None for other sources.
+    """
+
+    source: str
+    behind: int | None
+    read_up_to: str | None
+
+    @staticmethod
+    def of(report: Mapping[str, Any]) -> SourceProgress:
+        """Read the JSON form of a source's report."""
+        read, newest = _offset(report.get("endOffset")), _offset(report.get("latestOffset"))
+        return SourceProgress(
+            source=str(report.get("description")),
+            behind=_records_between(read, newest),
+            read_up_to=json.dumps(read) if _is_kafka(read) else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -21,6 +47,8 @@ class QueryProgress:
         sinks: What Spark calls the sinks.
         duration_ms: How long the batch took.
         ran: False where Spark only reports that there was nothing to do.
+        sources: The sources, with what they tell of the way that is left.
+        rows_per_second: Rows that the batch processed in a second, or None.
     """
 
     batch_id: int
@@ -32,6 +60,8 @@ class QueryProgress:
     sinks: tuple[str, ...]
     duration_ms: int
     ran: bool
+    sources: tuple[SourceProgress, ...] = ()
+    rows_per_second: float | None = None
 
     @staticmethod
     def of(report: Mapping[str, Any]) -> QueryProgress:
@@ -48,4 +78,40 @@ class QueryProgress:
             sinks=(str(sink),) if sink else (),
             duration_ms=int(report.get("batchDuration") or 0),
             ran="addBatch" in durations,
+            sources=tuple(SourceProgress.of(source) for source in report.get("sources") or []),
+            rows_per_second=_speed(report.get("processedRowsPerSecond")),
         )
+
+
+def _offset(offset: Any) -> Any:
+    """An offset as a value: Spark writes those that are JSON as JSON, others as text, unknown ones as null."""
+    try:
+        return json.loads(offset) if isinstance(offset, str) else offset
+    except ValueError:
+        return None
+
+
+def _is_kafka(offset: Any) -> bool:
+    return (
+        isinstance(offset, dict)
+        and bool(offset)
+        and all(
+            isinstance(partitions, dict) and all(type(each) is int for each in partitions.values())
+            for partitions in offset.values()
+        )
+    )
+
+
+def _records_between(read: Any, newest: Any) -> int | None:
+    if _is_kafka(read) and _is_kafka(newest):
+        behind = 0
+        for topic, partitions in newest.items():
+            for partition, offset in partitions.items():
+                behind += max(0, offset - read.get(topic, {}).get(partition, 0))
+        return behind
+    return None
+
+
+def _speed(value: Any) -> float | None:
+    # An idle query has none, and Spark writes it as NaN or leaves it out.
+    return float(value) if isinstance(value, int | float) and 0 < value < float("inf") else None

@@ -145,6 +145,7 @@ class TestDefinitions:
         assert {sensor.name for sensor in repository.sensor_defs} == {
             "checkpoint_catalog_sensor",
             "checkpoint_supervisor_sensor",
+            "checkpoint_health_sensor",
         }
         assert {schedule.name for schedule in repository.schedule_defs} == {
             "checkpoint_housekeeping_schedule",

@@ -1,0 +1,255 @@
+"""Is a stream well? Judgements of what the catalog knows: figures in, findings out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dagster_ckpt.catalog import ImageRecord
+from dagster_ckpt.lifecycle.recovery import describe_image
+from dagster_ckpt.lifecycle.source_health import SourceFacts, lag, retention
+from dagster_ckpt.options import CheckpointOptions
+from dagster_ckpt.options.durations import iso_duration
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+class HealthCheck(StrEnum):
+    """What is looked at; the value names the asset check."""
+
+    RESTORABILITY = "restorability"
+    CHECKPOINT_AGE = "checkpoint_age"
+    CONSECUTIVE_FAILURES = "consecutive_failures"
+    SIZE_GROWTH = "size_growth"
+    SOURCE_LAG = "source_lag"
+    SOURCE_RETENTION = "source_retention"
+
+
+class Verdict(StrEnum):
+    """How it is. UNKNOWN: nobody can say, which is not the same as well."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    ERROR = "ERROR"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class HealthSettings:
+    """From when on something is not well.
+
+    Attributes:
+        max_checkpoint_age_ms: Recovery point objective: the newest image may be so old; half of it warns. None: the
+            rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2); with periodic
+            checkpoints off, any age.
+        failures_to_warn: Failed attempts in a row that warn.
+        failures_to_fail: Failed attempts in a row that are an error.
+        max_verification_age_ms: The last verification of an image may be so old.
+        size_growth_factor: An image so many times as large as at the begin of the window warns.
+        size_window_ms: That window.
+        size_floor_bytes: Smaller images may grow as they like.
+        max_image_bytes: A larger image is an error; None for any size.
+        max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
+        source_retention_ms: How long the sources keep what they had, where they do not tell (Kafka's `retention.ms`).
+        file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
+        retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
+    """
+
+    max_checkpoint_age_ms: int | None = None
+    failures_to_warn: int = 1
+    failures_to_fail: int = 3
+    max_verification_age_ms: int = 2 * DAY_MS
+    size_growth_factor: float = 2.0
+    size_window_ms: int = DAY_MS
+    size_floor_bytes: int = 64 * 1024 * 1024
+    max_image_bytes: int | None = None
+    max_catch_up_ms: int = 10 * 60_000
+    source_retention_ms: int | None = None
+    file_max_age_ms: int = 7 * DAY_MS
+    retention_margin_ms: int = 6 * HOUR_MS
+
+
+@dataclass(frozen=True)
+class HealthFacts:
+    """What is known of a stream.
+
+    Attributes:
+        running_since_ms: When its running execution began, or None where it does not run.
+        newest: The image that it would be recovered from, or None.
+        verified: The image that was verified last, or None.
+        failures: Attempts that failed since the newest image.
+        last_failure: Why the last of them failed.
+        bytes_before: Full bytes of the first image in the window of `size_window_ms`, or None.
+        sources: Its sources, as the last batch reported them; None where none has.
+        rows_per_second: Speed of the last batch, or None.
+    """
+
+    running_since_ms: int | None = None
+    newest: ImageRecord | None = None
+    verified: ImageRecord | None = None
+    failures: int = 0
+    last_failure: str | None = None
+    bytes_before: int | None = None
+    sources: Sequence[SourceFacts] | None = None
+    rows_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one thing is.
+
+    Attributes:
+        check: What was looked at.
+        verdict: How it is.
+        sentence: Why, for a person.
+        figures: What it was judged by.
+    """
+
+    check: HealthCheck
+    verdict: Verdict
+    sentence: str
+    figures: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
+    """Judge a stream: one finding for each `HealthCheck`, in their order.
+
+    Args:
+        facts: What is known of it.
+        options: Its checkpointing options.
+        settings: The thresholds.
+        now_ms: The time now, ms since the epoch.
+    """
+    return [
+        restorability(facts, settings, now_ms=now_ms),
+        checkpoint_age(facts, options, settings, now_ms=now_ms),
+        consecutive_failures(facts, settings),
+        size_growth(facts, settings),
+        source_lag(facts, settings),
+        source_retention(facts, settings, now_ms=now_ms),
+    ]
+
+
+def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether an image was proven to be restorable lately."""
+    say = _about(HealthCheck.RESTORABILITY)
+    image = facts.verified
+    if image is None or image.verified_at_ms is None:
+        return say(Verdict.UNKNOWN, "no image was ever verified: run verify_images_job, or turn its schedule on")
+    age_ms = now_ms - image.verified_at_ms
+    figures = {"verification_age_ms": age_ms, "verified_image": describe_image(image)}
+    if image.verified_problem is not None:
+        return say(Verdict.ERROR, f"{describe_image(image)} cannot be restored: {image.verified_problem}", figures)
+    if age_ms > settings.max_verification_age_ms:
+        limit = iso_duration(settings.max_verification_age_ms)
+        return say(Verdict.WARN, f"the last verification is older than {limit}", figures)
+    return say(Verdict.PASS, f"{describe_image(image)} was verified {iso_duration(age_ms)} ago", figures)
+
+
+def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """How much work a failure now would repeat: the recovery point objective."""
+    say = _about(HealthCheck.CHECKPOINT_AGE)
+    if facts.running_since_ms is None:
+        return say(Verdict.PASS, "the stream does not run")
+    limit_ms = settings.max_checkpoint_age_ms
+    if limit_ms is None and options.interval_ms is None:
+        return say(Verdict.PASS, "periodic checkpoints are off, and no age is set")
+    if limit_ms is None:
+        limit_ms = max(options.interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
+    # A stream that was only just started could not take an image yet.
+    taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
+    age_ms = now_ms - max(taken_ms, facts.running_since_ms)
+    figures = {"checkpoint_age_ms": age_ms, "max_checkpoint_age_ms": limit_ms}
+    sentence = f"no image for {iso_duration(age_ms)}; allowed are {iso_duration(limit_ms)}"
+    if age_ms > limit_ms:
+        return say(Verdict.ERROR, sentence, figures)
+    return say(Verdict.WARN if age_ms * 2 > limit_ms else Verdict.PASS, sentence, figures)
+
+
+def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
+    """How many attempts have failed since one succeeded."""
+    say = _about(HealthCheck.CONSECUTIVE_FAILURES)
+    figures = {"consecutive_failures": facts.failures}
+    if facts.failures < settings.failures_to_warn:
+        return say(Verdict.PASS, f"{facts.failures} attempts failed since the newest image", figures)
+    verdict = Verdict.ERROR if facts.failures >= settings.failures_to_fail else Verdict.WARN
+    return say(verdict, f"{facts.failures} attempts failed in a row, the last one: {facts.last_failure}", figures)
+
+
+def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
+    """Whether the state grows without a bound."""
+    say = _about(HealthCheck.SIZE_GROWTH)
+    size = facts.newest.full_bytes if facts.newest is not None else None
+    if size is None:
+        return say(Verdict.UNKNOWN, "there is no image whose size is known")
+    figures: dict[str, int | float | str] = {"full_bytes": size}
+    if settings.max_image_bytes is not None and size > settings.max_image_bytes:
+        return say(Verdict.ERROR, f"an image has {size:,} bytes; allowed are {settings.max_image_bytes:,}", figures)
+    if not facts.bytes_before:
+        return say(Verdict.PASS, f"an image has {size:,} bytes; there is none to compare it with", figures)
+    factor = size / facts.bytes_before
+    figures["growth_factor"] = round(factor, 3)
+    window = iso_duration(settings.size_window_ms)
+    sentence = f"an image has {size:,} bytes, {factor:.2f} times as many as at the begin of {window}"
+    grows = size > settings.size_floor_bytes and factor >= settings.size_growth_factor
+    return say(Verdict.WARN if grows else Verdict.PASS, sentence, figures)
+
+
+def source_lag(facts: HealthFacts, settings: HealthSettings) -> Finding:
+    """Whether the stream keeps up with its sources."""
+    say = _about(HealthCheck.SOURCE_LAG)
+    if facts.running_since_ms is None:
+        return say(Verdict.PASS, "the stream does not run")
+    behind = lag(facts.sources)
+    if behind is None:
+        return say(Verdict.UNKNOWN, "the sources do not tell how far behind the query is")
+    figures: dict[str, int | float | str] = {"records_behind": behind}
+    if not behind:
+        return say(Verdict.PASS, "nothing is waiting to be read", figures)
+    if not facts.rows_per_second:
+        return say(Verdict.UNKNOWN, f"{behind:,} records are waiting, and the speed is not known", figures)
+    catch_up_ms = round(behind / facts.rows_per_second * 1000)
+    figures["catch_up_ms"] = catch_up_ms
+    sentence = f"{behind:,} records are waiting, {iso_duration(catch_up_ms)} at the speed of the last batch"
+    return say(Verdict.WARN if catch_up_ms > settings.max_catch_up_ms else Verdict.PASS, sentence, figures)
+
+
+def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether the sources still have what a recovery from the newest image reads again."""
+    say = _about(HealthCheck.SOURCE_RETENTION)
+    if facts.newest is None:
+        return say(Verdict.UNKNOWN, "there is no image to be recovered from")
+    if not facts.sources:
+        return say(Verdict.UNKNOWN, "no batch has told what the sources are")
+    worst, sentences = Verdict.PASS, []
+    for source in facts.sources:
+        left = retention(
+            source,
+            restore_point_at_ms=facts.newest.created_at_ms,
+            now_ms=now_ms,
+            retention_ms=settings.source_retention_ms,
+            file_max_age_ms=settings.file_max_age_ms,
+        )
+        if left.is_gone:
+            verdict = Verdict.ERROR
+        elif left.for_ever:
+            verdict = Verdict.PASS
+        elif left.left_ms is None:
+            verdict = Verdict.UNKNOWN
+        else:
+            verdict = Verdict.WARN if left.left_ms <= settings.retention_margin_ms else Verdict.PASS
+        worst = max(worst, verdict, key=_WORSE.index)
+        sentences.append(f"{source.name}: {left.sentence}")
+    return say(worst, "; ".join(sentences), {"restore_point": describe_image(facts.newest)})
+
+
+_WORSE = (Verdict.PASS, Verdict.UNKNOWN, Verdict.WARN, Verdict.ERROR)
+
+
+def _about(check: HealthCheck) -> Callable[..., Finding]:
+    def say(verdict: Verdict, sentence: str, figures: Mapping[str, int | float | str] | None = None) -> Finding:
+        return Finding(check, verdict, sentence, figures or {})
+
+    return say

@@ -1,0 +1,45 @@
+"""What the catalog knows of the health of many streams, in few queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus
+from dagster_ckpt.lifecycle.health import HealthFacts, HealthSettings
+from dagster_ckpt.lifecycle.source_health import sources_of
+
+_ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+
+
+def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
+    """Everything that streams are judged by. Reads the catalog only: no storage, no source, no running query.
+
+    Args:
+        catalog: The catalog.
+        settings: The thresholds by job id; these jobs are looked at.
+        now_ms: The time now, ms since the epoch.
+    """
+    job_ids: Sequence[str] = list(settings)
+    executions = catalog.executions.latest_of(job_ids)
+    windows = {job_id: now_ms - each.size_window_ms for job_id, each in settings.items()}
+    histories = catalog.images.histories(windows)
+    facts = {}
+    for job_id in job_ids:
+        execution, history = executions.get(job_id), histories[job_id]
+        progress = (execution.progress if execution is not None else None) or {}
+        speed = progress.get("rows_per_second")
+        facts[job_id] = HealthFacts(
+            running_since_ms=_running_since_ms(execution),
+            newest=history.newest,
+            verified=history.verified,
+            failures=history.failures,
+            last_failure=history.last_failure,
+            bytes_before=history.bytes_before,
+            sources=sources_of(progress),
+            rows_per_second=speed if isinstance(speed, int | float) else None,
+        )
+    return facts
+
+
+def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
+    return execution.started_at_ms if execution is not None and execution.status in _ALIVE else None

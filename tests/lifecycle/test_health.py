@@ -1,0 +1,117 @@
+"""What is well, what is not, and what nobody can say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt.catalog import Catalog, ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts, HealthSettings, judge
+from dagster_ckpt.lifecycle.health_facts import health_facts
+from dagster_ckpt.lifecycle.source_health import SourceFacts, sources_of, with_earliest
+from dagster_ckpt.options import CheckpointConfig
+
+CASES = yaml.safe_load((Path(__file__).parent / "health.yaml").read_text(encoding="utf-8"))
+NOW_MS = 1_800_000_000_000
+MINUTE_MS = 60_000
+
+
+def image(number: int = 7, *, age: int = 0, problem: str | None = None, **facts: Any) -> ImageRecord:
+    at_ms = NOW_MS - age * MINUTE_MS
+    return ImageRecord(
+        f"image-{number}", "orders", None, "CHECKPOINT", number, ImageStatus.COMPLETED, ImageTrigger.PERIODIC, 0,
+        batch_id=number, full_bytes=facts.get("bytes"), created_at_ms=at_ms, completed_at_ms=at_ms,
+        verified_at_ms=at_ms, verified_problem=problem,
+    )  # fmt: skip
+
+
+def facts_of(case: dict[str, Any]) -> HealthFacts:
+    told = dict(case["facts"])
+    sources = told.pop("sources", None)
+    running = told.pop("running", None)
+    return HealthFacts(
+        running_since_ms=None if running is None else NOW_MS - running * MINUTE_MS,
+        newest=image(**told.pop("image")) if "image" in told else None,
+        verified=image(**told.pop("verified")) if "verified" in told else None,
+        sources=None if sources is None else [SourceFacts(**source) for source in sources],
+        **told,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['check']}: {case['says']}")
+def test_a_stream_is_judged(case: dict[str, Any]) -> None:
+    options = CheckpointConfig(**{"interval": MINUTE_MS, **case.get("options", {})}).options
+    settings = HealthSettings(**case.get("settings", {}))
+
+    findings = {each.check: each for each in judge(facts_of(case), options, settings, now_ms=NOW_MS)}
+
+    found = findings[HealthCheck(case["check"])]
+    assert found.verdict.value == case["verdict"], found.sentence
+    assert case.get("words", "") in found.sentence
+    assert list(findings) == list(HealthCheck)
+
+
+def test_every_check_has_cases() -> None:
+    assert {case["check"] for case in CASES} == set(HealthCheck)
+
+
+def test_the_sources_of_an_execution_are_read_from_its_figures() -> None:
+    reported = [
+        {"source": "KafkaV2[Subscribe[t]]", "behind": 5, "read_up_to": '{"t": {"0": 7}}'},
+        {"source": "FileStreamSource[/in]", "behind": None, "read_up_to": None},
+        "nonsense",
+    ]
+    kafka, files = with_earliest(sources_of({"sources": reported}) or [], {"t": {"0": 9}})
+
+    assert kafka == SourceFacts("KafkaV2[Subscribe[t]]", 5, {"t": {"0": 7}}, {"t": {"0": 9}})
+    assert files == SourceFacts("FileStreamSource[/in]")
+    assert sources_of({}) is None
+
+
+def take(catalog: Catalog, number: int, **facts: Any) -> ImageRecord:
+    begun = catalog.images.begin(
+        image_id=f"image-{number}", job_id="orders", execution_id=None, kind="CHECKPOINT", number=number,
+        trigger=ImageTrigger.PERIODIC, timeline=facts.pop("timeline", 0),
+    )  # fmt: skip
+    return catalog.images.complete(begun.image_id, batch_id=number, **facts)
+
+
+def fail(catalog: Catalog, number: int, reason: str) -> None:
+    catalog.images.begin(
+        image_id=f"image-{number}", job_id="orders", execution_id=None, kind="CHECKPOINT", number=number,
+        trigger=ImageTrigger.PERIODIC, timeline=0,
+    )  # fmt: skip
+    catalog.images.fail(f"image-{number}", reason)
+
+
+def test_what_the_catalog_knows_of_a_stream(tmp_path: Path) -> None:
+    clock = [NOW_MS]
+    catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: clock[0])
+    for job_id in ("orders", "idle"):
+        catalog.jobs.ensure(job_id, name=job_id, asset_key=job_id, options={})
+    take(catalog, 1, full_bytes=10)
+    clock[0] += 25 * 60 * MINUTE_MS
+    take(catalog, 2, full_bytes=20)
+    fail(catalog, 3, "an old failure")
+    take(catalog, 4, full_bytes=30)
+    take(catalog, 5, full_bytes=99, timeline=3)
+    fail(catalog, 6, "the disk is full")
+    fail(catalog, 7, "the disk is still full")
+    catalog.images.verified("image-1", "truncated")
+    clock[0] += 1
+    catalog.images.verified("image-2", None)
+
+    facts = health_facts(catalog, {"orders": HealthSettings(), "idle": HealthSettings()}, now_ms=clock[0])
+
+    orders = facts["orders"]
+    # Image 5 is of a timeline that was left; image 1 is older than the window of a day.
+    assert orders.newest is not None
+    assert orders.newest.number == 4
+    assert orders.verified is not None
+    assert (orders.verified.number, orders.verified.verified_problem) == (2, None)
+    assert (orders.failures, orders.last_failure, orders.bytes_before) == (2, "the disk is still full", 20)
+    assert facts["idle"] == HealthFacts()
+    catalog.close()

@@ -1,0 +1,206 @@
+"""Health is reported as asset checks: each change of a verdict, and now and then that it is as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+import pytest
+from orchestration_catalog import begin_execution, begin_image, take_image
+
+from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts, HealthSettings
+from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.options import CheckpointConfig
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    StreamingAsset,
+    build_health_checks,
+    build_health_sensor,
+    default_freshness,
+    stream_definitions,
+    streaming_asset,
+)
+
+
+class Watch:
+    """A health sensor, and a daemon that stores what it reports."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, resource: CheckpointCatalogResource, streams: Any, **options: Any
+    ) -> None:
+        self.instance, self.resource = instance, resource
+        self.sensor = build_health_sensor(streams, **options)
+        self.cursor: str | None = None
+
+    def tick(self) -> dict[tuple[str, str], dg.AssetCheckEvaluation]:
+        context = dg.build_sensor_context(
+            self.instance, cursor=self.cursor, resources={"checkpoint_catalog": self.resource}
+        )
+        result = self.sensor.evaluate_tick(context)
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+        self.cursor = result.cursor
+        return {(each.asset_key.to_user_string(), each.check_name): each for each in result.asset_events}
+
+
+@pytest.fixture
+def watch(
+    instance: dg.DagsterInstance,
+    catalog_resource: CheckpointCatalogResource,
+    catalog: Catalog,
+    orders: StreamingAsset,
+    payments: StreamingAsset,
+) -> Watch:
+    return Watch(instance, catalog_resource, [orders, payments])
+
+
+def test_the_first_look_reports_every_check_and_the_next_one_nothing(watch: Watch) -> None:
+    first = watch.tick()
+
+    assert set(first) == {(key, check.value) for key in ("orders", "shop/payments") for check in HealthCheck}
+    assert watch.tick() == {}
+
+
+def test_a_verdict_is_reported_when_it_changes_with_its_reason_and_severity(watch: Watch, catalog: Catalog) -> None:
+    watch.tick()
+    for expected in (dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR):
+        while True:
+            catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+            news = watch.tick()
+            if news:
+                break
+        [(where, evaluation)] = news.items()
+        assert where == ("orders", "consecutive_failures")
+        assert (evaluation.passed, evaluation.severity) == (False, expected)
+        assert "the disk is full" in (evaluation.description or "")
+    take_image(catalog, "orders", full_bytes=5)
+
+    news = watch.tick()
+
+    assert news["orders", "consecutive_failures"].passed
+
+
+def test_what_nobody_knows_does_not_pass(watch: Watch) -> None:
+    evaluation = watch.tick()["orders", "restorability"]
+
+    assert not evaluation.passed
+    assert evaluation.severity is dg.AssetCheckSeverity.WARN
+    assert evaluation.metadata["dagster_ckpt/verdict"].value == "UNKNOWN"
+
+
+def test_several_evaluations_of_one_check_stay_apart_in_its_history(watch: Watch, catalog: Catalog) -> None:
+    watch.tick()
+    catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+    watch.tick()
+    take_image(catalog, "orders")
+    watch.tick()
+
+    key = dg.AssetCheckKey(dg.AssetKey("orders"), "consecutive_failures")
+    history = watch.instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
+    assert [each.evaluation.passed for each in history if each.evaluation][::-1] == [True, False, True]
+    # As docs/operations.md tells those who want alerts.
+    told = watch.instance.get_event_records(dg.EventRecordsFilter(dg.DagsterEventType.ASSET_CHECK_EVALUATION))
+    evaluations = [record.event_log_entry.asset_check_evaluation for record in told]
+    assert [e.passed for e in evaluations if e and e.asset_check_key == key][::-1] == [True, False, True]
+
+
+def test_an_unchanged_verdict_is_reported_again_after_a_day(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch.tick()
+    later_ms = wall_clock_ms() + 24 * 3_600_000
+    monkeypatch.setattr("dagster_ckpt.orchestration.health_checks.wall_clock_ms", lambda: later_ms)
+
+    assert len(watch.tick()) == 2 * len(HealthCheck)
+
+
+def test_many_streams_are_looked_at_in_turn(  # noqa: PLR0917
+    instance: dg.DagsterInstance,
+    catalog_resource: CheckpointCatalogResource,
+    catalog: Catalog,
+    orders: StreamingAsset,
+    payments: StreamingAsset,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dagster_ckpt.orchestration.health_checks.STREAMS_PER_TICK", 1)
+    watch = Watch(instance, catalog_resource, [payments, orders], checks=[HealthCheck.CHECKPOINT_AGE])
+
+    assert [[key for key, _ in watch.tick()] for _ in range(3)] == [["orders"], ["shop/payments"], []]
+    watch.cursor = "what a person wrote"
+    assert watch.tick() == {}
+
+
+def test_thresholds_by_stream_and_facts_from_elsewhere(
+    instance: dg.DagsterInstance,
+    catalog_resource: CheckpointCatalogResource,
+    catalog: Catalog,
+    orders: StreamingAsset,
+    payments: StreamingAsset,
+) -> None:
+    def with_failures(_stream: StreamingAsset, facts: HealthFacts) -> HealthFacts:
+        return replace(facts, failures=4)
+
+    watch = Watch(
+        instance,
+        catalog_resource,
+        [orders, payments],
+        settings={"orders": HealthSettings(failures_to_warn=9, failures_to_fail=9)},
+        facts_besides=with_failures,
+        checks=[HealthCheck.CONSECUTIVE_FAILURES],
+    )
+
+    assert {key: each.passed for (key, _), each in watch.tick().items()} == {"orders": True, "shop/payments": False}
+
+
+def test_the_checks_can_be_run_from_the_page(
+    instance: dg.DagsterInstance,
+    catalog_resource: CheckpointCatalogResource,
+    catalog: Catalog,
+    orders: StreamingAsset,
+) -> None:
+    begin_execution(catalog, "orders", "run")
+    [checks] = build_health_checks([orders])
+    definitions = dg.Definitions(
+        assets=[orders.asset],
+        asset_checks=[checks],
+        jobs=[dg.define_asset_job("look", selection=dg.AssetSelection.checks(checks))],
+        resources=dict.fromkeys(("pyspark", "checkpoint_storage", "state_backend"), "unused")
+        | {"checkpoint_catalog": catalog_resource},
+    )
+
+    result = definitions.resolve_job_def("look").execute_in_process(instance=instance)
+
+    evaluations = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
+    assert set(evaluations) == {check.value for check in HealthCheck}
+    assert evaluations["checkpoint_age"]
+
+
+def test_the_job_that_starts_a_stream_does_not_run_its_checks(orders: StreamingAsset) -> None:
+    names = ("pyspark", "checkpoint_storage", "state_backend", "checkpoint_catalog")
+    resources = dg.Definitions(resources=dict.fromkeys(names, "unused"))
+    definitions = dg.Definitions.merge(stream_definitions(orders), resources)
+    job = definitions.get_repository_def().get_job("orders_stream")
+    assert [node.name for node in job.nodes] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "warn_s", "fail_s"), [(1000, 180, 360), (60_000, 180, 360), (600_000, 1800, 3600)]
+)
+def test_a_stream_is_fresh_as_long_as_checkpoints_come(interval_ms: int, warn_s: int, fail_s: int) -> None:
+    policy = default_freshness(CheckpointConfig(interval=interval_ms).options)
+    assert policy is not None
+    assert (policy.warn_window.to_timedelta().total_seconds(), policy.fail_window.to_timedelta().total_seconds()) == (
+        warn_s,
+        fail_s,
+    )
+
+
+def test_without_periodic_checkpoints_nobody_can_say_what_is_fresh_and_a_policy_of_ones_own_wins() -> None:
+    assert default_freshness(CheckpointConfig().options) is None
+    own = dg.FreshnessPolicy.cron(deadline_cron="0 3 * * *", lower_bound_delta=timedelta(hours=1))
+
+    @streaming_asset(checkpointing=CheckpointConfig(interval=1000), freshness_policy=own)
+    def orders(context: Any) -> Any: ...
+
+    assert next(iter(orders.asset.specs)).freshness_policy == own

@@ -66,6 +66,7 @@ class RunRequest:
         start_request_id: The catalog request this run answers, if any.
         jvm_pid: Pid of the JVM that works for this process, where it is on this machine.
         interrupted: True once the process was told to stop.
+        was_cancelled: Asked once `interrupted` has ended it: whether a person cancelled the run.
         holder_is_over: Says of a lease holder whether its run is recorded as over.
         report: Told one sentence at each step, for the run's log.
         ttl_ms: Life of the lease without a renewal.
@@ -79,6 +80,7 @@ class RunRequest:
     start_request_id: str | None = None
     jvm_pid: int | None = None
     interrupted: Callable[[], bool] = lambda: False
+    was_cancelled: Callable[[], bool] = lambda: False
     holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
     report: Callable[[str], None] = lambda _sentence: None
     ttl_ms: int = DEFAULT_TTL_MS
@@ -194,6 +196,9 @@ class _Run:
         while True:
             end = self._execute(execution_id, start_from, cause)
             status = _STATUS.get(end.kind)
+            if end.kind is EndKind.INTERRUPTED and self._request.was_cancelled():
+                # While the lease is held: a successor that waits for it would take this for a process that died.
+                status = ExecutionStatus.CANCELED
             if status is not None:
                 settled = end.kind in (EndKind.SUSPENDED, EndKind.SAVEPOINT_FAILED)
                 self._job.catalog.executions.end(execution_id, status, end.reason, settled=settled)

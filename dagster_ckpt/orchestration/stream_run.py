@@ -118,6 +118,7 @@ def _run(
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
                 jvm_pid=jvm.pid if jvm else None,
                 interrupted=watch.should_stop,
+                was_cancelled=lambda: _cancelled(context) is not None,
                 holder_is_over=lambda lease: run_is_over(context.instance, lease),
                 report=context.log.info,
             ),
@@ -181,14 +182,23 @@ def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outco
 
 
 def _end_interrupted(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome) -> None:
-    run = context.instance.get_run_by_id(context.run.run_id)
-    cancelling = run is not None and run.status is dg.DagsterRunStatus.CANCELING
-    if cancelling and not has_time_limit(context.instance, context.run.tags):
-        _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
+    cancelled = _cancelled(context)
+    if cancelled is not None:
+        if cancelled is dg.DagsterRunStatus.CANCELING:
+            _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
+        # One that was forced to its end is over for the supervisor sensor, which has its retention applied.
         raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
     # A time limit shows CANCELING too and then FAILURE: the supervisor sensor settles the execution by the
     # status that is recorded in the end.
     raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
+
+
+def _cancelled(context: dg.AssetExecutionContext) -> dg.DagsterRunStatus | None:
+    """What Dagster says of a run that a person has terminated; None where nobody has, or a time limit may have."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    if run is None or has_time_limit(context.instance, context.run.tags):
+        return None
+    return run.status if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED) else None
 
 
 def _retain(context: dg.AssetExecutionContext, job: StreamingJob, execution_id: str, state: TerminalState) -> None:

@@ -268,6 +268,30 @@ class TestInterrupts:
         assert failure.metadata["dagster_ckpt/end"].value == "INTERRUPTED"
         assert stage.retained == []
 
+    @pytest.mark.parametrize(
+        ("max_runtime", "forced", "cancelled"), [("0", False, True), ("0", True, True), ("3600", False, False)]
+    )
+    def test_the_execution_is_told_whether_a_person_cancelled_it_while_it_holds_the_lease(
+        self, stage: Stage, max_runtime: str, forced: bool, cancelled: bool
+    ) -> None:
+        answers: list[bool] = []
+
+        def life(request: RunRequest) -> QueryEnd:
+            answers.append(request.was_cancelled())
+            end = stage.terminated(request)
+            if forced:
+                run = stage.instance.get_run_by_id(request.run_id)
+                assert run is not None
+                stage.instance.report_run_canceled(run)
+            answers.append(request.was_cancelled())
+            return end
+
+        stage.run(life, dagster__max_runtime=max_runtime)
+
+        assert answers == [False, cancelled]
+        # What was forced to its end is cleaned up after by the supervisor sensor.
+        assert stage.retained == ([(EXECUTION, TerminalState.CANCELED)] if cancelled and not forced else [])
+
 
 class TestRequest:
     def requested(self, stage: Stage, **more: str) -> RunRequest:

@@ -1,0 +1,46 @@
+"""An operator who names a stream that is not there is told so, in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+    StreamingAsset,
+    stream_definitions,
+)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "told"),
+    [
+        ("nope", "No streaming asset with job id 'nope' in this code location. It has: orders."),
+        ("orders", "knows no job 'orders'"),
+    ],
+)
+def test_a_savepoint_of_a_stream_that_does_not_exist_or_was_never_started(
+    instance: dg.DagsterInstance, orders: StreamingAsset, tmp_path: Path, job_id: str, told: str
+) -> None:
+    definitions = dg.Definitions.merge(
+        stream_definitions(orders),
+        dg.Definitions(
+            resources={
+                "pyspark": dg.ResourceDefinition.none_resource(),
+                "checkpoint_storage": CheckpointStorageResource(path=f"file://{tmp_path}/checkpoints"),
+                "state_backend": StateBackendResource(live_directory=f"{tmp_path}/live"),
+                "checkpoint_catalog": CheckpointCatalogResource(url=f"sqlite:///{tmp_path / 'new.db'}"),
+            }
+        ),
+    )
+    job = definitions.resolve_job_def("trigger_savepoint_job")
+
+    with pytest.raises(dg.Failure) as raised:
+        job.execute_in_process({"ops": {"trigger_savepoint": {"config": {"job_id": job_id}}}}, instance=instance)
+
+    assert told in str(raised.value.description)
+    assert not raised.value.allow_retries

@@ -58,6 +58,8 @@ class RewindPreview:
         span_ms: Processing time that is gone through again, or None where it is not known.
         left: Images later than the batch, newest first: they stay on the timeline that is left.
         sinks: What each sink will do.
+        undone_since_ms: When the first undone batch may have been written at the earliest, ms since the epoch; None
+            where that is not known.
     """
 
     plan: RecoveryPlan
@@ -66,11 +68,17 @@ class RewindPreview:
     span_ms: int | None
     left: tuple[ImageRecord, ...]
     sinks: tuple[SinkForecast, ...]
+    undone_since_ms: int | None = None
 
     @property
     def batches(self) -> int:
         """Committed batches that are processed again."""
         return self.plan.rewound_batches
+
+    @property
+    def undoes(self) -> bool:
+        """Whether anything that was committed or imaged is undone."""
+        return bool(self.batches or self.left)
 
     @property
     def losing(self) -> tuple[SinkForecast, ...]:
@@ -80,7 +88,7 @@ class RewindPreview:
     @property
     def downstream(self) -> str:
         """What this means for those who read the output."""
-        if not self.batches and not self.left:
+        if not self.undoes:
             return "Nothing that was committed is undone."
         images = f", with {len(self.left)} images reported since" if self.left else ""
         return (
@@ -136,6 +144,7 @@ def preview_rewind(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) 
         span_ms=apart.span_ms if apart else None,
         left=tuple(left),
         sinks=tuple(forecast(sink, replay) for sink in _sinks(job, plan)),
+        undone_since_ms=_undone_since_ms(facts, plan, apart),
     )
 
 
@@ -209,6 +218,15 @@ def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str
     if live is None or plan.from_batch is None or plan.to_batch is None or plan.from_batch < plan.to_batch:
         return None
     return distance(live, files.get(f"offsets/{plan.to_batch}"), plan.from_batch, plan.to_batch)
+
+
+def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance | None) -> int | None:
+    """Batches after the one that stays were written after that was planned, or after its image was begun."""
+    if plan.to_batch is None:
+        return facts.job.created_at_ms
+    if apart is not None and apart.earlier_at_ms:
+        return apart.earlier_at_ms
+    return (plan.image.created_at_ms or None) if plan.image is not None else None
 
 
 def _query_id(plan: RecoveryPlan, live: LiveDirectory | None) -> str | None:

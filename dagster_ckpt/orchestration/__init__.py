@@ -6,6 +6,7 @@ decides is a pure function there. Start with `streaming_asset.py` and `stream_de
 
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.downstream import ReadCheckpoint, reading_checkpoint
 from dagster_ckpt.orchestration.freshness import default_freshness
 from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
@@ -32,6 +33,7 @@ __all__ = [
     "CheckpointSettings",
     "CheckpointStorageResource",
     "PeriodicSavepoints",
+    "ReadCheckpoint",
     "RestartSettings",
     "StateBackendKind",
     "StateBackendResource",
@@ -48,6 +50,7 @@ __all__ = [
     "build_supervisor_sensor",
     "build_verification_schedule",
     "default_freshness",
+    "reading_checkpoint",
     "stream_definitions",
     "streaming_asset",
 ]

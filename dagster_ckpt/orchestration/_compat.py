@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
+from dagster._check import CheckError
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._utils.interrupts import capture_interrupts, check_captured_interrupt
 
 __all__ = [
+    "BaseAssetGraph",
     "LatestEvaluation",
     "UnresolvedAssetJobDefinition",
+    "asset_graph_of",
     "capture_interrupts",
     "check_captured_interrupt",
     "latest_check_evaluations",
@@ -39,6 +44,14 @@ class LatestEvaluation:
         """The value of a metadata entry, or None."""
         entry = self.metadata.get(key)
         return entry.value if entry is not None else None
+
+
+def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None:
+    """The assets of the code location that a run belongs to; None for a job that belongs to none, as in a notebook."""
+    try:
+        return context.repository_def.asset_graph
+    except CheckError:
+        return None
 
 
 def latest_check_evaluations(

@@ -11,6 +11,9 @@ from dagster_ckpt.catalog import EventRecord, EventType, ImageRecord, ImageTally
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
 IMAGE_ID_KEY = "dagster_ckpt/image_id"
+BATCH_ID_KEY = "dagster_ckpt/batch_id"
+JOB_ID_KEY = "dagster_ckpt/job_id"
+TIMELINE_KEY = "dagster_ckpt/timeline"
 
 
 def identity(event: EventRecord) -> str:
@@ -30,7 +33,7 @@ def materialization(
         tally: The checkpoints since the report before, this one among them; None where that is not known.
     """
     metadata = image_metadata(image) if image is not None else dict(event.payload)
-    batch_id = metadata.get("dagster_ckpt/batch_id", "unknown")
+    batch_id = metadata.get(BATCH_ID_KEY, "unknown")
     since = (
         {}
         if tally is None
@@ -65,7 +68,9 @@ def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObserva
 def image_metadata(image: ImageRecord) -> dict[str, Any]:
     """The figures of an image, as Dagster metadata; numbers are plotted on the asset's page."""
     figures: dict[str, Any] = {
-        "dagster_ckpt/batch_id": image.batch_id,
+        BATCH_ID_KEY: image.batch_id,
+        JOB_ID_KEY: image.job_id,
+        TIMELINE_KEY: image.timeline,
         "dagster_ckpt/rows": image.rows,
         "dagster_ckpt/state_rows": image.state_rows,
         "dagster_ckpt/duration_ms": image.duration_ms,

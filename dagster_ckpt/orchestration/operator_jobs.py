@@ -14,10 +14,11 @@ from dagster_ckpt.lifecycle.retention import RetentionReport, apply_terminal_ret
 from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import RecoveryClaimMode, SavepointHistory, TerminalState
+from dagster_ckpt.orchestration.downstream import dependents_of
 from dagster_ckpt.orchestration.image_report import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
-from dagster_ckpt.orchestration.rewind_report import preview_metadata
+from dagster_ckpt.orchestration.rewind_report import downstream_metadata, preview_metadata
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 from dagster_ckpt.storage import Garbage
 
@@ -192,8 +193,9 @@ def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinit
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:
         """Start a stream, or stop it and start it from another image. The supervisor sensor launches the run."""
         with told_as_failure():
+            stream = find_stream(streams, config.job_id)
             ahead = operations.restart(
-                job_of(context, config.job_id),
+                streaming_job(stream, context.resources),
                 StartFrom.parse(
                     config.start_from,
                     new_query_id=config.new_query_id,
@@ -209,6 +211,7 @@ def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinit
                 "dagster_ckpt/recovery": ahead.plan.reason,
                 "dagster_ckpt/rewound_batches": ahead.batches,
                 **preview_metadata(ahead),
+                **downstream_metadata(dependents_of(context, stream, ahead)),
             }
         )
 

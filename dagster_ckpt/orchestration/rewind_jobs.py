@@ -10,6 +10,7 @@ from dagster_ckpt.lifecycle.fork import fork
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
 from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.orchestration.downstream import dependents_of
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.operator_jobs import (
     JOB_ID,
@@ -19,7 +20,12 @@ from dagster_ckpt.orchestration.operator_jobs import (
     job_of_op,
     told_as_failure,
 )
-from dagster_ckpt.orchestration.rewind_report import cleaning_metadata, fork_metadata, preview_metadata
+from dagster_ckpt.orchestration.rewind_report import (
+    cleaning_metadata,
+    downstream_metadata,
+    fork_metadata,
+    preview_metadata,
+)
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
 
 
@@ -72,10 +78,12 @@ def build_rewind_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinitio
         """Show what a start would undo and do again, and what each sink would do with that. Changes nothing."""
         with told_as_failure():
             start_from = StartFrom.parse(config.start_from, new_query_id=config.new_query_id)
-            preview = operations.preview(job_of(context, config.job_id), start_from)
+            stream = find_stream(streams, config.job_id)
+            preview = operations.preview(streaming_job(stream, context.resources), start_from)
         for sentence in preview.sentences():
             context.log.info(sentence)
-        context.add_output_metadata(preview_metadata(preview))
+        dependents = dependents_of(context, stream, preview)
+        context.add_output_metadata({**preview_metadata(preview), **downstream_metadata(dependents)})
 
     @dg.op(required_resource_keys=RESOURCES)
     def fork_stream(context: dg.OpExecutionContext, config: ForkConfigSchema) -> None:

@@ -1,5 +1,7 @@
 """Tables for the result pages of the jobs that preview rewinds, fork streams and clean sinks."""
 
+from collections.abc import Sequence
+
 import dagster as dg
 import pendulum
 
@@ -7,6 +9,7 @@ from dagster_ckpt.lifecycle.fork import Fork
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview
 from dagster_ckpt.lifecycle.sink_cleaning import Orphan, SinkCleaning
+from dagster_ckpt.orchestration.downstream import Dependent
 from dagster_ckpt.orchestration.markdown import markdown_table
 
 # A page of a run is no place for more.
@@ -33,6 +36,28 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
         "dagster_ckpt/sinks": dg.MetadataValue.md(markdown_table(("sink", "effect", "why", "advice"), sinks)),
         "dagster_ckpt/left_images": dg.MetadataValue.md(markdown_table(("image", "taken", "location"), left)),
         "dagster_ckpt/may_lose_rows": dg.MetadataValue.bool(bool(preview.losing)),
+    }
+
+
+def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.MetadataValue]:
+    """Downstream materializations that a rewind makes wrong, as metadata of a run; None: nobody could look."""
+    if dependents is None:
+        return {"dagster_ckpt/downstream": dg.MetadataValue.md("unknown: this run belongs to no code location")}
+    rows = [
+        (
+            each.asset_key.to_user_string(),
+            each.partition or "",
+            _time(each.at_ms),
+            "unknown" if each.read_batch is None else each.read_batch,
+            each.basis.value,
+            each.run_id,
+        )
+        for each in dependents
+    ]
+    columns = ("asset", "partition", "materialized", "had read batch", "known", "run")
+    return {
+        "dagster_ckpt/downstream": dg.MetadataValue.md(markdown_table(columns, rows, at_most=ROWS_SHOWN)),
+        "dagster_ckpt/downstream_materializations": dg.MetadataValue.int(len(rows)),
     }
 
 

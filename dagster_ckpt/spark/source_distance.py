@@ -40,10 +40,12 @@ class Distance:
     Attributes:
         sources: What is read again, by source.
         span_ms: Processing time between the planning of the two batches.
+        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 where its entry does not say.
     """
 
     sources: tuple[SourceDistance, ...]
     span_ms: int
+    earlier_at_ms: int = 0
 
 
 def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
@@ -71,7 +73,7 @@ def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_bat
         ]
     except (FileNotFoundError, LiveDirectoryError):
         return None
-    return Distance(tuple(sources), _planned_at_ms(newer) - _planned_at_ms(data))
+    return Distance(tuple(sources), _planned_at_ms(newer) - _planned_at_ms(data), _planned_at_ms(data))
 
 
 def _between(folder: Folder, source: str, before: str | None, after: str | None) -> SourceDistance:

@@ -99,6 +99,7 @@ def test_a_completed_image_is_reported_with_numbers_that_the_page_plots(
         "full_bytes": 5_000_000_000,
         "incremental_bytes": 1234,
         "number": image.number,
+        "timeline": 0,
         "watermark_ms": 1357095845678,
     }
     assert materialization.metadata["dagster_ckpt/kind"].value == kind

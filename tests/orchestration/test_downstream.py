@@ -1,0 +1,244 @@
+"""Checkpoints start what is downstream, and a rewind names every materialization that is built on what it undoes."""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+from orchestration_catalog import begin_image, take_image
+from test_catalog_sensor import Daemon
+from test_rewind_jobs import Streams
+
+from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    ReadCheckpoint,
+    StreamingAsset,
+    build_catalog_sensor,
+    reading_checkpoint,
+)
+from dagster_ckpt.orchestration.downstream import Basis, Dependent, built_on_undone_data
+from dagster_ckpt.orchestration.rewind_report import downstream_metadata
+
+
+class House:
+    """A stream, an asset that records what it reads, one that does not, and one behind that."""
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        catalog: Catalog,
+        resource: CheckpointCatalogResource,
+        orders: StreamingAsset,
+    ) -> None:
+        self.instance, self.catalog, self.orders = instance, catalog, orders
+        self.daemon = Daemon(instance, build_catalog_sensor([orders], report_interval_seconds=0), resource)
+        eager = dg.AutomationCondition.eager()
+
+        @dg.asset(deps=[orders.asset], automation_condition=eager)
+        def revenue(context: dg.AssetExecutionContext) -> None:
+            reading_checkpoint(context, orders)
+
+        @dg.asset(deps=[orders.asset])
+        def exact(context: dg.AssetExecutionContext) -> None:
+            reading_checkpoint(context, orders.key, exactly=True)
+
+        @dg.asset(deps=[orders.asset], automation_condition=eager)
+        def counts() -> None: ...
+
+        @dg.asset(deps=[counts])
+        def report() -> None: ...
+
+        @dg.asset
+        def elsewhere() -> None: ...
+
+        self.assets = [revenue, exact, counts, report, elsewhere]
+        self.definitions = dg.Definitions(
+            assets=[orders.asset, *self.assets],
+            resources=dict.fromkeys(("pyspark", "checkpoint_storage", "state_backend"), "unused")
+            | {"checkpoint_catalog": resource},
+        )
+
+    def checkpoint(self, batch_id: int) -> None:
+        take_image(self.catalog, "orders", batch_id=batch_id)
+        self.daemon.tick()
+
+    def make(self, *names: str) -> str:
+        chosen = [asset for asset in self.assets if asset.key.to_user_string() in names]
+        result = dg.materialize(
+            [*chosen, dg.AssetSpec("orders"), *(dg.AssetSpec(name) for name in ("counts",) if name not in names)],
+            instance=self.instance,
+            selection=list(names),
+        )
+        return result.run_id
+
+    def undone_by(self, to_batch: int | None, since_ms: int | None) -> list[Dependent]:
+        graph = self.definitions.get_repository_def().asset_graph
+        return built_on_undone_data(self.instance, graph, self.orders, to_batch=to_batch, undone_since_ms=since_ms)
+
+
+@pytest.fixture
+def house(
+    instance: dg.DagsterInstance, catalog: Catalog, catalog_resource: CheckpointCatalogResource, orders: StreamingAsset
+) -> House:
+    return House(instance, catalog, catalog_resource, orders)
+
+
+def names(dependents: list[Dependent]) -> dict[str, Basis]:
+    return {each.asset_key.to_user_string(): each.basis for each in dependents}
+
+
+FOREVER_MS = 10**15
+
+
+def test_automation_conditions_start_what_is_downstream_of_a_reported_checkpoint(house: House) -> None:
+    def wanted(cursor: Any) -> Any:
+        return dg.evaluate_automation_conditions(house.definitions, house.instance, cursor=cursor)
+
+    before = wanted(None)
+    house.checkpoint(640)
+    once = wanted(before.cursor)
+    again = wanted(once.cursor)
+
+    assert before.total_requested == 0
+    assert {key for key in map(dg.AssetKey, ("revenue", "counts")) if once.get_num_requested(key)} == {
+        dg.AssetKey("revenue"),
+        dg.AssetKey("counts"),
+    }
+    assert again.total_requested == 0
+
+    house.make("revenue", "counts")
+    made = wanted(again.cursor)
+    house.checkpoint(641)
+    assert (made.total_requested, wanted(made.cursor).total_requested) == (0, 2)
+
+
+def test_a_failed_attempt_starts_nothing(house: House) -> None:
+    house.checkpoint(640)
+    house.make("revenue", "counts")
+    cursor = dg.evaluate_automation_conditions(house.definitions, house.instance).cursor
+    house.catalog.images.fail(begin_image(house.catalog, "orders").image_id, "the disk is full")
+    assert len(house.daemon.tick().asset_events) == 1
+
+    assert dg.evaluate_automation_conditions(house.definitions, house.instance, cursor=cursor).total_requested == 0
+
+
+def test_an_asset_records_which_checkpoint_it_has_read(house: House) -> None:
+    house.checkpoint(640)
+    house.make("revenue")
+
+    [record] = house.instance.fetch_materializations(dg.AssetKey("revenue"), limit=5).records
+    assert record.asset_materialization is not None
+    entries = {name: entry.value for name, entry in record.asset_materialization.metadata.items()}
+    image = house.catalog.images.completed("orders")[0]
+    assert entries["dagster_ckpt/read_job"] == "orders"
+    assert entries["dagster_ckpt/read_image"] == image.image_id
+    assert (entries["dagster_ckpt/read_batch"], entries["dagster_ckpt/read_timeline"]) == (640, 0)
+
+
+def test_before_the_first_checkpoint_nothing_is_recorded(house: House) -> None:
+    house.make("revenue")
+
+    assert names(house.undone_by(5, None)) == {"revenue": Basis.TIME}
+
+
+def test_what_has_read_an_undone_batch_is_listed_by_what_was_recorded(house: House) -> None:
+    house.checkpoint(640)
+    house.make("revenue", "exact", "counts", "elsewhere")
+
+    undone = house.undone_by(639, FOREVER_MS)
+
+    # What recorded nothing is known by the data version that Dagster notes of each input.
+    assert names(undone) == {"revenue": Basis.RECORDED, "exact": Basis.RECORDED, "counts": Basis.DATA_VERSION}
+    assert {each.read_batch for each in undone} == {640}
+    assert house.undone_by(640, FOREVER_MS) == []
+
+
+def test_what_may_have_read_a_little_more_than_is_known_is_listed_by_time(house: House) -> None:
+    house.checkpoint(640)
+    house.make("revenue", "exact", "counts")
+
+    assert names(house.undone_by(640, 0)) == {"revenue": Basis.TIME, "counts": Basis.TIME}
+
+
+def test_what_is_behind_a_downstream_asset_is_listed_by_time(house: House) -> None:
+    house.checkpoint(640)
+    house.make("counts")
+    house.make("report", "elsewhere")
+
+    assert names(house.undone_by(639, 0)) == {"counts": Basis.DATA_VERSION, "report": Basis.TIME}
+
+
+def test_where_the_time_is_not_known_everything_is_listed(house: House) -> None:
+    house.checkpoint(640)
+    house.make("counts", "report")
+
+    assert names(house.undone_by(700, None)) == {"counts": Basis.TIME, "report": Basis.TIME}
+
+
+def test_every_materialization_is_listed_newest_first_and_shown_as_a_table(house: House) -> None:
+    house.checkpoint(640)
+    runs = [house.make("revenue") for _ in range(3)]
+
+    undone = house.undone_by(None, 0)
+
+    assert [each.run_id for each in undone] == runs[::-1]
+    shown = downstream_metadata(undone)
+    assert shown["dagster_ckpt/downstream_materializations"] == dg.MetadataValue.int(3)
+    assert "| revenue |" in str(shown["dagster_ckpt/downstream"].value)
+    assert "| 640 | recorded |" in str(shown["dagster_ckpt/downstream"].value)
+    assert "no code location" in str(downstream_metadata(None)["dagster_ckpt/downstream"].value)
+
+
+CODE_LOCATION = """
+import dagster as dg
+from dagster_ckpt.options import CheckpointConfig
+from dagster_ckpt.orchestration import *
+
+@streaming_asset(checkpointing=CheckpointConfig(interval=1000))
+def orders(context): ...
+
+@dg.asset(deps=[orders.asset])
+def revenue(context: dg.AssetExecutionContext):
+    reading_checkpoint(context, orders)
+
+defs = dg.Definitions.merge(
+    stream_definitions(orders),
+    dg.Definitions(
+        assets=[revenue],
+        resources={{
+            "pyspark": "unused",
+            "checkpoint_catalog": CheckpointCatalogResource(url="{url}"),
+            "checkpoint_storage": CheckpointStorageResource(path="file://{root}/images"),
+            "state_backend": StateBackendResource(live_directory="{root}/live"),
+        }},
+    ),
+)
+"""
+
+
+def test_the_preview_of_a_rewind_lists_them_in_the_code_location_of_the_run(
+    tmp_path: Path,
+    catalog: Catalog,
+    catalog_resource: CheckpointCatalogResource,
+    orders: StreamingAsset,
+    payments: StreamingAsset,
+) -> None:
+    Streams(tmp_path, catalog, catalog_resource, [orders, payments])
+    (tmp_path / "location.py").write_text(CODE_LOCATION.format(url=catalog_resource.url, root=tmp_path))
+    location = ReconstructableRepository.for_file(str(tmp_path / "location.py"), "defs")
+    read = ReadCheckpoint("orders", "image", batch_id=3, timeline=0, exactly=True).metadata()
+    with dg.instance_for_test() as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization("revenue", metadata=read))
+        preview = {"job_id": "orders", "start_from": "batch-1"}
+        result = dg.execute_job(
+            location.get_reconstructable_job("preview_rewind_job"),
+            instance,
+            run_config={"ops": {"preview_rewind": {"config": preview}}},
+        )
+        [output] = [event for event in result.all_events if event.is_successful_output]
+
+    metadata = output.step_output_data.metadata
+    assert metadata["dagster_ckpt/downstream_materializations"].value == 1
+    assert "| revenue |" in metadata["dagster_ckpt/downstream"].value

@@ -5,7 +5,8 @@ Nothing here knows Spark, a job's life or a file system: named byte streams in, 
 """
 
 from dagster_ckpt.image.container import Metadata, pack_metadata, unpack_metadata
-from dagster_ckpt.image.manifest import FileEntry, ImageHeader, ImageKind, Manifest
+from dagster_ckpt.image.entries import FileEntry
+from dagster_ckpt.image.manifest import ImageHeader, ImageKind, Manifest
 from dagster_ckpt.image.packs import (
     Checks,
     Create,

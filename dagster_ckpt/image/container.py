@@ -19,7 +19,9 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import container_v1
-from dagster_ckpt.image.manifest import ImageHeader, Manifest, Segment, is_reference
+from dagster_ckpt.image.entries import is_reference
+from dagster_ckpt.image.manifest import ImageHeader, Manifest
+from dagster_ckpt.image.segment import Segment
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -130,7 +132,6 @@ def _unpack(data: bytes, location: str) -> Metadata:
         header = ImageHeader.model_validate(described["header"])
         *stable, rest = _segments(archive.read(FILES_NAME), described["segments"])
         manifest = Manifest(header, tuple(stable), rest)
-        manifest.check()
         return Metadata(manifest, archive.read(INLINE_NAME))
 
 
@@ -168,6 +169,7 @@ def _segments(packed: bytes, lengths: list[int]) -> Iterator[Segment]:
     if not lengths or sum(lengths) != len(packed):
         raise ValueError(f"its segments have {lengths} bytes, and {FILES_NAME} has {len(packed)}")
     begin = 0
+    paths: set[str] = set()
     for length in lengths:
-        yield Segment.read(packed[begin : begin + length])
+        yield Segment.read(packed[begin : begin + length], paths)
         begin += length

@@ -10,7 +10,8 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dagster_ckpt.errors import ImageCorruptError
-from dagster_ckpt.image.manifest import FileEntry, ImageHeader, check_entry
+from dagster_ckpt.image.entries import FileEntry, check_entry
+from dagster_ckpt.image.manifest import ImageHeader
 
 MAGIC = b"DGCKPT"
 VERSION = 1

@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 from blake3 import blake3
 
 from dagster_ckpt.errors import CutOvertakenError
-from dagster_ckpt.image.manifest import FileEntry
+from dagster_ckpt.image.entries import FileEntry
 from dagster_ckpt.image.parallel import GoOn, in_threads
 from dagster_ckpt.image.source import Source
 

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
 from dagster_ckpt.image.container import Metadata, referred_objects, unpack_metadata
-from dagster_ckpt.image.manifest import FileEntry
+from dagster_ckpt.image.entries import FileEntry
 from dagster_ckpt.image.packs import CHUNK_BYTES
 from dagster_ckpt.image.parallel import GoOn, in_threads
 from dagster_ckpt.image.reuse import object_name

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dagster_ckpt.image.container import Metadata
-from dagster_ckpt.image.manifest import FileEntry, merged_uses, parse_line, place_of
+from dagster_ckpt.image.entries import FileEntry, parse_line, place_of
+from dagster_ckpt.image.segment import merged_uses
 from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
 

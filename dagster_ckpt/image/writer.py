@@ -13,9 +13,11 @@ from typing import BinaryIO
 
 from dagster_ckpt.errors import CkptError, ImageAbortedError, StorageAccessError
 from dagster_ckpt.image.container import pack_metadata
-from dagster_ckpt.image.manifest import FileEntry, ImageHeader, Manifest, Segment, parse_line, place_of
+from dagster_ckpt.image.entries import FileEntry, parse_line, place_of
+from dagster_ckpt.image.manifest import ImageHeader, Manifest
 from dagster_ckpt.image.packs import Checks, PackRunner, PackTask, Threads, read_file
 from dagster_ckpt.image.reuse import Base, Reusable, object_name
+from dagster_ckpt.image.segment import Segment
 from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
 

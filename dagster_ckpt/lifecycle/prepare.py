@@ -103,13 +103,11 @@ def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork:
     """
     donors = [str(neighbour.local_path) for neighbour in live.neighbours()]
 
-    def has(filler: Filler, entry: FileEntry) -> bool:
-        return filler.link_unchanged(entry.path, entry.size, entry.token, donors)
-
     def fill(filler: Filler) -> None:
-        job.store.extract(
-            location, lambda entry, chunks: filler(entry.path, chunks), has=lambda entry: has(filler, entry)
-        )
+        def has(entry: FileEntry) -> bool:
+            return filler.link_unchanged(entry.path, entry.size, entry.token, donors)
+
+        job.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), has=has)
 
     # Every byte is checked against the digest it was cut with, or is the very file that was cut.
     materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True)

@@ -104,6 +104,8 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str) -> bytes:
 
 def is_metadata_v2(path: str) -> bool:
     """Whether a path in a live directory is operator metadata that names absolute paths."""
+    if "/_metadata/" not in path:
+        return False
     parts = path.split("/")
     return len(parts) == 5 and parts[0] == STATE and parts[2:4] == ["_metadata", "v2"]
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_ckpt.errors import CkptError, RestoreError
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
-from dagster_ckpt.spark.folder import Folder, LocalFolder, version_of
+from dagster_ckpt.spark.folder import Folder, LocalFolder
 from dagster_ckpt.spark.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.linking import Linker
 from dagster_ckpt.spark.logs import parse_query_id
 from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.operators import is_metadata_v2, rewrite_schema_paths
@@ -65,7 +66,8 @@ def materialize(
     unfinished.delete()
     filler = Filler(unfinished.folder, target, new_query_id)
     try:
-        fill(filler)
+        with contextlib.closing(filler):
+            fill(filler)
         batch_id = _newest_commit(unfinished) if is_whole else _checked(unfinished)
         unfinished.folder.rename(target.url)
     except BaseException:
@@ -110,13 +112,16 @@ def clone(live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = 
 
 
 class Filler:
-    """Takes the files of an image, each to its place in a new live directory. Safe for several threads."""
+    """Takes the files of an image, each to its place in a new live directory.
+
+    Bytes may come from several threads at once, links from one.
+    """
 
     def __init__(self, folder: Folder, target: LiveDirectory, new_query_id: str | None) -> None:
         self._folder = folder
         self._target = target
         self._new_query_id = new_query_id
-        self._directories: set[str] = set()
+        self._linker = Linker(folder.root) if isinstance(folder, LocalFolder) else None
         self.sinks: dict[int, list[SinkEntry]] = {}
 
     def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
@@ -153,16 +158,15 @@ class Filler:
         Raises:
             CutOvertakenError: It is not there any more, or is another one by now.
         """
-        if not isinstance(file.folder, LocalFolder) or not isinstance(self._folder, LocalFolder):
+        if not isinstance(file.folder, LocalFolder) or self._linker is None:
             return False
         if not self.takes_as_it_is(file.path):
             return False
-        target = self._folder.root / file.path
         try:
-            linked = self._linked(str(file.folder.root / file.source), str(target))
+            linked = self._linker.link(str(file.folder.root), file.source, file.path)
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
-        if linked and version_of(target.stat()) != file.version:
+        if linked and self._linker.linked_version(file.path) != file.version:
             raise overtaken(file, "was replaced")
         return linked
 
@@ -181,29 +185,20 @@ class Filler:
         Returns:
             False where none has it: then it has to be given as bytes.
         """
-        if token is None or not isinstance(self._folder, LocalFolder) or not self.takes_as_it_is(path):
+        if token is None or self._linker is None or not self.takes_as_it_is(path):
             return False
         for donor in donors:
-            source = f"{donor}/{path}"
             try:
-                if version_of(os.stat(source)) == (size, token):  # noqa: PTH116 - thousands of times a restore
-                    return self._linked(source, f"{self._folder.root}/{path}")
+                if self._linker.version(donor, path) == (size, token):
+                    return self._linker.link(donor, path, path)
             except OSError:
                 continue
         return False
 
-    def _linked(self, source: str, target: str) -> bool:
-        directory = target.rpartition("/")[0]
-        if directory not in self._directories:
-            os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - paths of thousands of files stay strings
-            self._directories.add(directory)
-        try:
-            os.link(source, target)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            return False
-        return True
+    def close(self) -> None:
+        """Let go of the directories that were linked from."""
+        if self._linker is not None:
+            self._linker.close()
 
     def takes_as_it_is(self, path: str) -> bool:
         """Whether a file goes into the live directory, and with the bytes it has in the image."""

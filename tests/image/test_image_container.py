@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, Manifest, pack_metadata, unpack_metadata
-from dagster_ckpt.image import manifest as manifest_module
+from dagster_ckpt.image import segment as segment_module
 from dagster_ckpt.image.container import referred_objects
 
 WHERE = "file:///images/chk-1/_metadata"
@@ -212,7 +212,7 @@ def test_section_3_names_that_differ_behind_a_quote_differ() -> None:
 def test_what_another_program_wrote_is_found_again_when_only_its_packed_lines_are_kept(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest_module, "_LARGE", 0)
+    monkeypatch.setattr(segment_module, "_LARGE", 0)
     read = unpack_metadata(sealed(text), WHERE).manifest
     (path,) = [entry.path for entry in read.files]
     # Written once more, as part of an image that has the same files.

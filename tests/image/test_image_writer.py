@@ -27,7 +27,7 @@ from dagster_ckpt.image import (
     verify_image,
     write_image,
 )
-from dagster_ckpt.image import manifest as manifest_module
+from dagster_ckpt.image import segment as segment_module
 from dagster_ckpt.image.packs import CHUNK_BYTES
 from dagster_ckpt.storage.memory_space import MemorySpace
 
@@ -47,7 +47,7 @@ def restored(space: MemorySpace, directory: str) -> dict[str, bytes]:
 
 @pytest.fixture(params=[20_000, 0], ids=["lines are kept", "packed lines are kept"], autouse=True)
 def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_module, "_LARGE", request.param)
+    monkeypatch.setattr(segment_module, "_LARGE", request.param)
 
 
 def base_of(space: MemorySpace, written: WrittenImage) -> Base:

@@ -1,0 +1,125 @@
+"""One file of an image, and its line in the manifest (docs/image-format.md, section 3).
+
+A line is what is kept of a file: an image may have a hundred thousand, and shares those of the image before.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
+_DIGEST = re.compile("[0-9a-f]{64}")
+_TEXT = rb'(?:null|"[^"\\\0-\x1f]*")'
+# What nearly every line looks like; any other is read slowly and checked by itself.
+_PLAIN_LINES = re.compile(
+    rb'(?:\["[0-9a-f]{64}","[^"\\\0-\x1f]+",[0-9]{1,18},'
+    + _TEXT
+    + rb","
+    + _TEXT
+    + rb',(?:null|"(?:\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*"),[0-9]{1,18}\]\n)*'
+)
+# Paths that may be none, in a list of one a line.
+_ODD_PATHS = ("\n/", "/\n", "//", "/.", "\n.")
+# A line begins with the digest, which is of fixed length: `["<64>",`.
+AFTER_DIGEST = 68
+
+
+class FileEntry(NamedTuple):
+    """One file of an image.
+
+    Attributes:
+        digest: BLAKE3 of its content, hexadecimal.
+        path: Its name.
+        size: Its length in bytes.
+        identity: See `Source.identity`.
+        token: See `Source.token`.
+        object: The data object it lies in, relative to the image's directory; None: in the metadata itself.
+        offset: Where it begins there.
+    """
+
+    digest: str
+    path: str
+    size: int
+    identity: str | None
+    token: str | None
+    object: str | None
+    offset: int
+
+    def line(self) -> bytes:
+        """The entry as a line of the manifest."""
+        names = f"{quoted(self.path)},{self.size},{quoted_or_null(self.identity)},{quoted_or_null(self.token)}"
+        return f'["{self.digest}",{names},{quoted_or_null(self.object)},{self.offset}]'.encode()
+
+
+def parse_line(line: bytes) -> FileEntry:
+    """Read one line of a manifest.
+
+    Raises:
+        ValueError: It is none that a writer of this format makes (section 3.2 to 3.4).
+    """
+    values = json.loads(line)
+    if not isinstance(values, list) or len(values) != len(FileEntry._fields):
+        raise ValueError(f"{line[:120]!r} is not an entry of a file")
+    entry = FileEntry(*values)
+    check_entry(entry)
+    return entry
+
+
+def plain_entries(lines: Sequence[bytes]) -> list[FileEntry] | None:
+    """Read lines as this writer makes them, each checked; None where one is in other words, or unsound."""
+    if _PLAIN_LINES.fullmatch(b"\n".join([*lines, b""])) is None:
+        return None
+    entries = read_entries(lines)
+    paths = "\n".join(["", *(entry.path for entry in entries), ""])
+    return None if any(odd in paths for odd in _ODD_PATHS) else entries
+
+
+def read_entries(lines: Sequence[bytes]) -> list[FileEntry]:
+    """Read lines that were checked when they were made, or read before."""
+    return [FileEntry(*values) for values in json.loads(b"[%b]" % b",".join(lines))]
+
+
+def check_entry(entry: FileEntry) -> None:
+    """Refuse an entry that no writer of this format makes, before it does harm.
+
+    Raises:
+        ValueError: A restore would write outside its directory, or read from another place.
+    """
+    path, reference = entry.path, entry.object
+    if not isinstance(path, str) or posixpath.normpath(path) != path or path.startswith(("/", "../")):
+        raise ValueError(f"{path!r} is not a plain relative path")
+    if path in (".", "..") or "\0" in path:
+        raise ValueError(f"{path!r} is not a plain relative path")
+    if not all(isinstance(number, int) and number >= 0 for number in (entry.size, entry.offset)):
+        raise ValueError(f"{path} has size {entry.size!r} and offset {entry.offset!r}")
+    if not isinstance(entry.digest, str) or not _DIGEST.fullmatch(entry.digest):
+        raise ValueError(f"{path} has the digest {entry.digest!r}")
+    if reference is not None and not is_reference(reference):
+        raise ValueError(f"{path} lies in {reference!r}, which is no data object of an image")
+
+
+def is_reference(reference: object) -> bool:
+    """Whether a name is beside the manifest, or in the folder that the checkpoints of a job share (section 3.3)."""
+    return isinstance(reference, str) and _REFERENCE.fullmatch(reference) is not None
+
+
+def place_of(line: bytes) -> tuple[str | None, int]:
+    """Data object and offset of a line, without reading all of it."""
+    _, reference, offset = line.rsplit(b",", 2)
+    return None if reference == b"null" else reference[1:-1].decode(), int(offset[:-1])
+
+
+def quoted(text: str) -> str:
+    """A text as a line has it."""
+    # Spark's names need no escapes; for others the detour through JSON is right and slower.
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return f'"{text}"' if plain else json.dumps(text)
+
+
+def quoted_or_null(text: str | None) -> str:
+    """The same, or `null`."""
+    return "null" if text is None else quoted(text)

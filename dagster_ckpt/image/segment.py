@@ -1,0 +1,268 @@
+"""Files of an image that are kept together: the lines of the manifest, or those lines packed.
+
+Images that follow one another share their segments, so what one of them took time to pack none packs again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from dagster_ckpt.image.entries import AFTER_DIGEST, FileEntry, parse_line, plain_entries, read_entries
+
+# zlib's way to ask for a gzip header.
+_GZIP = 31
+_LINES_AT_A_TIME = 2_000
+_BYTES_AT_A_TIME = 256 * 1024
+# Lines of a segment of more files are kept packed only, and unpacked where they are looked at.
+_LARGE = 20_000
+
+
+@dataclass(slots=True)
+class ObjectUse:
+    """How an image uses a data object.
+
+    Attributes:
+        length: The object must have at least so many bytes.
+        used: Bytes of it that belong to files of the image.
+    """
+
+    length: int = 0
+    used: int = 0
+
+
+class _Packer:
+    """Packs lines with gzip as they come, so that of a large segment there is never more than some thousands."""
+
+    def __init__(self) -> None:
+        # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
+        self._packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+        self._waiting: list[bytes] = []
+        self._packed: deque[bytes] = deque()
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        self._waiting += lines
+        if len(self._waiting) >= _LINES_AT_A_TIME:
+            self._pack()
+
+    def take(self) -> Iterator[bytes]:
+        """All that was added, packed, piece by piece; nothing of it stays here."""
+        self._pack()
+        while self._packed:
+            yield self._packed.popleft()
+        yield self._packer.flush()
+
+    def _pack(self) -> None:
+        if self._waiting:
+            self._packed.append(self._packer.compress(b"\n".join([*self._waiting, b""])))
+            self._waiting.clear()
+
+
+@dataclass(eq=False)
+class Segment:
+    """Files of an image that are kept together.
+
+    Attributes:
+        uses: The data objects they lie in, relative to the image's directory.
+        file_count: How many they are.
+        full_bytes: Their bytes.
+        inline_length: Where the last of those ends that lie in the metadata itself.
+    """
+
+    uses: dict[str, ObjectUse] = field(default_factory=dict)
+    file_count: int = 0
+    full_bytes: int = 0
+    inline_length: int = 0
+    # By directory, so that a directory is found at once. None while only the packed lines are kept.
+    _lines: dict[str, list[bytes]] | None = field(default_factory=dict, repr=False)
+    # Of a large segment that still grows.
+    _packer: _Packer | None = field(default=None, repr=False)
+    _packed: bytes | memoryview | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, packed: bytes, paths: set[str]) -> Segment:
+        """A segment of its packed lines, each checked.
+
+        Args:
+            packed: The packed lines.
+            paths: Paths of the other segments of the image; those of this one are added.
+
+        Raises:
+            ValueError: A line is none that a writer of this format makes, or two files have the same path.
+            OSError: It is not packed with gzip.
+        """
+        before = len(paths)
+        segment = cls._read_plain(packed, paths)
+        if segment is None:
+            segment = cls._read_any(packed, paths)
+        if len(paths) - before < segment.file_count:
+            raise ValueError("two files of the image have the same path")
+        return segment
+
+    @classmethod
+    def _read_plain(cls, packed: bytes, paths: set[str]) -> Segment | None:
+        segment = cls()
+        kept = segment._by_directory
+        for lines in _unpacked(packed):
+            entries = plain_entries(lines)
+            if entries is None:
+                return None
+            for entry, line in zip(entries, lines, strict=True):
+                segment._count(entry.size, entry.object, entry.offset)
+                kept.setdefault(entry.path.rpartition("/")[0], []).append(line)
+            paths.update(entry.path for entry in entries)
+            if segment._is_large:
+                kept.clear()
+        segment.remember_packed(packed)
+        return segment
+
+    @classmethod
+    def _read_any(cls, packed: bytes, paths: set[str]) -> Segment:
+        segment, is_ours = cls(), True
+        for lines in _unpacked(packed):
+            for line in lines:
+                entry = parse_line(line)
+                segment.add(entry)
+                paths.add(entry.path)
+                is_ours = is_ours and entry.line() == line
+        # Another program may write the same values in other words: those lines are packed anew, as ours.
+        if is_ours:
+            segment.remember_packed(packed)
+        return segment
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Segment) and list(self.lines) == list(other.lines)
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+    @property
+    def lines(self) -> Iterator[bytes]:
+        """Its files as lines."""
+        for lines in self._batches():
+            yield from lines
+
+    @property
+    def files(self) -> Iterator[FileEntry]:
+        """Its files."""
+        for lines in self._batches():
+            yield from read_entries(lines)
+
+    def pack_into(self, write: Callable[[bytes | memoryview], object]) -> None:
+        """Write its lines, packed with gzip; those of a segment that an earlier image had were packed then.
+
+        A large segment has no room to keep what it writes, so `remember_packed` has to give it back.
+        """
+        if self._packed is not None:
+            write(self._packed)
+            return
+        packer = self._packer
+        if packer is None:
+            packer = _Packer()
+            packer.add(self.lines)
+        for piece in packer.take():
+            write(piece)
+
+    def remember_packed(self, packed: bytes | memoryview) -> None:
+        """Keep the packed lines for the images that will have the segment too; of a large one nothing else."""
+        self._packed, self._packer = packed, None
+        if self._is_large:
+            self._lines = None
+
+    def add(self, entry: FileEntry) -> None:
+        """Add a file."""
+        self.add_line(entry.path, entry.size, entry.object, entry.offset, entry.line())
+
+    def add_line(self, path: str, size: int, reference: str | None, offset: int, line: bytes) -> None:
+        """Add a file whose line exists already."""
+        self._count(size, reference, offset)
+        if self._packer is not None:
+            self._packer.add([line])
+            return
+        self._by_directory.setdefault(path.rpartition("/")[0], []).append(line)
+        self._packed = None
+        if self._is_large:
+            packer = _Packer()
+            packer.add(self.lines)
+            self._packer, self._lines = packer, None
+
+    def find(self, start: bytes, directory: str) -> bytes | None:
+        """The line in a directory that begins so after its digest."""
+        for line in self._by_directory.get(directory, ()):
+            if line.startswith(start, AFTER_DIGEST):
+                return line
+        return None
+
+    @property
+    def _is_large(self) -> bool:
+        return self.file_count > _LARGE
+
+    def _count(self, size: int, reference: str | None, offset: int) -> None:
+        self.file_count += 1
+        self.full_bytes += size
+        end = offset + size
+        if reference is None:
+            self.inline_length = max(self.inline_length, end)
+            return
+        use = self.uses.get(reference)
+        if use is None:
+            use = self.uses[reference] = ObjectUse()
+        use.used += size
+        use.length = max(use.length, end)
+
+    @property
+    def _by_directory(self) -> dict[str, list[bytes]]:
+        lines = self._lines
+        if lines is None:
+            # Images written at the same time share segments, so nobody may see half of them.
+            lines = {}
+            for some in self._batches():
+                for entry, line in zip(read_entries(some), some, strict=True):
+                    lines.setdefault(entry.path.rpartition("/")[0], []).append(line)
+            self._lines = lines
+        return lines
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        """Its lines, some thousands at a time."""
+        self._settle()
+        if self._lines is None:
+            yield from _unpacked(self._packed or b"")
+            return
+        some: list[bytes] = []
+        for lines in self._lines.values():
+            some += lines
+            if len(some) >= _LINES_AT_A_TIME:
+                yield some
+                some = []
+        yield some
+
+    def _settle(self) -> None:
+        if self._packer is not None:
+            self._packed, self._packer = b"".join(self._packer.take()), None
+
+
+def merged_uses(segments: Iterable[Segment]) -> dict[str, ObjectUse]:
+    """How segments together use data objects."""
+    merged: dict[str, ObjectUse] = {}
+    for segment in segments:
+        for name, use in segment.uses.items():
+            known = merged.setdefault(name, ObjectUse())
+            known.used += use.used
+            known.length = max(known.length, use.length)
+    return merged
+
+
+def _unpacked(packed: bytes | memoryview) -> Iterator[list[bytes]]:
+    """Packed lines, some thousands at a time."""
+    if len(packed) < _BYTES_AT_A_TIME:
+        yield gzip.decompress(packed).splitlines()
+        return
+    rest = b""
+    with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
+        while block := stream.read(_BYTES_AT_A_TIME):
+            whole, newline, rest = (rest + block).rpartition(b"\n")
+            yield (whole + newline).splitlines()
+    yield rest.splitlines()

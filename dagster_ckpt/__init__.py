@@ -8,7 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagster_ckpt.environment import JobExecutionResult, StreamExecutionEnvironment
+    from dagster_ckpt.environment import (
+        JobExecutionResult,
+        StreamExecution,
+        StreamExecutionEnvironment,
+        run_streaming_job,
+    )
     from dagster_ckpt.options import (
         CheckpointConfig,
         CheckpointingMode,
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
         CheckpointCatalogResource,
         CheckpointSettings,
         CheckpointStorageResource,
+        DriverLaunch,
         RestartSettings,
         StateBackendResource,
         StreamingAsset,
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
         build_operator_jobs,
         build_savepoint_schedule,
         build_supervisor_sensor,
+        external_streaming_asset,
         stream_definitions,
         streaming_asset,
     )
@@ -60,6 +67,7 @@ __all__ = [
     "CheckpointingMode",
     "CustomCheckpointStorage",
     "CustomStateBackend",
+    "DriverLaunch",
     "Duration",
     "EmbeddedRocksDBStateBackend",
     "ExecutionConfig",
@@ -81,6 +89,7 @@ __all__ = [
     "Semantic",
     "StateBackend",
     "StateBackendResource",
+    "StreamExecution",
     "StreamExecutionEnvironment",
     "StreamingAsset",
     "TimeCharacteristic",
@@ -88,7 +97,9 @@ __all__ = [
     "build_operator_jobs",
     "build_savepoint_schedule",
     "build_supervisor_sensor",
+    "external_streaming_asset",
     "kafka_delivery",
+    "run_streaming_job",
     "stream_definitions",
     "streaming_asset",
 ]
@@ -122,7 +133,7 @@ _OPTIONS = frozenset(
         "kafka_delivery",
     }
 )
-_ENVIRONMENT = frozenset({"JobExecutionResult", "StreamExecutionEnvironment"})
+_ENVIRONMENT = frozenset({"JobExecutionResult", "StreamExecution", "StreamExecutionEnvironment", "run_streaming_job"})
 
 
 def __getattr__(name: str) -> Any:

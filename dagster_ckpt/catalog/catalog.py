@@ -10,6 +10,7 @@ from dagster_ckpt.catalog.events import EventStore
 from dagster_ckpt.catalog.executions import ExecutionStore
 from dagster_ckpt.catalog.images import ImageStore
 from dagster_ckpt.catalog.jobs import JobStore
+from dagster_ckpt.catalog.launches import LaunchStore
 from dagster_ckpt.catalog.leases import LeaseStore
 from dagster_ckpt.catalog.requests import RequestStore
 from dagster_ckpt.catalog.schema import upgrade
@@ -44,6 +45,7 @@ class Catalog:
         self.leases = LeaseStore(self.database)
         self.images = ImageStore(self.database)
         self.requests = RequestStore(self.database)
+        self.launches = LaunchStore(self.database)
         self.events = EventStore(self.database)
         self.desired_states = DesiredStateStore(self.database)
 

@@ -75,14 +75,29 @@ class ExecutionStore:
             )
         return self.get(execution_id)
 
-    def running(self, execution_id: str, *, live_directory: str, recovery: dict[str, Any]) -> None:
-        """Record that the query is started, and what it started from."""
-        self._change(
-            execution_id,
-            status=ExecutionStatus.RUNNING.value,
-            live_directory=live_directory,
-            recovery=as_text(recovery),
-        )
+    def running(
+        self,
+        execution_id: str,
+        *,
+        live_directory: str,
+        recovery: dict[str, Any],
+        application: dict[str, Any] | None = None,
+    ) -> None:
+        """Record that the query is started, what it started from, and the Spark application that it runs in."""
+        with self._database.writing() as connection:
+            job_id = connection.execute(
+                executions.update()
+                .where(executions.c.execution_id == execution_id)
+                .values(
+                    status=ExecutionStatus.RUNNING.value,
+                    live_directory=live_directory,
+                    recovery=as_text(recovery),
+                    application=as_text(application) if application is not None else None,
+                )
+                .returning(executions.c.job_id)
+            ).scalar_one_or_none()
+            if job_id is not None:
+                self._database.tell(connection, job_id, EventType.EXECUTION_RUNNING, execution_id=execution_id)
 
     def heartbeat(self, execution_id: str, progress: dict[str, Any]) -> None:
         """Record the newest figures of the query."""
@@ -220,5 +235,6 @@ def _record(row: Row[Any]) -> ExecutionRecord:
     values["cause"] = read_enum(values["cause"], StartCause, StartCause.UNKNOWN, "cause", troubles)
     values["recovery"] = read_dict(values["recovery"], "recovery", troubles)
     values["progress"] = read_dict(values["progress"], "progress", troubles)
+    values["application"] = read_dict(values["application"], "application", troubles)
     values["status"] = read_enum(values["status"], ExecutionStatus, ExecutionStatus.BROKEN, "status", troubles)
     return ExecutionRecord(**values, broken="; ".join(troubles) or None)

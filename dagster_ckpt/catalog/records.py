@@ -84,6 +84,7 @@ class EventType(StrEnum):
     """What the event outbox tells of."""
 
     EXECUTION_STARTED = "EXECUTION_STARTED"
+    EXECUTION_RUNNING = "EXECUTION_RUNNING"
     EXECUTION_ENDED = "EXECUTION_ENDED"
     GAVE_UP = "GAVE_UP"
     CHECKPOINT_COMPLETED = "CHECKPOINT_COMPLETED"
@@ -145,6 +146,7 @@ class ExecutionRecord:
         recovery: What it started from.
         progress: The newest figures of its query.
         code_version: Version of the code that it runs, as its owner names it.
+        application: The Spark application it runs in: its `id`, `master`, and `page` where it has one.
         broken: Why the row could not be read as it is, or None.
     """
 
@@ -164,6 +166,7 @@ class ExecutionRecord:
     progress: dict[str, Any] | None
     heartbeat_at_ms: int
     code_version: str | None = None
+    application: dict[str, Any] | None = None
     broken: str | None = None
 
 
@@ -310,6 +313,33 @@ class RequestRecord:
     created_at_ms: int
     resolved_at_ms: int | None
     broken: str | None = None
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """A driver that was launched and goes on without its launcher.
+
+    Attributes:
+        request_id: The START request it answers.
+        run_id: The run that launched it.
+        host: Where its process was started: that of the driver, or of a submission that hands it to a cluster.
+        boot_id: The boot of that machine.
+        pid: That process.
+        process_started_at_ms: When it started, to tell it from a later one with the same number.
+        command: Its command line.
+        log: File with everything it prints.
+    """
+
+    request_id: str
+    job_id: str
+    run_id: str
+    host: str
+    boot_id: str
+    pid: int
+    process_started_at_ms: int
+    command: str
+    log: str
+    launched_at_ms: int
 
 
 @dataclass(frozen=True)

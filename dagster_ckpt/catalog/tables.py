@@ -53,6 +53,7 @@ executions = Table(
     Column("progress", Text),
     Column("heartbeat_at_ms", BigInteger, nullable=False),
     Column("code_version", Text),
+    Column("application", Text),
     Index("ix_executions_job_id_ordinal", "job_id", "ordinal"),
     Index("ix_executions_settled", "settled"),
 )
@@ -145,6 +146,22 @@ desired_states = Table(
     Column("origin", Text, nullable=False),
     Column("changed_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
+)
+
+launches = Table(
+    "launches",
+    metadata,
+    Column("request_id", String(64), primary_key=True),
+    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("boot_id", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("process_started_at_ms", BigInteger, nullable=False),
+    Column("command", Text, nullable=False),
+    Column("log", Text, nullable=False),
+    Column("launched_at_ms", BigInteger, nullable=False),
+    Index("ix_launches_job_id_launched_at_ms", "job_id", "launched_at_ms"),
 )
 
 events = Table(

@@ -65,7 +65,7 @@ class Drill:
 
     def start(self, stream: StreamingAsset) -> None:
         """Launch a stream as the launchpad does."""
-        self._dev.launch(stream.start_job.name)
+        self._dev.launch(f"{stream.name}_stream")
 
     def await_checkpoint(self, stream: StreamingAsset) -> None:
         """Wait until a stream has completed a checkpoint."""

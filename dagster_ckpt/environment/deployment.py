@@ -43,6 +43,7 @@ class Deployment:
         restart: DecidingRestartStrategy,
         backend: StateBackend | None,
         savepoint_url: str | None,
+        code_version: str | None = None,
     ) -> StreamingJob:
         """Put a job together.
 
@@ -54,6 +55,7 @@ class Deployment:
             restart: Its restart strategy.
             backend: Its state backend; None leaves it to the session.
             savepoint_url: Where savepoints go for which no place is named; None: beside the checkpoints.
+            code_version: Version of the code, which images carry.
 
         Raises:
             OptionError: The storage cannot be used.
@@ -72,6 +74,7 @@ class Deployment:
             restart=restart,
             live_root=self.live_root,
             backend=backend,
+            code_version=code_version,
         )
 
     def open_catalog(self) -> Catalog:

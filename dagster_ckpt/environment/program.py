@@ -6,22 +6,31 @@ import logging
 import signal
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog import ExecutionStatus
+from dagster_ckpt.catalog import ExecutionStatus, StartCause
 from dagster_ckpt.errors import JobFailedError, LeaseLostError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, StartQuery, run_job
 from dagster_ckpt.lifecycle.job import StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.retention import apply_terminal_retention
+from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import TerminalState
+from dagster_ckpt.spark import application_of, jvm_process
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _LOG = logging.getLogger("dagster_ckpt.environment")
+
+# Told the id of a job and one sentence.
+Report = Callable[[str, str], None]
 
 # How a stream can end that is over; what else there is either goes on later or is an error.
 _TERMINAL = {
@@ -39,10 +48,18 @@ class Stream:
     Attributes:
         job: Its job.
         start_query: Starts its query on a live directory.
+        start_from: Where to begin.
+        cause: Whether a person or a restart began it.
+        start_request_id: The catalog request that this start answers, if any.
+        has_supervisor: Whether somebody starts it again after it was interrupted: its execution is left to them then.
     """
 
     job: StreamingJob
     start_query: StartQuery
+    start_from: StartFrom = field(default_factory=StartFrom)
+    cause: StartCause = StartCause.MANUAL
+    start_request_id: str | None = None
+    has_supervisor: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,16 +104,32 @@ class JobExecutionResult:
         return self.net_runtime_ms
 
 
-def run_program(job_name: str, streams: Sequence[Stream], *, jvm_pid: int | None) -> JobExecutionResult:
+def log_sentence(job_id: str, sentence: str) -> None:
+    """Tell the program's log."""
+    _LOG.info("%s: %s", job_id, sentence)
+
+
+def run_program(
+    job_name: str,
+    streams: Sequence[Stream],
+    *,
+    spark: SparkSession,
+    run_id: str | None = None,
+    signals: Sequence[signal.Signals] = (signal.SIGINT,),
+    report: Report = log_sentence,
+) -> JobExecutionResult:
     """Run streams until all of them have ended.
 
-    Each has a thread, so that an interrupt of the main thread never lands inside a call into the JVM. SIGINT stops
+    Each has a thread, so that an interrupt of the main thread never lands inside a call into the JVM. A signal stops
     every stream and keeps what it has; the next run goes on from there. So it is for the others where one fails.
 
     Args:
         job_name: Name of the program, for the log.
         streams: Its streams.
-        jvm_pid: Pid of the JVM that works for this process, where it is on this machine.
+        spark: The session they run on.
+        run_id: Id that their executions carry in the catalog; default: one of its own.
+        signals: The signals that interrupt the program.
+        report: Told the job id and one sentence at each step.
 
     Raises:
         JobFailedError: A stream failed, and its restart strategy gave up.
@@ -105,10 +138,27 @@ def run_program(job_name: str, streams: Sequence[Stream], *, jvm_pid: int | None
         KeyboardInterrupt: The program was interrupted, and its streams have been stopped.
     """
     began_ms = monotonic_ms()
-    run_id = uuid.uuid4().hex
+    run_id = run_id or uuid.uuid4().hex
+    jvm = jvm_process(spark)
     stop = threading.Event()
-    with _stopped_by_interrupts(stop) as interrupted, ThreadPoolExecutor(len(streams), "stream") as threads:
-        running = [threads.submit(_run, stream, job_name, run_id, jvm_pid, stop) for stream in streams]
+    requests = [
+        RunRequest(
+            run_id=run_id,
+            start_query=stream.start_query,
+            start_from=stream.start_from,
+            cause=stream.cause,
+            start_request_id=stream.start_request_id,
+            jvm_pid=jvm.pid if jvm is not None else None,
+            application=application_of(spark),
+            interrupted=stop.is_set,
+            report=partial(report, stream.job.job_id),
+        )
+        for stream in streams
+    ]
+    with _stopped_by(signals, stop) as interrupted, ThreadPoolExecutor(len(streams), "stream") as threads:
+        running = [
+            threads.submit(_run, stream, request, stop) for stream, request in zip(streams, requests, strict=True)
+        ]
         wait(running)
     _raise_first(running)
     if interrupted.is_set():
@@ -117,15 +167,11 @@ def run_program(job_name: str, streams: Sequence[Stream], *, jvm_pid: int | None
     return JobExecutionResult(run_id, job_name, monotonic_ms() - began_ms, ended)
 
 
-def _run(stream: Stream, job_name: str, run_id: str, jvm_pid: int | None, stop: threading.Event) -> StreamExecution:
+def _run(stream: Stream, request: RunRequest, stop: threading.Event) -> StreamExecution:
     job = stream.job
-    report = partial(_LOG.info, "%s, %s: %s", job_name, job.job_id)
-    request = RunRequest(
-        run_id=run_id, start_query=stream.start_query, jvm_pid=jvm_pid, interrupted=stop.is_set, report=report
-    )
     try:
         outcome = run_job(job, request)
-        _settle(job, outcome)
+        _settle(stream, outcome, request.report)
     except BaseException:
         # A program is whole or not at all, as a Flink job is.
         stop.set()
@@ -134,17 +180,20 @@ def _run(stream: Stream, job_name: str, run_id: str, jvm_pid: int | None, stop: 
     return StreamExecution(job.job_id, outcome.execution_id, outcome.end.kind, savepoint)
 
 
-def _settle(job: StreamingJob, outcome: Outcome) -> None:
+def _settle(stream: Stream, outcome: Outcome, report: Callable[[str], None]) -> None:
     """Apply retention where the stream is over, and raise where it did not end well."""
-    end = outcome.end
+    job, end = stream.job, outcome.end
     if end.kind is EndKind.LEASE_LOST:
         raise LeaseLostError(end.reason)
-    if end.kind is EndKind.INTERRUPTED:
+    if end.kind is EndKind.INTERRUPTED and stream.has_supervisor:
+        # Told to stop by nobody that the catalog knows, such as a machine that shuts down: it is to come back.
+        job.catalog.executions.end(outcome.execution_id, ExecutionStatus.FAILED, end.reason)
+    elif end.kind is EndKind.INTERRUPTED:
         # It stopped between two looks at its query and is to go on later: everything is kept.
         job.catalog.executions.end(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
     elif end.kind in _TERMINAL:
         for sentence in apply_terminal_retention(job, outcome.execution_id, _TERMINAL[end.kind]).sentences():
-            _LOG.info("%s: %s", job.job_id, sentence)
+            report(sentence)
     if end.kind is EndKind.FAILED:
         raise JobFailedError(
             f"Stream {job.job_id!r} failed, and its restart strategy ({job.restart.get_description()}) gave up: "
@@ -161,8 +210,8 @@ def _raise_first(ended: Sequence[Future[StreamExecution]]) -> None:
 
 
 @contextmanager
-def _stopped_by_interrupts(stop: threading.Event) -> Iterator[threading.Event]:
-    """Let SIGINT set `stop`, in place of Spark's own handler, which would fail the batch that runs.
+def _stopped_by(signals: Sequence[signal.Signals], stop: threading.Event) -> Iterator[threading.Event]:
+    """Let signals set `stop`; SIGINT in place of Spark's own handler, which would fail the batch that runs.
 
     Yields an event that tells whether it came. Outside the main thread signals are somebody else's affair.
     """
@@ -175,8 +224,9 @@ def _stopped_by_interrupts(stop: threading.Event) -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = {each: signal.signal(each, note) for each in signals}
     try:
         yield interrupted
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -29,7 +29,6 @@ from dagster_ckpt.spark import (
     execution_plan,
     is_classic_session,
     is_described_query,
-    jvm_process,
     same_session,
     session_of,
     settings_for_a_while,
@@ -262,13 +261,12 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self._check_writers()
         shown = job_name or DEFAULT_JOB_NAME
         settings = (self._backend.spark_settings() if self._backend is not None else {}) | self._config.spark_settings()
-        jvm = jvm_process(self.spark)
         with (
             closing(self._deployment.open_catalog()) as catalog,
             settings_for_a_while(self.spark, settings, "The environment"),
         ):
             streams = [self._stream(catalog, registered, shown) for registered in self._writers.values()]
-            return run_program(shown, streams, jvm_pid=jvm.pid if jvm is not None else None)
+            return run_program(shown, streams, spark=self.spark)
 
     def streaming_job(self, name: str) -> StreamingJob:
         """Return the job of a name, for `dagster_ckpt.lifecycle.operations`: savepoints, suspend, cancel, doctor.

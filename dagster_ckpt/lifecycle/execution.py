@@ -36,7 +36,13 @@ from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
 from dagster_ckpt.lifecycle.unlisted import unlisted_image
 from dagster_ckpt.lifecycle.writer_lease import DEFAULT_TTL_MS, AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import FailureHistory, RestartAt
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, inspect_live_directory, retained_batches
+from dagster_ckpt.spark import (
+    LiveDirectory,
+    SparkApplication,
+    SupervisedQuery,
+    inspect_live_directory,
+    retained_batches,
+)
 
 StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 
@@ -65,6 +71,7 @@ class RunRequest:
         cause: Whether a person or a restart began this run.
         start_request_id: The catalog request this run answers, if any.
         jvm_pid: Pid of the JVM that works for this process, where it is on this machine.
+        application: The Spark application of this process.
         interrupted: True once the process was told to stop.
         was_cancelled: Asked once `interrupted` has ended it: whether a person cancelled the run.
         holder_is_over: Says of a lease holder whether its run is recorded as over.
@@ -79,6 +86,7 @@ class RunRequest:
     cause: StartCause = StartCause.MANUAL
     start_request_id: str | None = None
     jvm_pid: int | None = None
+    application: SparkApplication | None = None
     interrupted: Callable[[], bool] = lambda: False
     was_cancelled: Callable[[], bool] = lambda: False
     holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
@@ -239,7 +247,13 @@ class _Run:
         except Exception as error:
             self._refuse(execution_id, error)
             raise
-        job.catalog.executions.running(execution_id, live_directory=prepared.live.url, recovery=plan.as_record())
+        application = self._request.application
+        job.catalog.executions.running(
+            execution_id,
+            live_directory=prepared.live.url,
+            recovery=plan.as_record(),
+            application=application.as_record() if application is not None else None,
+        )
         if "fork_of" in (facts.job.pending_restore or {}):
             job.catalog.jobs.update(job.job_id, pending_restore=None)
         self._answer_start_request(RequestStatus.COMPLETED, None)

@@ -20,7 +20,6 @@ from dagster_ckpt.errors import (
     RequestTimeoutError,
 )
 from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.evidence import has_provably_ended
 from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.provenance import provenance
@@ -28,6 +27,7 @@ from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.lifecycle.writer_lease import has_living_holder
 from dagster_ckpt.spark import LiveDirectory
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -47,8 +47,7 @@ class Operator:
 
 def is_running(job: StreamingJob) -> bool:
     """Whether an execution of the job holds its lease and may be alive."""
-    lease = job.catalog.leases.current(job.job_id)
-    return lease is not None and not lease.expired and not has_provably_ended(lease, jvm_grace_s=0)
+    return has_living_holder(job.catalog, job.job_id)
 
 
 def trigger_checkpoint(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ImageRecord:
@@ -207,13 +206,19 @@ def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) 
         SinkRollbackError: A sink that has to be rolled back cannot be.
     """
     refuse_loss(job, preview(job, start_from), accept_loss=start_from.accept_loss)
-    arguments = {
+    return job.catalog.requests.submit(
+        job.job_id, RequestKind.START, arguments=start_arguments(start_from), origin=operator.origin
+    )
+
+
+def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
+    """What a START request says of where to begin."""
+    return {
         "start_from": str(start_from),
         "new_query_id": start_from.new_query_id,
         "accept_loss": start_from.accept_loss,
         "claim_mode": start_from.claim_mode.value,
     }
-    return job.catalog.requests.submit(job.job_id, RequestKind.START, arguments=arguments, origin=operator.origin)
 
 
 def restart(
@@ -243,7 +248,7 @@ def restart(
         suspend(job, operator, timeout_s=timeout_s)
         report("suspended the running query")
     request = request_start(job, start_from, operator)
-    report("waiting for the supervisor sensor to launch the run; it has to be turned on")
+    report("waiting for the start: by the supervisor sensor, which has to be turned on, or by whoever runs the program")
     await_answer(job, request, timeout_s=timeout_s)
     return ahead
 

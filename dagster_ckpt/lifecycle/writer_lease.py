@@ -72,6 +72,12 @@ def acquire(
         time.sleep(0.5)
 
 
+def has_living_holder(catalog: Catalog, job_id: str) -> bool:
+    """Whether an execution of a job holds its lease and may be alive."""
+    lease = catalog.leases.current(job_id)
+    return lease is not None and not lease.expired and not has_provably_ended(lease, jvm_grace_s=0)
+
+
 class LeaseKeeper:
     """Renews a lease from a thread of its own, and says when it is lost.
 

@@ -4,9 +4,11 @@ The only room that imports Dagster. What an op does is a few lines that call `li
 decides is a pure function there. Start with `streaming_asset.py` and `stream_definitions.py`.
 """
 
+from dagster_ckpt.lifecycle.launch import DriverLaunch
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.downstream import ReadCheckpoint, reading_checkpoint
+from dagster_ckpt.orchestration.external_stream import external_streaming_asset
 from dagster_ckpt.orchestration.freshness import default_freshness
 from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
@@ -32,6 +34,7 @@ __all__ = [
     "CheckpointCatalogResource",
     "CheckpointSettings",
     "CheckpointStorageResource",
+    "DriverLaunch",
     "PeriodicSavepoints",
     "ReadCheckpoint",
     "RestartSettings",
@@ -50,6 +53,7 @@ __all__ = [
     "build_supervisor_sensor",
     "build_verification_schedule",
     "default_freshness",
+    "external_streaming_asset",
     "reading_checkpoint",
     "stream_definitions",
     "streaming_asset",

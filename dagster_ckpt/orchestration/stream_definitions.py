@@ -74,7 +74,7 @@ def stream_definitions(
     return dg.Definitions(
         assets=[stream.asset for stream in streams],
         jobs=[
-            *(stream.start_job for stream in streams),
+            *(stream.start_job for stream in streams if stream.start_job is not None),
             *operator_jobs.values(),
             *build_rewind_jobs(streams),
             *inspection_jobs.values(),

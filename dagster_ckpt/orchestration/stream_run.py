@@ -6,7 +6,7 @@ never by the signal: a user's cancel, a time-out and a stopping server all look 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import dagster as dg
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.catalog import LeaseRecord, StartCause
+from dagster_ckpt.catalog import LeaseRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
 from dagster_ckpt.lifecycle.fork import check_output
@@ -27,19 +27,19 @@ from dagster_ckpt.orchestration._compat import capture_interrupts, check_capture
 from dagster_ckpt.orchestration.checkpoint_settings import overridden
 from dagster_ckpt.orchestration.giving_up import tell_given_up
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
+from dagster_ckpt.orchestration.run_status import cancelled_by_a_person, start_cause
 from dagster_ckpt.orchestration.run_watch import RunWatch
 from dagster_ckpt.orchestration.tags import (
     JOB_ID_TAG,
     PARENT_RUN_ID_TAG,
-    RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
     ROOT_RUN_ID_TAG,
     START_REQUEST_TAG,
 )
-from dagster_ckpt.orchestration.time_limit import has_time_limit
 from dagster_ckpt.spark import (
     LiveDirectory,
     SupervisedQuery,
+    application_of,
     apply_state_backend,
     jvm_process,
     output_folder,
@@ -118,21 +118,12 @@ def _run(
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
                 jvm_pid=jvm.pid if jvm else None,
                 interrupted=watch.should_stop,
-                was_cancelled=lambda: _cancelled(context) is not None,
+                was_cancelled=lambda: cancelled_by_a_person(context) is not None,
+                application=application_of(spark),
                 holder_is_over=lambda lease: run_is_over(context.instance, lease),
                 report=context.log.info,
             ),
         )
-
-
-def start_cause(tags: Mapping[str, str]) -> StartCause:
-    """Who began a run: a person, also by re-executing one on the page, or a restart, also one of Dagster's retries."""
-    if RETRY_NUMBER_TAG in tags:
-        return StartCause.RESTART_NEW_RUN
-    # A re-executed run has the tags of the one before.
-    if RESTART_OF_TAG in tags and PARENT_RUN_ID_TAG not in tags:
-        return StartCause.RESTART_NEW_RUN
-    return StartCause.MANUAL
 
 
 def _start_from(context: dg.AssetExecutionContext, job: StreamingJob) -> StartFrom:
@@ -182,7 +173,7 @@ def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outco
 
 
 def _end_interrupted(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome) -> None:
-    cancelled = _cancelled(context)
+    cancelled = cancelled_by_a_person(context)
     if cancelled is not None:
         if cancelled is dg.DagsterRunStatus.CANCELING:
             _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
@@ -191,14 +182,6 @@ def _end_interrupted(context: dg.AssetExecutionContext, job: StreamingJob, outco
     # A time limit shows CANCELING too and then FAILURE: the supervisor sensor settles the execution by the
     # status that is recorded in the end.
     raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
-
-
-def _cancelled(context: dg.AssetExecutionContext) -> dg.DagsterRunStatus | None:
-    """What Dagster says of a run that a person has terminated; None where nobody has, or a time limit may have."""
-    run = context.instance.get_run_by_id(context.run.run_id)
-    if run is None or has_time_limit(context.instance, context.run.tags):
-        return None
-    return run.status if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED) else None
 
 
 def _retain(context: dg.AssetExecutionContext, job: StreamingJob, execution_id: str, state: TerminalState) -> None:

@@ -82,7 +82,9 @@ class StreamingAsset:
         key: Asset key.
         options: Checkpointing options.
         restart: Restart strategy.
-        start_job: The Dagster job that runs the stream, one process for run and step.
+        start_job: The Dagster job that runs the stream, one process for run and step; None where something outside
+            Dagster starts it.
+        runs_outside: Whether its query runs in a process that outlives the runs of its start job.
     """
 
     asset: dg.AssetsDefinition
@@ -90,12 +92,13 @@ class StreamingAsset:
     key: dg.AssetKey
     options: CheckpointOptions
     restart: DecidingRestartStrategy
-    start_job: UnresolvedAssetJobDefinition
+    start_job: UnresolvedAssetJobDefinition | None
+    runs_outside: bool = False
 
     @property
     def name(self) -> str:
         """Name of the op, and of the query in Spark."""
-        return self.asset.op.name
+        return self.asset.op.name if self.asset.is_executable else "__".join(self.key.path)
 
 
 def streaming_asset(
@@ -181,7 +184,7 @@ def streaming_asset(
             deps=deps,
             group_name=group_name,
             description=description or inspect.getdoc(function),
-            metadata={"dagster_ckpt/job_id": stable_id, **_describe(options, restart), **(metadata or {})},
+            metadata={"dagster_ckpt/job_id": stable_id, **describe_options(options, restart), **(metadata or {})},
             tags=tags,
             code_version=code_version,
             owners=owners,
@@ -223,7 +226,8 @@ def streaming_asset(
     return decorate
 
 
-def _describe(options: CheckpointOptions, restart: DecidingRestartStrategy) -> dict[str, Any]:
+def describe_options(options: CheckpointOptions, restart: DecidingRestartStrategy) -> dict[str, Any]:
+    """The options of a stream, as metadata of its asset."""
     return {
         "dagster_ckpt/interval_ms": options.interval_ms if options.interval_ms is not None else "off",
         "dagster_ckpt/mode": options.mode.name,

@@ -7,6 +7,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestRecord, RequestStatus
 from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.lifecycle.outside import driver_is_gone
 from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
 from dagster_ckpt.options import TerminalState
 from dagster_ckpt.orchestration.giving_up import tell_given_up
@@ -51,7 +52,7 @@ def build_supervisor_sensor(
 
     @dg.sensor(
         name=name,
-        jobs=[*(stream.start_job for stream in streams), retention_job],
+        jobs=[*(stream.start_job for stream in streams if stream.start_job is not None), retention_job],
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description="Restarts failed streams from their latest state, launches starts that were asked for, "
@@ -106,12 +107,24 @@ def runs_that_go_on(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> fro
     return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=_NOT_FINISHED)))
 
 
+def recorded_end_outside(instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord) -> RecordedEnd:
+    """What became of an execution whose process outlives its run: that run's end says nothing, unless it was cancelled.
+
+    A driver whose run is under way is that run's affair until it ends.
+    """
+    if not driver_is_gone(catalog, execution, now_ms=wall_clock_ms()):
+        return RecordedEnd.STILL_RUNNING
+    recorded = recorded_end(instance, execution.run_id)
+    return RecordedEnd.FAILED if recorded is RecordedEnd.SUCCEEDED else recorded
+
+
 def _starts(
     instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, StreamingAsset], sentences: list[str]
 ) -> Iterator[dg.RunRequest]:
     for request in catalog.requests.starts_to_launch():
         stream = streams.get(request.job_id)
-        if stream is None:
+        # Where the program is started by others it takes the request up itself.
+        if stream is None or stream.start_job is None or _has_a_launcher(instance, request):
             continue
         ended = _run_that_never_answered(instance, request)
         if ended is not None:
@@ -124,6 +137,13 @@ def _starts(
             yield _start_run(stream, request)
 
 
+def _has_a_launcher(instance: dg.DagsterInstance, request: RequestRecord) -> bool:
+    """Whether a run that is under way asked for this start itself, and launches its driver."""
+    run_id = request.arguments.get("run_id")
+    run = instance.get_run_by_id(run_id) if run_id is not None else None
+    return run is not None and not run.is_finished
+
+
 def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecord) -> str | None:
     """A run launched for a request may end before its stream could answer, such as without its lease or session."""
     runs = instance.get_runs(dg.RunsFilter(tags={START_REQUEST_TAG: request.request_id}), limit=1)
@@ -133,6 +153,7 @@ def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecor
 
 
 def _start_run(stream: StreamingAsset, request: RequestRecord) -> dg.RunRequest:
+    assert stream.start_job is not None
     config = {
         "start_from": str(request.arguments.get("start_from", "latest")),
         **{name: True for name in ("new_query_id", "accept_loss") if request.arguments.get(name)},
@@ -161,13 +182,20 @@ def _reconciled(
         if execution.run_id in going_on:
             continue
         stream = streams[execution.job_id]
-        recorded = recorded_end(context.instance, execution.run_id)
+        recorded = (
+            recorded_end_outside(context.instance, catalog, execution)
+            if stream.runs_outside
+            else recorded_end(context.instance, execution.run_id)
+        )
         if recorded is RecordedEnd.FAILED and execution.status in (
             ExecutionStatus.STARTING,
             ExecutionStatus.RUNNING,
         ):
             catalog.executions.end(execution.execution_id, ExecutionStatus.FAILED, "its process died")
             execution = catalog.executions.get(execution.execution_id)  # noqa: PLW2901 - the same one, as it is now
+        if stream.start_job is None:
+            sentences.append(f"{execution.job_id}: whoever looks after its program starts it again")
+            continue
         verdict = reconcile(
             recorded,
             execution.status,
@@ -211,6 +239,7 @@ def _next_attempt(instance: dg.DagsterInstance, tag: str, execution: ExecutionRe
 
 
 def _restart(stream: StreamingAsset, execution: ExecutionRecord, attempts_before: int) -> dg.RunRequest:
+    assert stream.start_job is not None
     return dg.RunRequest(
         # A run that ended before it could begin an execution leaves the failure as it was: try once more.
         run_key=f"restart-{execution.execution_id}-{attempts_before}",

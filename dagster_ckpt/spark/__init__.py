@@ -6,7 +6,9 @@ query.
 """
 
 from dagster_ckpt.spark.application import (
+    SparkApplication,
     active_session,
+    application_of,
     application_settings,
     is_classic_session,
     start_application,
@@ -72,9 +74,11 @@ __all__ = [
     "SinkForecast",
     "SinkLog",
     "SourceDistance",
+    "SparkApplication",
     "StagedCut",
     "SupervisedQuery",
     "active_session",
+    "application_of",
     "application_settings",
     "apply_state_backend",
     "begin_log",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +45,33 @@ def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession
     if not _names_a_master(os.environ):
         builder = builder.master(f"local[{threads}]")
     return builder.config(map=dict(settings)).getOrCreate()
+
+
+@dataclass(frozen=True)
+class SparkApplication:
+    """A Spark application, as its cluster and its own page know it.
+
+    Attributes:
+        application_id: Its id, such as local-1700000000000 or application_1700000000000_0001.
+        master: Where it runs, such as local[2], yarn or k8s://...
+        page: URL of its page, where it has one.
+    """
+
+    application_id: str
+    master: str
+    page: str | None
+
+    def as_record(self) -> dict[str, str | None]:
+        """As the catalog keeps it."""
+        return {"id": self.application_id, "master": self.master, "page": self.page}
+
+
+def application_of(spark: SparkSession) -> SparkApplication | None:
+    """The application of a classic session; None for Spark Connect, which does not tell."""
+    if not is_classic_session(spark):
+        return None
+    context = spark.sparkContext
+    return SparkApplication(str(context.applicationId), str(context.master), context.uiWebUrl)
 
 
 def application_settings(spark: SparkSession) -> dict[str, str]:

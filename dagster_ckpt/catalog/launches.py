@@ -1,0 +1,66 @@
+"""Drivers that were launched: the durable handle of a process that outlives whoever launched it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.records import LaunchRecord
+from dagster_ckpt.catalog.tables import launches
+
+
+class LaunchStore:
+    """What the catalog knows of launched drivers. Each answers one START request."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(
+        self,
+        request_id: str,
+        *,
+        job_id: str,
+        run_id: str,
+        host: str,
+        boot_id: str,
+        pid: int,
+        process_started_at_ms: int,
+        command: str,
+        log: str,
+    ) -> LaunchRecord:
+        """Keep the handle of a driver; one that was launched for the same request before is replaced."""
+        with self._database.writing() as connection:
+            connection.execute(launches.delete().where(launches.c.request_id == request_id))
+            connection.execute(
+                launches.insert().values(
+                    request_id=request_id,
+                    job_id=job_id,
+                    run_id=run_id,
+                    host=host,
+                    boot_id=boot_id,
+                    pid=pid,
+                    process_started_at_ms=process_started_at_ms,
+                    command=command,
+                    log=log,
+                    launched_at_ms=self._database.now_ms(connection),
+                )
+            )
+            row = connection.execute(select(launches).where(launches.c.request_id == request_id)).one()
+        return LaunchRecord(**row._mapping)
+
+    def get(self, request_id: str) -> LaunchRecord | None:
+        """The launch that answers a START request, or None."""
+        return self._first(select(launches).where(launches.c.request_id == request_id))
+
+    def latest(self, job_id: str) -> LaunchRecord | None:
+        """The newest launch of a job, or None."""
+        return self._first(
+            select(launches).where(launches.c.job_id == job_id).order_by(launches.c.launched_at_ms.desc()).limit(1)
+        )
+
+    def _first(self, query: Select[Any]) -> LaunchRecord | None:
+        with self._database.reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return LaunchRecord(**row._mapping) if row is not None else None

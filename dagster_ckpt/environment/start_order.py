@@ -1,0 +1,94 @@
+"""What a driver was started for: a START request in the catalog says where to begin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_ckpt.catalog import Catalog, RequestKind, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.errors import RequestFailedError
+from dagster_ckpt.lifecycle.launch import START_REQUEST_VARIABLE
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.options import RecoveryClaimMode
+
+
+@dataclass(frozen=True)
+class StartOrder:
+    """How a driver is to start.
+
+    Attributes:
+        start_from: Where to begin.
+        cause: Whether a person or a restart began it.
+        request_id: The START request that it answers, if any.
+        run_id: The Dagster run that launched it, if any.
+        has_supervisor: Whether it was launched by one, who launches it again after an interrupt.
+    """
+
+    start_from: StartFrom = field(default_factory=StartFrom)
+    cause: StartCause = StartCause.MANUAL
+    request_id: str | None = None
+    run_id: str | None = None
+    has_supervisor: bool = False
+
+
+def start_order(
+    catalog: Catalog, job_id: str, *, otherwise: StartFrom, environment: Mapping[str, str] = os.environ
+) -> StartOrder:
+    """Find out what this driver was started for.
+
+    A driver that was launched for a request starts as that says, once: started again by its cluster it goes on from
+    the latest state. One that somebody else starts takes the oldest open request that nobody launches a driver for.
+
+    Args:
+        catalog: The catalog.
+        job_id: The job.
+        otherwise: Where to begin where nobody asked for anything.
+        environment: Names the request a driver was launched for.
+
+    Raises:
+        RequestFailedError: That request has failed or was withdrawn, or is one of another job.
+        CatalogError: There is no such request.
+    """
+    launched_for = environment.get(START_REQUEST_VARIABLE)
+    if launched_for:
+        return _of_launched(catalog, catalog.requests.get(launched_for), job_id)
+    for request in catalog.requests.pending(job_id):
+        if request.kind is RequestKind.START and "run_id" not in request.arguments:
+            return StartOrder(start_from=_start_from(request.arguments), request_id=request.request_id)
+    return StartOrder(start_from=otherwise)
+
+
+def _of_launched(catalog: Catalog, request: RequestRecord, job_id: str) -> StartOrder:
+    if request.job_id != job_id or request.kind is not RequestKind.START:
+        raise RequestFailedError(
+            f"{START_REQUEST_VARIABLE} names request {request.request_id}, which is {request.kind.value} of job "
+            f"{request.job_id!r} and no START of {job_id!r}. Give the program the job id of the asset that launches it."
+        )
+    launch = catalog.launches.get(request.request_id)
+    run_id = launch.run_id if launch is not None else request.arguments.get("run_id")
+    if request.status is RequestStatus.COMPLETED:
+        return StartOrder(cause=StartCause.RESTART_NEW_RUN, run_id=run_id, has_supervisor=True)
+    if request.status is not RequestStatus.PENDING:
+        raise RequestFailedError(
+            f"The start of job {job_id!r} that this process was launched for (request {request.request_id}) is "
+            f"{request.status.value}: {request.error or 'nobody waits for it any more'}. Start the stream again."
+        )
+    is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
+    return StartOrder(
+        start_from=_start_from(request.arguments),
+        cause=StartCause.RESTART_NEW_RUN if is_restart else StartCause.MANUAL,
+        request_id=request.request_id,
+        run_id=run_id,
+        has_supervisor=True,
+    )
+
+
+def _start_from(arguments: Mapping[str, Any]) -> StartFrom:
+    return StartFrom.parse(
+        str(arguments.get("start_from", "latest")),
+        new_query_id=bool(arguments.get("new_query_id", False)),
+        accept_loss=bool(arguments.get("accept_loss", False)),
+        claim_mode=RecoveryClaimMode(arguments.get("claim_mode", RecoveryClaimMode.NO_CLAIM.value)),
+    )

@@ -1,0 +1,42 @@
+"""A driver without Spark: it takes the lease, answers its start, and ends when it is asked to."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+
+from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.environment.start_order import start_order
+from dagster_ckpt.lifecycle.evidence import this_holder
+from dagster_ckpt.lifecycle.start_from import StartFrom
+
+TTL_MS = 600_000
+ENDS = {RequestKind.CANCEL: ExecutionStatus.CANCELED, RequestKind.SUSPEND: ExecutionStatus.SUSPENDED}
+
+
+def main(url: str, job_id: str) -> None:
+    """Live until the catalog asks for an end."""
+    catalog = Catalog(url)
+    order = start_order(catalog, job_id, otherwise=StartFrom())
+    print(f"starting from {order.start_from}", flush=True)
+    execution_id = str(uuid.uuid4())
+    run_id = order.run_id or "none"
+    holder = this_holder(execution_id, run_id, None)
+    lease = catalog.leases.acquire(job_id, holder, TTL_MS)
+    catalog.executions.begin(execution_id, job_id=job_id, run_id=run_id, cause=order.cause, holder=holder)
+    catalog.executions.running(execution_id, live_directory="file:///live", recovery={})
+    if order.request_id is not None:
+        catalog.requests.resolve(order.request_id, RequestStatus.COMPLETED)
+    while True:
+        for request in catalog.requests.pending(job_id):
+            if request.kind in ENDS:
+                catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED)
+                catalog.leases.release(job_id, lease.token)
+                catalog.executions.settle(execution_id, ENDS[request.kind])
+                return
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

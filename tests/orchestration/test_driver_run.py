@@ -1,0 +1,262 @@
+"""What a run that launches a driver does at each end: the driver's, and its own. Its drivers have no Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psutil
+import pytest
+from dagster import DagsterRunStatus
+from orchestration_catalog import register
+
+from dagster_ckpt.catalog import RequestKind, RequestStatus, StartCause
+from dagster_ckpt.lifecycle.writer_lease import has_living_holder
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    DriverLaunch,
+    StateBackendResource,
+    external_streaming_asset,
+    stream_definitions,
+)
+from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
+
+JOB = "clicks"
+DRIVER = Path(__file__).with_name("pretended_driver.py")
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120.0
+
+
+class Driven:
+    """The start job of a stream whose driver has the test's command."""
+
+    def __init__(self, folder: Path, resource: CheckpointCatalogResource, instance: dg.DagsterInstance) -> None:
+        self.instance, self.catalog, self._folder, self._resource = instance, resource.catalog(), folder, resource
+        self.pretended = (sys.executable, str(DRIVER), resource.url, "{job_id}")
+        self.trouble: list[str] = []
+        self._watchers: list[threading.Thread] = []
+
+    def run(
+        self,
+        command: tuple[str, ...] | None = None,
+        *,
+        start_from: str = "latest",
+        follow: bool = True,
+        meanwhile: Callable[[], None] | None = None,
+        **tags: str,
+    ) -> tuple[dg.DagsterRun, Any]:
+        """The run as it is recorded in the end, and the failure of its step, if it failed.
+
+        Args:
+            command: The driver's; default: one that pretends.
+            start_from: Of the launchpad.
+            follow: Of the launchpad.
+            meanwhile: Done once it follows its driver.
+            tags: Of the run; `__` stands for a slash.
+        """
+        stream = external_streaming_asset(
+            JOB,
+            launch=DriverLaunch(
+                command or self.pretended,
+                log_directory=str(self._folder / "logs"),
+                environment={"PYTHONPATH": str(ROOT)},
+                start_timeout_s=DEADLINE_S,
+            ),
+        )
+        definitions = dg.Definitions.merge(
+            stream_definitions(stream),
+            dg.Definitions(
+                resources={
+                    "checkpoint_storage": CheckpointStorageResource(path=f"file://{self._folder}/checkpoints"),
+                    "state_backend": StateBackendResource(live_directory=f"{self._folder}/live"),
+                    "checkpoint_catalog": self._resource,
+                    "pyspark": dg.ResourceDefinition.none_resource(),
+                }
+            ),
+        )
+        if meanwhile is not None:
+            self._once_it_follows(meanwhile)
+        result = definitions.resolve_job_def("clicks_stream").execute_in_process(
+            {"ops": {JOB: {"config": {"start_from": start_from, "follow": follow}}}},
+            instance=self.instance,
+            raise_on_error=False,
+            tags=tags,
+        )
+        for watcher in self._watchers:
+            watcher.join()
+        assert self.trouble == []
+        run = self.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        failures = [event.step_failure_data.user_failure_data for event in result.all_events if event.is_step_failure]
+        return run, next(iter(failures), None)
+
+    def _once_it_follows(self, act: Callable[[], None]) -> None:
+        def watch() -> None:
+            deadline = time.monotonic() + DEADLINE_S
+            while not self.is_followed():
+                if time.monotonic() > deadline:
+                    self.trouble.append("the driver did not start")
+                    break
+                time.sleep(0.05)
+            act()
+
+        self._watchers.append(threading.Thread(target=watch))
+        self._watchers[-1].start()
+
+    def is_followed(self) -> bool:
+        """Whether the run has said where the query runs: only then it waits for the driver's end."""
+        runs = self.instance.get_runs(dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+        said = [entry.user_message for run in runs for entry in self.instance.all_logs(run.run_id)]
+        return any(message.startswith("the query runs in process") for message in said)
+
+    def is_alive(self) -> bool:
+        return has_living_holder(self.catalog, JOB)
+
+    def ask(self, kind: RequestKind) -> None:
+        self.catalog.requests.submit(JOB, kind, origin="the test")
+
+    def terminate(self) -> None:
+        """What the page's button does."""
+        (run,) = self.instance.get_runs(dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+        self.instance.report_run_canceling(run)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def driven(
+    tmp_path: Path, catalog_resource: CheckpointCatalogResource, instance: dg.DagsterInstance
+) -> Iterator[Driven]:
+    before = signal.getsignal(signal.SIGTERM)
+    driven = Driven(tmp_path, catalog_resource, instance)
+    register(driven.catalog, JOB)
+    yield driven
+    lease = driven.catalog.leases.current(JOB)
+    if lease is not None and psutil.pid_exists(lease.pid):
+        os.kill(lease.pid, signal.SIGKILL)
+    driven.catalog.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_that_does_not_follow_succeeds_once_the_query_is_started(driven: Driven) -> None:
+    run, failure = driven.run(follow=False, start_from="chk-7")
+
+    assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
+    assert driven.is_alive()
+    execution, launch = driven.catalog.executions.latest(JOB), driven.catalog.launches.latest(JOB)
+    assert execution is not None
+    assert launch is not None
+    assert (execution.run_id, execution.pid, execution.cause) == (run.run_id, launch.pid, StartCause.MANUAL)
+    assert Path(launch.log).read_text() == "starting from chk-7\n"
+
+
+def test_a_run_ends_as_the_driver_that_it_follows(driven: Driven) -> None:
+    suspended, _ = driven.run(meanwhile=lambda: driven.ask(RequestKind.SUSPEND))
+    cancelled, failure = driven.run(meanwhile=lambda: driven.ask(RequestKind.CANCEL))
+
+    assert suspended.status is DagsterRunStatus.SUCCESS
+    assert cancelled.status is DagsterRunStatus.CANCELED
+    assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
+
+
+def test_terminating_the_run_cancels_the_stream(driven: Driven) -> None:
+    run, failure = driven.run(meanwhile=driven.terminate)
+
+    assert run.status is DagsterRunStatus.CANCELED
+    assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
+    assert not driven.is_alive()
+    assert driven.catalog.executions.latest(JOB).status.value == "CANCELED"
+
+
+def test_a_run_that_is_stopped_otherwise_leaves_the_driver_and_another_finds_it(driven: Driven) -> None:
+    first, failure = driven.run(meanwhile=lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    assert first.status is DagsterRunStatus.FAILURE
+    assert failure.metadata["dagster_ckpt/end"].value == "DETACHED"
+    assert driven.is_alive()
+    launch = driven.catalog.launches.latest(JOB)
+
+    rewind, refusal = driven.run(start_from="chk-7")
+    assert rewind.status is DagsterRunStatus.FAILURE
+    assert "cannot be started from 'chk-7'. restart_stream_job stops it first" in refusal.description
+
+    again, _ = driven.run(meanwhile=driven.terminate)
+    assert again.status is DagsterRunStatus.CANCELED
+    assert driven.catalog.launches.latest(JOB) == launch
+    assert not driven.is_alive()
+
+
+def test_a_driver_that_is_killed_fails_the_run_that_follows_it(driven: Driven) -> None:
+    def kill() -> None:
+        os.kill(driven.catalog.leases.current(JOB).pid, signal.SIGKILL)
+
+    run, failure = driven.run(meanwhile=kill)
+
+    assert run.status is DagsterRunStatus.FAILURE
+    assert failure.metadata["dagster_ckpt/end"].value == "DRIVER_GONE"
+    assert not driven.catalog.executions.latest(JOB).settled, "the supervisor sensor decides what follows"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ((sys.executable, "-c", "import sys; print('no such table'); sys.exit(3)"), "exit code 3; .*no such table"),
+        (("/nowhere/spark-submit",), "could not be launched"),
+    ],
+)
+def test_a_driver_that_does_not_come_up_fails_the_run_and_says_why(
+    driven: Driven, command: tuple[str, ...], said: str
+) -> None:
+    run, failure = driven.run(command)
+
+    assert run.status is DagsterRunStatus.FAILURE
+    assert re.search(said, failure.description, re.DOTALL)
+
+
+def test_a_run_that_was_asked_for_launches_the_driver_that_answers(driven: Driven) -> None:
+    asked = driven.catalog.requests.submit(JOB, RequestKind.START, arguments={"start_from": "chk-9"}, origin="a person")
+
+    run, _ = driven.run(follow=False, **{START_REQUEST_TAG: asked.request_id})
+
+    assert run.status is DagsterRunStatus.SUCCESS
+    assert driven.catalog.requests.get(asked.request_id).status is RequestStatus.COMPLETED
+    assert driven.catalog.executions.latest(JOB).run_id == run.run_id
+
+
+def test_a_restart_by_the_supervisor_goes_on_with_the_history_of_failures(driven: Driven) -> None:
+    driven.run(follow=False, **{RESTART_OF_TAG: "the execution before"})
+
+    assert driven.catalog.executions.latest(JOB).cause is StartCause.RESTART_NEW_RUN
+
+
+def test_a_driver_that_is_on_its_way_is_waited_for(driven: Driven, tmp_path: Path) -> None:
+    """Two runs at once: the second launches no driver of its own."""
+    gate = tmp_path / "gate"
+    slow = f"import os, sys, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.05)\n"
+    exec_driver = f"{slow}os.execv(sys.executable, {[sys.executable, str(DRIVER), driven.pretended[2], JOB]!r})"
+    command = (sys.executable, "-c", exec_driver.replace("{", "{{").replace("}", "}}"))
+    statuses: list[DagsterRunStatus] = []
+
+    def second() -> None:
+        statuses.append(driven.run(command, follow=False)[0].status)
+
+    other = threading.Thread(target=second)
+    other.start()
+    deadline = time.monotonic() + DEADLINE_S
+    while driven.catalog.launches.latest(JOB) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    launch = driven.catalog.launches.latest(JOB)
+    threading.Timer(0.5, gate.touch).start()
+    statuses.append(driven.run(("/nowhere",), follow=False)[0].status)
+    other.join()
+
+    assert statuses == [DagsterRunStatus.SUCCESS, DagsterRunStatus.SUCCESS]
+    assert driven.catalog.launches.latest(JOB) == launch

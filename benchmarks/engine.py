@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,29 @@ from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.prepare import restore_into
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, take_snapshot
 from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS
 from dagster_ckpt.spark import LiveDirectory
 from dagster_ckpt.storage import StoredImage, open_store
 
 JOB = "bench"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of an engine that a measurement may want otherwise.
+
+    Attributes:
+        transfer_threads: Data objects written or read at the same time.
+        file_state_size_threshold: See `FileSystemCheckpointStorage`.
+        write_buffer_size: See `FileSystemCheckpointStorage`.
+    """
+
+    transfer_threads: int = DEFAULT_TRANSFER_THREADS
+    file_state_size_threshold: int | None = None
+    write_buffer_size: int = -1
+
+
+DEFAULTS = Settings()
 
 
 class Engine:
@@ -30,21 +50,32 @@ class Engine:
         images: URL of the place for images.
         storage_options: Arguments of its file system.
         newest: Number of the newest image that is there already.
+        settings: How images are written and read.
     """
 
     def __init__(
-        self, root: Path, images: str, storage_options: Mapping[str, Any] | None = None, *, newest: int = 0
+        self,
+        root: Path,
+        images: str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        newest: int = 0,
+        settings: Settings = DEFAULTS,
     ) -> None:
         root.mkdir(parents=True, exist_ok=True)
         storage = FileSystemCheckpointStorage(
-            images, savepoint_path=f"{images}/savepoints", storage_options=storage_options or {}
+            images,
+            settings.file_state_size_threshold,
+            settings.write_buffer_size,
+            savepoint_path=f"{images}/savepoints",
+            storage_options=storage_options or {},
         )
         self._job = StreamingJob(
             job_id=JOB,
             name=JOB,
             asset_key=JOB,
             catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
-            store=open_store(storage, JOB),
+            store=open_store(storage, JOB, transfer_threads=settings.transfer_threads),
             options=CheckpointConfig().options,
             restart=RestartStrategies.no_restart(),
             live_root=f"{root}/live",

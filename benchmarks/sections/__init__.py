@@ -6,8 +6,9 @@ from benchmarks.sections.local import LOCAL
 from benchmarks.sections.memory import MEMORY
 from benchmarks.sections.running import RUNNING
 from benchmarks.sections.s3 import S3
+from benchmarks.sections.settings import SETTINGS
 from benchmarks.sections.slopes import SLOPES
 
-SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES)
+SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES, SETTINGS)
 
 __all__ = ["SECTIONS"]

@@ -56,6 +56,7 @@ class UpgradeRecord:
         mode: What the new code starts from.
         began_at_ms: When it was begun.
         reason: How it came to this phase.
+        old_execution_id: The newest execution before the new code was started.
         starts: How often a start was asked for.
         started_at_ms: When the first execution of the new code began.
         image_id: The image that a rollback goes back to.
@@ -67,6 +68,7 @@ class UpgradeRecord:
     mode: UpgradeMode
     began_at_ms: int
     reason: str
+    old_execution_id: str | None = None
     starts: int = 0
     started_at_ms: int | None = None
     image_id: str | None = None

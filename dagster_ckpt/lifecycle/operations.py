@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog import ImageRecord, ImageTrigger, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog import DesiredRecord, ImageRecord, ImageTrigger, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.errors import (
     CkptError,
     ImageNotFoundError,
@@ -28,6 +28,7 @@ from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind,
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.writer_lease import has_living_holder
+from dagster_ckpt.options import DesiredState
 from dagster_ckpt.spark import LiveDirectory
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -147,6 +148,21 @@ def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT
     _require_running(job, "suspended")
     _ask(job, RequestKind.SUSPEND, {}, operator, timeout_s)
     _await_stop(job, timeout_s)
+
+
+def set_desired_state(
+    job: StreamingJob, desired: DesiredState | None, operator: Operator, *, retry_refused: bool = False
+) -> DesiredRecord:
+    """Say what a job is to be; the supervisor sensor brings it there, also one that was never started.
+
+    Args:
+        job: The job.
+        desired: The state; None leaves it to the asset's definition.
+        operator: Who says so.
+        retry_refused: Try a code version again that a preflight refused, or that was rolled back.
+    """
+    job.register()
+    return job.catalog.desired_states.say(job.job_id, desired, origin=operator.origin, retry_refused=retry_refused)
 
 
 def prefer_savepoint(job: StreamingJob, reference: str) -> ImageRecord:

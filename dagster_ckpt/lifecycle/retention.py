@@ -83,10 +83,13 @@ def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRe
     by_id = {image.image_id: image for image in images}
     dropped = subsumed([Retained(image.image_id, retained_kind(image)) for image in images], job.options.num_retained)
     held = set(protected)
+    kept = _rollback_image(job)
     return [
         by_id[entry.image_id]
         for entry in dropped
-        if is_owned_by_job(by_id[entry.image_id]) and by_id[entry.image_id].location not in held
+        if is_owned_by_job(by_id[entry.image_id])
+        and by_id[entry.image_id].location not in held
+        and entry.image_id != kept
     ]
 
 
@@ -149,7 +152,8 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
         doomed = [*interrupted, *(image for image in checkpoints if image not in guarded)]
         report = discard(job, doomed, reason=f"{cleanup.name} at {state.value}")
         kept = tuple(
-            f"{describe_image(image)}: the live directory is not whole, a start may need it" for image in guarded
+            f"{describe_image(image)}: the live directory is not whole, or an upgrade is not over: a start may need it"
+            for image in guarded
         )
         report = RetentionReport(deleted=report.deleted, failed=report.failed, kept=kept)
     gone = delete_live_directories(job) if drop_live and not report.failed else None
@@ -215,14 +219,24 @@ def _completed(job: StreamingJob) -> list[ImageRecord]:
 
 
 def _still_needed(job: StreamingJob, checkpoints: Sequence[ImageRecord]) -> list[ImageRecord]:
+    rollback_image = _rollback_image(job)
+    needed = [image for image in checkpoints if image.image_id == rollback_image]
     record = job.catalog.jobs.get(job.job_id)
     if record.live_directory is None:
-        return []
+        return needed
     if inspect_live_directory(LiveDirectory(record.live_directory)).status in (
         LiveStatus.GOOD,
         LiveStatus.EMPTY,
     ):
-        return []
+        return needed
     restorable = job.catalog.images.restorable(job.job_id)
     newest = restorable[0] if restorable else None
-    return [image for image in checkpoints if newest is not None and image.image_id == newest.image_id]
+    newest_id = newest.image_id if newest is not None else None
+    return [image for image in checkpoints if image.image_id in (newest_id, rollback_image)]
+
+
+def _rollback_image(job: StreamingJob) -> str | None:
+    """The image that an upgrade under way would be rolled back to."""
+    row = job.catalog.desired_states.find(job.job_id)
+    is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
+    return row.upgrade.image_id if row is not None and row.upgrade is not None and not is_over else None

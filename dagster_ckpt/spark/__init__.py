@@ -48,6 +48,7 @@ from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
 from dagster_ckpt.spark.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.spark.staging import StagedCut, staged_cut, until_not_overtaken
 from dagster_ckpt.spark.timestamps import with_time
+from dagster_ckpt.spark.trial_batch import Trial, copy_for_trial, in_plain_words, run_trial
 
 __all__ = [
     "SINKS_FOLDER",
@@ -77,6 +78,7 @@ __all__ = [
     "SparkApplication",
     "StagedCut",
     "SupervisedQuery",
+    "Trial",
     "active_session",
     "application_of",
     "application_settings",
@@ -85,6 +87,7 @@ __all__ = [
     "brings_a_trigger",
     "can_replay_a_batch",
     "clone",
+    "copy_for_trial",
     "cut",
     "delete_part_files",
     "distance",
@@ -96,6 +99,7 @@ __all__ = [
     "fork_output",
     "give_query_id",
     "guarantees",
+    "in_plain_words",
     "inspect_live_directory",
     "is_classic_session",
     "is_described_query",
@@ -114,6 +118,7 @@ __all__ = [
     "retained_batches",
     "roll_back",
     "roll_back_to_own_past",
+    "run_trial",
     "same_folder",
     "same_session",
     "session_of",

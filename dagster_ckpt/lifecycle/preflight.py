@@ -1,0 +1,137 @@
+"""Preflight: new code is run on a copy of a job's state, for one batch and without output, while the old runs on."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog import PreflightRecord
+from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessError
+from dagster_ckpt.lifecycle.backend_check import check_backend
+from dagster_ckpt.lifecycle.execution import recovery_facts
+from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.prepare import image_location, restore_into
+from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image, plan_recovery
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.spark import LiveDirectory, Trial, copy_for_trial, in_plain_words, run_trial
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+DEFAULT_TIMEOUT_S = 900.0
+# No job id begins with a dot.
+SCRATCH_FOLDER = ".preflight"
+# A copy that is older was left by a preflight that was killed.
+LEFT_AFTER_MS = 6 * 3_600_000
+
+
+def preflight(
+    job: StreamingJob,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    interrupted: Callable[[], bool] = lambda: False,
+    report: Callable[[str], None] = lambda _sentence: None,
+    wall_clock: Clock = wall_clock_ms,
+) -> PreflightRecord:
+    """Try whether the code that is loaded can go on from where a job stands; the job may run, and is left as it is.
+
+    The newest committed batch is replayed, so that the state is loaded, changed and written. Where Spark does not
+    retain what that needs, or the sources do not have its data any more, a batch is made of new data, if there is any.
+
+    Args:
+        job: The job, with the code version that is tried.
+        describe: Makes the described, unstarted writer.
+        timeout_s: How long the batch may take.
+        interrupted: Asked while it runs; True ends it.
+        report: Told what is done.
+        wall_clock: Names the copy, so that one that was left behind can be told from one in use.
+
+    Returns:
+        The result, which is also in the catalog.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        RequestFailedError: It was interrupted.
+        StorageAccessError: The state cannot be read, or the copy not be written.
+    """
+    job.catalog.jobs.get(job.job_id)
+    remove_leftovers(job, now_ms=wall_clock())
+    try:
+        plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=True))
+        check_backend(job, plan)
+        trial, how = _try(job, plan, describe, timeout_s, interrupted, report, wall_clock)
+    except StorageAccessError:
+        raise
+    except CkptError as error:
+        trial, how = Trial(None, str(error)), ""
+    if interrupted():
+        raise RequestFailedError(f"The preflight of job {job.job_id!r} was interrupted, so it has no result.")
+    reason = how if trial.error is None else in_plain_words(trial.error)
+    at_ms = job.catalog.desired_states.now_ms()
+    result = PreflightRecord(job.code_version, trial.error is None, reason, trial.batch_id, at_ms)
+    job.catalog.desired_states.note_preflight(job.job_id, result)
+    return result
+
+
+def remove_leftovers(job: StreamingJob, *, now_ms: int) -> None:
+    """Delete copies of preflights that were killed."""
+    folder = LiveDirectory(f"{job.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{job.job_id}")
+    for name in folder.folder.list():
+        made_at = name.partition("-")[0]
+        if made_at.isdecimal() and now_ms - int(made_at) > LEFT_AFTER_MS:
+            folder.sibling(f"/{name}").delete()
+
+
+def _try(  # noqa: PLR0917
+    job: StreamingJob,
+    plan: RecoveryPlan,
+    describe: Callable[[], DataStreamWriter],
+    timeout_s: float,
+    interrupted: Callable[[], bool],
+    report: Callable[[str], None],
+    wall_clock: Clock,
+) -> tuple[Trial, str]:
+    """The trial, and how it was done."""
+
+    def run(scratch: LiveDirectory, *, replays: bool) -> Trial:
+        name = f"{job.name} preflight"
+        return run_trial(describe, scratch, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
+
+    if plan.kind is RecoveryKind.START_EMPTY or (plan.image is None and plan.to_batch is None and _is_empty(job)):
+        return Trial(None), "there is no state yet that it could not go on from"
+    live = LiveDirectory(job.catalog.jobs.get(job.job_id).live_directory or "")
+    if plan.image is None:
+        with _scratch(job, wall_clock) as scratch:
+            if copy_for_trial(live, scratch, before_last_batch=True):
+                report("the newest committed batch is replayed on a copy of the live directory, without output")
+                trial = run(scratch, replays=True)
+                if not trial.data_is_gone:
+                    return trial, f"batch {trial.batch_id} was replayed on a copy of the state"
+                report(f"the data of that batch is gone, so new data is tried: {trial.error}")
+    with _scratch(job, wall_clock) as scratch:
+        if plan.image is not None:
+            report(f"the live directory is lost: {describe_image(plan.image)} is tried")
+            restore_into(job, image_location(plan.image), scratch, fork=True)
+        else:
+            copy_for_trial(live, scratch, before_last_batch=False)
+        trial = run(scratch, replays=False)
+        ran = f"batch {trial.batch_id} was run on a copy of the state"
+        return trial, ran if trial.batch_id is not None else "it starts, but there was no data to load the state with"
+
+
+def _is_empty(job: StreamingJob) -> bool:
+    record = job.catalog.jobs.get(job.job_id)
+    return record.live_directory is None or LiveDirectory(record.live_directory).positions().commit is None
+
+
+@contextmanager
+def _scratch(job: StreamingJob, wall_clock: Clock) -> Iterator[LiveDirectory]:
+    name = f"{wall_clock()}-{uuid.uuid4().hex[:8]}"
+    scratch = LiveDirectory(f"{job.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{job.job_id}/{name}")
+    try:
+        yield scratch
+    finally:
+        scratch.delete()

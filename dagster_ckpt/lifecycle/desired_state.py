@@ -108,14 +108,14 @@ def _to_stopped(row: DesiredRecord, desired: DesiredState, under_way: UpgradeRec
 
 def _stop(row: DesiredRecord, desired: DesiredState, seen: Seen) -> Decision:
     execution = seen.execution
-    is_newer = execution is not None and execution.started_at_ms > row.changed_at_ms
-    if is_newer and execution.cause is StartCause.MANUAL and not seen.is_ours:
+    is_by_hand = execution is not None and execution.cause is StartCause.MANUAL and not seen.is_ours
+    if is_by_hand and execution is not None and execution.started_at_ms > row.changed_at_ms:
         return stay(row, "somebody has started it by hand").but(Adopt(DesiredState.RUNNING))
     first, again = _STOP_BY[desired]
     request = seen.request
     asked = ask_to_stop(row, seen, first, again=again, since_ms=row.changed_at_ms, reason=f"to be {desired.value}")
-    is_savepoint = request is not None and request.kind is RequestKind.STOP_WITH_SAVEPOINT
-    if is_savepoint and request.status is RequestStatus.FAILED and asked.actions:
+    has_failed = request is not None and request.status is RequestStatus.FAILED and bool(asked.actions)
+    if request is not None and has_failed and request.kind is RequestKind.STOP_WITH_SAVEPOINT:
         alert = f"the savepoint failed ({request.error}): it is stopped without one, its live directory is kept"
         return asked.but(alert=alert)
     return asked
@@ -163,5 +163,5 @@ def _start(row: DesiredRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
     if failed is not None and seen.now_ms < (failed.resolved_at_ms or 0) + upgrades.RETRY_MS:
         return stay(row, f"the start failed, it is asked for again: {failed.error}")
     step = f"start after {failed.request_id}" if failed is not None else "start"
-    alert = f"it could not be started: {failed.error}" if failed is not None else row.alert
-    return ask(row, "start from latest", step, RequestKind.START, start_from="latest").but(alert=alert)
+    asked = ask(row, "start from latest", step, RequestKind.START, start_from="latest")
+    return asked.but(alert=f"it could not be started: {failed.error}") if failed is not None else asked

@@ -71,14 +71,34 @@ class StreamingJob:
 
     def register(self) -> JobRecord:
         """Make the job known to the catalog, or refresh what it says of it."""
-        return self.catalog.jobs.ensure(
+        return register(
+            self.catalog,
             self.job_id,
             name=self.name,
             asset_key=self.asset_key,
-            options={
-                "cleanup": self.options.cleanup.name,
-                "num_retained": self.options.num_retained,
-                "interval_ms": self.options.interval_ms,
-                "restart": self.restart.get_description(),
-            },
+            options=self.options,
+            restart=self.restart,
         )
+
+
+def register(
+    catalog: Catalog,
+    job_id: str,
+    *,
+    name: str,
+    asset_key: str,
+    options: CheckpointOptions,
+    restart: DecidingRestartStrategy,
+) -> JobRecord:
+    """Make a job known to the catalog, or refresh what it says of it, where its storage need not be opened."""
+    return catalog.jobs.ensure(
+        job_id,
+        name=name,
+        asset_key=asset_key,
+        options={
+            "cleanup": options.cleanup.name,
+            "num_retained": options.num_retained,
+            "interval_ms": options.interval_ms,
+            "restart": restart.get_description(),
+        },
+    )

@@ -9,6 +9,7 @@ from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.downstream import ReadCheckpoint, reading_checkpoint
 from dagster_ckpt.orchestration.external_stream import external_streaming_asset
+from dagster_ckpt.orchestration.desired_state_jobs import build_desired_state_jobs
 from dagster_ckpt.orchestration.freshness import default_freshness
 from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
@@ -29,6 +30,7 @@ from dagster_ckpt.orchestration.schedules import (
 from dagster_ckpt.orchestration.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.streaming_asset import StreamingAsset, StreamRunConfig, streaming_asset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings
 
 __all__ = [
     "CheckpointCatalogResource",
@@ -42,7 +44,9 @@ __all__ = [
     "StateBackendResource",
     "StreamRunConfig",
     "StreamingAsset",
+    "UpgradeSettings",
     "build_catalog_sensor",
+    "build_desired_state_jobs",
     "build_health_checks",
     "build_health_sensor",
     "build_housekeeping_schedule",

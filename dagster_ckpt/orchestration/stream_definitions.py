@@ -8,6 +8,7 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.lifecycle.health import HealthCheck, HealthSettings
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
+from dagster_ckpt.orchestration.desired_state_jobs import ROLL_BACK_JOB, build_desired_state_jobs
 from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
@@ -60,6 +61,7 @@ def stream_definitions(
         )
     operator_jobs = {job.name: job for job in build_operator_jobs(streams)}
     retention_job = operator_jobs["apply_retention_job"]
+    desired_state_jobs = {job.name: job for job in build_desired_state_jobs(streams)}
     inspection_jobs = {job.name: job for job in build_inspection_jobs(streams)}
     schedules = [
         build_housekeeping_schedule(streams, retention_job),
@@ -76,6 +78,7 @@ def stream_definitions(
         jobs=[
             *(stream.start_job for stream in streams if stream.start_job is not None),
             *operator_jobs.values(),
+            *desired_state_jobs.values(),
             *build_rewind_jobs(streams),
             *inspection_jobs.values(),
             *([downstream] if downstream is not None else []),
@@ -87,7 +90,7 @@ def stream_definitions(
                 downstream_interval_seconds=downstream_interval_seconds,
                 report_interval_seconds=report_interval_seconds,
             ),
-            build_supervisor_sensor(streams, retention_job),
+            build_supervisor_sensor(streams, retention_job, desired_state_jobs[ROLL_BACK_JOB]),
             build_health_sensor(streams, settings=health, checks=health_checks),
         ],
         asset_checks=build_health_checks(streams, settings=health, checks=health_checks),

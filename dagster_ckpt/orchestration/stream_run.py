@@ -28,6 +28,7 @@ from dagster_ckpt.orchestration.checkpoint_settings import overridden
 from dagster_ckpt.orchestration.giving_up import tell_given_up
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
 from dagster_ckpt.orchestration.run_status import cancelled_by_a_person, start_cause
+from dagster_ckpt.orchestration.preflight_run import run_preflight
 from dagster_ckpt.orchestration.run_watch import RunWatch
 from dagster_ckpt.orchestration.tags import (
     JOB_ID_TAG,
@@ -75,9 +76,14 @@ def run_stream(
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
         try:
             job = streaming_job(_as_told(stream, context), context.resources)
+            if context.op_execution_context.op_config.get("preflight"):
+                run_preflight(context, job, describe, watch.should_stop)
+                return
             outcome = _run(context, job, describe, watch)
         except CkptError as error:
             raise _failure(str(error), type(error).__name__) from error
+        except dg.Failure:
+            raise
         except Exception as error:
             # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
             raise _failure(f"The stream could not go on: {type(error).__name__}: {error}", "CRASHED") from error

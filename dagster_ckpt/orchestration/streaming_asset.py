@@ -6,7 +6,7 @@ location, starts, supervises, restarts and stops it.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -18,13 +18,16 @@ from dagster_ckpt.options import (
     CheckpointConfig,
     CheckpointOptions,
     DecidingRestartStrategy,
+    DesiredState,
     RecoveryClaimMode,
     RestartStrategyConfiguration,
+    UpgradePolicy,
     effective_restart_strategy,
 )
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointOverrides, CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.freshness import default_freshness
+from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -70,6 +73,11 @@ class StreamRunConfig(dg.Config):
         description="Checkpointing options for this run in place of the asset's, each by itself. A run that the "
         "supervisor starts later has the asset's again.",
     )
+    preflight: bool = Field(
+        default=False,
+        description="Start nothing: only try whether the code that is loaded can go on from the state, on a copy of it "
+        "and without output. The stream may run meanwhile.",
+    )
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,8 @@ class StreamingAsset:
         start_job: The Dagster job that runs the stream, one process for run and step; None where something outside
             Dagster starts it.
         runs_outside: Whether its query runs in a process that outlives the runs of its start job.
+        desired_state: What it is to be where nobody has said anything else; None: it is not managed.
+        upgrade: How it goes over to another code version.
     """
 
     asset: dg.AssetsDefinition
@@ -94,6 +104,13 @@ class StreamingAsset:
     restart: DecidingRestartStrategy
     start_job: UnresolvedAssetJobDefinition | None
     runs_outside: bool = False
+    desired_state: DesiredState | None = None
+    upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
+
+    @property
+    def code_version(self) -> str | None:
+        """Version of the code that describes the query."""
+        return self.asset.code_versions_by_key.get(self.key)
 
     @property
     def name(self) -> str:
@@ -105,6 +122,8 @@ def streaming_asset(
     *,
     checkpointing: CheckpointConfig | CheckpointSettings | None = None,
     restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+    desired_state: DesiredState | None = None,
+    upgrade: UpgradePolicy | UpgradeSettings | None = None,
     job_id: str | None = None,
     name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
@@ -128,6 +147,9 @@ def streaming_asset(
             `CheckpointConfig()`, periodic checkpoints off.
         restart_strategy: What happens after a failure; default: Flink's, which is none
             without checkpointing and exponential delay with it.
+        desired_state: What the stream is to be, from the moment the code is loaded: the supervisor sensor starts it,
+            and brings it over to another `code_version`. What people say later wins. None: people start and stop it.
+        upgrade: How it goes over to another code version; default: `UpgradePolicy()`, by a savepoint.
         job_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when
             the asset is renamed, and its state goes along.
         name: Asset name; default: the function's name.
@@ -153,6 +175,7 @@ def streaming_asset(
         checkpointing = checkpointing.checkpoint_config()
     if isinstance(restart_strategy, RestartSettings):
         restart_strategy = restart_strategy.restart_strategy()
+    policy = upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy()
     options = (checkpointing or CheckpointConfig()).options
     restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None)
 
@@ -219,6 +242,8 @@ def streaming_asset(
                     executor_def=dg.in_process_executor,
                     tags={**STREAM_TAGS, "dagster_ckpt/job_id": stable_id},
                 ),
+                desired_state=desired_state,
+                upgrade=policy,
             )
         )
         return holder[0]

@@ -1,4 +1,4 @@
-"""The supervisor sensor: it reconciles. Starts what was asked for, restarts what failed, cleans up after the killed."""
+"""The supervisor sensor: it reconciles. Starts what is wanted, restarts what failed, cleans up after the killed."""
 
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -10,6 +10,7 @@ from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.outside import driver_is_gone
 from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
 from dagster_ckpt.options import TerminalState
+from dagster_ckpt.orchestration.desired_states import StepJobs, bring_to_desired_states
 from dagster_ckpt.orchestration.giving_up import tell_given_up
 from dagster_ckpt.orchestration.lost_runs import report_lost_runs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
@@ -27,6 +28,7 @@ _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINI
 def build_supervisor_sensor(
     streams: Sequence[StreamingAsset],
     retention_job: dg.JobDefinition,
+    roll_back_job: dg.JobDefinition,
     *,
     name: str = "checkpoint_supervisor_sensor",
     minimum_interval_seconds: int = 5,
@@ -35,6 +37,7 @@ def build_supervisor_sensor(
     """A sensor that brings the streams to where they should be.
 
     - A failed or killed run is started again from the latest state, as the restart strategy says.
+    - A managed stream is brought to its desired state, and over to new code versions.
     - A start that an operator asked for (`restart_stream_job`) is launched.
     - A run whose process is gone, and whose end nobody recorded, is recorded as over.
     - A stream that may not be restarted any more is told of: see `tell_given_up`.
@@ -44,6 +47,7 @@ def build_supervisor_sensor(
     Args:
         streams: The streaming assets it looks after.
         retention_job: The job that applies retention, as `build_operator_jobs` makes it.
+        roll_back_job: The job that rolls upgrades back, as `build_desired_state_jobs` makes it.
         name: Name of the sensor.
         minimum_interval_seconds: Shortest time between two looks.
         default_status: Whether it runs from the start.
@@ -52,22 +56,33 @@ def build_supervisor_sensor(
 
     @dg.sensor(
         name=name,
-        jobs=[*(stream.start_job for stream in streams if stream.start_job is not None), retention_job],
+        jobs=[*(stream.start_job for stream in streams if stream.start_job is not None), retention_job, roll_back_job],
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description="Restarts failed streams from their latest state, launches starts that were asked for, "
-        "and has retention applied after runs that could not do it themselves.",
+        description="Brings streams to their desired state, restarts failed ones from their latest state, launches "
+        "starts that were asked for, and has retention applied after runs that could not do it themselves.",
     )
     def checkpoint_supervisor_sensor(
         context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
     ) -> dg.SensorResult:
         catalog = checkpoint_catalog.catalog()
         sentences = report_lost_runs(context.instance, catalog, by_job_id, now_ms=wall_clock_ms())
+        # First, because starts are asked for here, and launched below like those that a person asks for.
+        brought = bring_to_desired_states(
+            context.instance,
+            catalog,
+            by_job_id,
+            StepJobs(retention_job.name, roll_back_job.name),
+            lambda tag, value: _next_attempt(context.instance, tag, value),
+        )
+        sentences += brought.sentences
+        for alert in brought.alerts:
+            context.log.error(alert)
         starts = list(_starts(context.instance, catalog, by_job_id, sentences))
         # A run that a person asked for goes on from what failed: a restart beside it would race it for the lease.
-        starting = {request.tags[JOB_ID_TAG] for request in starts}
+        starting = {request.tags[JOB_ID_TAG] for request in starts} | brought.held
         others = {job_id: stream for job_id, stream in by_job_id.items() if job_id not in starting}
-        requests = [*starts, *_reconciled(context, catalog, others, retention_job.name, sentences)]
+        requests = [*brought.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, sentences)]
         for sentence in sentences:
             context.log.info(sentence)
         return dg.SensorResult(
@@ -207,11 +222,11 @@ def _reconciled(
         )
         sentences.append(f"{execution.job_id}: {verdict.reason}")
         if isinstance(verdict, Restart):
-            attempt = _next_attempt(context.instance, RESTART_OF_TAG, execution)
+            attempt = _next_attempt(context.instance, RESTART_OF_TAG, execution.execution_id)
             if attempt is not None:
                 yield _restart(stream, execution, attempt)
         elif isinstance(verdict, Retain):
-            attempt = _next_attempt(context.instance, RETENTION_OF_TAG, execution)
+            attempt = _next_attempt(context.instance, RETENTION_OF_TAG, execution.execution_id)
             if attempt == 0 and verdict.state is TerminalState.FAILED:
                 context.log.error(tell_given_up(context.instance, catalog, execution, verdict.reason))
             if attempt is not None:
@@ -225,9 +240,9 @@ def _holds_lease(catalog: Catalog, execution: ExecutionRecord) -> bool:
     return lease is not None and lease.run_id == execution.run_id and not lease.expired
 
 
-def _next_attempt(instance: dg.DagsterInstance, tag: str, execution: ExecutionRecord) -> int | None:
-    """Number of the next run for an execution, or None while one is under way or has only just ended in vain."""
-    attempts = instance.get_run_records(dg.RunsFilter(tags={tag: execution.execution_id}))
+def _next_attempt(instance: dg.DagsterInstance, tag: str, value: str) -> int | None:
+    """Number of the next run with a tag, or None while one is under way or has only just ended in vain."""
+    attempts = instance.get_run_records(dg.RunsFilter(tags={tag: value}))
     if not all(record.dagster_run.is_finished for record in attempts):
         return None
     if attempts:

@@ -7,6 +7,8 @@ RESTART_OF_TAG = "dagster_ckpt/restart_of"
 RETENTION_OF_TAG = "dagster_ckpt/retention_of"
 # The catalog request that asked for this run.
 START_REQUEST_TAG = "dagster_ckpt/start_request"
+# The step towards a desired state that this run does.
+STEP_TAG = "dagster_ckpt/step"
 # On the last run of a stream that is not restarted any more: why not.
 GAVE_UP_TAG = "dagster_ckpt/gave_up"
 # Dagster's own, on a run that it launched in place of a failed one, and on one that a person re-executed.

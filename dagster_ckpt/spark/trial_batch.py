@@ -110,11 +110,11 @@ def run_trial(
         while not query.wait(_WAIT_S) and scratch.positions().commit == before:
             if interrupted() or time.monotonic() >= deadline:
                 return Trial(None, f"the batch was not done within {timeout_s:.0f} s")
-        error = query.exception()
+        failure = query.exception()
     finally:
         query.stop()
     after = scratch.positions().commit
-    return Trial(after if after != before else None, error)
+    return Trial(after if after != before else None, failure)
 
 
 _REASONS = {

@@ -39,6 +39,8 @@ OPERATOR_JOBS = [
     "preview_rewind_job",
     "fork_stream_job",
     "clean_sink_job",
+    "set_desired_state_job",
+    "roll_back_upgrade_job",
 ]
 
 

@@ -26,6 +26,7 @@ from dagster_ckpt.options import RecoveryClaimMode
 from dagster_ckpt.orchestration import (
     CheckpointCatalogResource,
     StreamingAsset,
+    build_desired_state_jobs,
     build_operator_jobs,
     build_supervisor_sensor,
 )
@@ -64,8 +65,10 @@ class Supervised:
         self.resource = resource
         self.catalog = resource.catalog()
         self.clock = clock
-        self.jobs = {job.name: job for job in build_operator_jobs(streams)}
-        self.sensor = build_supervisor_sensor(streams, self.jobs["apply_retention_job"])
+        self.jobs = {job.name: job for job in [*build_operator_jobs(streams), *build_desired_state_jobs(streams)]}
+        self.sensor = build_supervisor_sensor(
+            streams, self.jobs["apply_retention_job"], self.jobs["roll_back_upgrade_job"]
+        )
 
     def run(self, status: DagsterRunStatus, **tags: str) -> dg.DagsterRun:
         return self.instance.add_run(dg.DagsterRun("orders_stream", status=status, tags={JOB_ID_TAG: "orders", **tags}))

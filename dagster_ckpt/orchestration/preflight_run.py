@@ -1,0 +1,39 @@
+"""A run of a stream's job that only tries the code that is loaded, on a copy of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import dagster as dg
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.preflight import preflight
+from dagster_ckpt.orchestration._compat import capture_interrupts
+from dagster_ckpt.spark import apply_state_backend
+
+
+def run_preflight(
+    context: dg.AssetExecutionContext,
+    job: StreamingJob,
+    describe: Callable[[], DataStreamWriter],
+    interrupted: Callable[[], bool],
+) -> None:
+    """Try the code that is loaded; the stream, which may run, is left as it is.
+
+    Raises:
+        dagster.Failure: The code cannot go on from the state, so that whoever watches failed runs is told.
+        CkptError: It could not be tried.
+    """
+    apply_state_backend(context.resources.pyspark.spark_session, context.resources.state_backend.backend())
+    # Entered again because making a Spark session replaces the SIGINT handler.
+    with capture_interrupts():
+        result = preflight(job, describe, interrupted=interrupted, report=context.log.info)
+    if not result.passed:
+        raise dg.Failure(
+            f"Code version {result.code_version} cannot go on from the state of {job.job_id}: {result.reason}. "
+            "Nothing was changed.",
+            metadata={"dagster_ckpt/end": "PREFLIGHT_REFUSED"},
+            allow_retries=False,
+        )
+    context.log.info(f"code version {result.code_version} passed: {result.reason}")

@@ -59,7 +59,7 @@ def bring_to_desired_states(
 ) -> Brought:
     """Take one step with each managed stream that is not yet, or no longer, what it is meant to be.
 
-    A look at streams that are as they should be costs two queries, however many they are.
+    A stream that is as it should be costs one look at its newest execution.
 
     Args:
         instance: The Dagster instance.

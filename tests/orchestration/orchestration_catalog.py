@@ -46,10 +46,18 @@ def begin_image(catalog: Catalog, job_id: str, *, kind: str = "CHECKPOINT") -> I
 
 
 def begin_execution(
-    catalog: Catalog, job_id: str, run_id: str, *, cause: StartCause = StartCause.MANUAL, running: bool = True
+    catalog: Catalog,
+    job_id: str,
+    run_id: str,
+    *,
+    cause: StartCause = StartCause.MANUAL,
+    running: bool = True,
+    code_version: str | None = None,
 ) -> ExecutionRecord:
     execution_id = str(uuid.uuid4())
-    catalog.executions.begin(execution_id, job_id=job_id, run_id=run_id, cause=cause, holder=HOST)
+    catalog.executions.begin(
+        execution_id, job_id=job_id, run_id=run_id, cause=cause, holder=HOST, code_version=code_version
+    )
     if running:
         catalog.executions.running(execution_id, live_directory="file:///live/live-1", recovery={})
     return catalog.executions.get(execution_id)

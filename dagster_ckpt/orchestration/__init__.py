@@ -7,9 +7,9 @@ decides is a pure function there. Start with `streaming_asset.py` and `stream_de
 from dagster_ckpt.lifecycle.launch import DriverLaunch
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.desired_state_jobs import build_desired_state_jobs
 from dagster_ckpt.orchestration.downstream import ReadCheckpoint, reading_checkpoint
 from dagster_ckpt.orchestration.external_stream import external_streaming_asset
-from dagster_ckpt.orchestration.desired_state_jobs import build_desired_state_jobs
 from dagster_ckpt.orchestration.freshness import default_freshness
 from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs

@@ -27,8 +27,8 @@ from dagster_ckpt.orchestration._compat import capture_interrupts, check_capture
 from dagster_ckpt.orchestration.checkpoint_settings import overridden
 from dagster_ckpt.orchestration.giving_up import tell_given_up
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
-from dagster_ckpt.orchestration.run_status import cancelled_by_a_person, start_cause
 from dagster_ckpt.orchestration.preflight_run import run_preflight
+from dagster_ckpt.orchestration.run_status import cancelled_by_a_person, start_cause
 from dagster_ckpt.orchestration.run_watch import RunWatch
 from dagster_ckpt.orchestration.tags import (
     JOB_ID_TAG,

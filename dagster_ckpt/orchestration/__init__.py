@@ -21,14 +21,17 @@ from dagster_ckpt.orchestration.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
+from dagster_ckpt.orchestration.run_config import StreamRunConfig
 from dagster_ckpt.orchestration.schedules import (
     PeriodicSavepoints,
     build_housekeeping_schedule,
     build_savepoint_schedule,
     build_verification_schedule,
 )
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.stream_definitions import stream_definitions
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset, StreamRunConfig, streaming_asset
+from dagster_ckpt.orchestration.stream_resource import StreamResource, declare_stream
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings
 
@@ -42,7 +45,10 @@ __all__ = [
     "RestartSettings",
     "StateBackendKind",
     "StateBackendResource",
+    "Stream",
+    "StreamResource",
     "StreamRunConfig",
+    "StreamSpec",
     "StreamingAsset",
     "UpgradeSettings",
     "build_catalog_sensor",
@@ -56,9 +62,11 @@ __all__ = [
     "build_savepoint_schedule",
     "build_supervisor_sensor",
     "build_verification_schedule",
+    "declare_stream",
     "default_freshness",
     "external_streaming_asset",
     "reading_checkpoint",
     "stream_definitions",
     "streaming_asset",
+    "streaming_multi_asset",
 ]

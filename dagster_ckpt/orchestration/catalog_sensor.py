@@ -18,7 +18,7 @@ from dagster_ckpt.orchestration.image_report import (
     materialization,
 )
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream
 
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
 # A tick must end well inside Dagster's 60 s; what is left comes with the next one.
@@ -56,7 +56,7 @@ class SensorCursor:
 
 
 def build_catalog_sensor(
-    streams: Sequence[StreamingAsset],
+    streams: Sequence[Stream],
     *,
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     downstream_interval_seconds: int = 0,
@@ -76,7 +76,7 @@ def build_catalog_sensor(
     already on the asset are left out.
 
     Args:
-        streams: The streaming assets to report on.
+        streams: The streams to report on; of one that writes several assets each image is reported on all of them.
         downstream: A job to start after new images, one run at a time.
         downstream_interval_seconds: Shortest time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported in each interval of this length; 0 reports each.
@@ -84,7 +84,7 @@ def build_catalog_sensor(
         minimum_interval_seconds: Shortest time between two looks.
         default_status: Whether it runs from the start.
     """
-    keys: dict[str, Sequence[dg.AssetKey]] = {stream.job_id: (stream.key,) for stream in streams}
+    keys: dict[str, Sequence[dg.AssetKey]] = {stream.job_id: stream.keys for stream in streams}
 
     @dg.sensor(
         name=name,

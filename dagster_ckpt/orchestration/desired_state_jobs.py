@@ -14,7 +14,7 @@ from dagster_ckpt.options import DesiredState
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
 from dagster_ckpt.orchestration.operator_jobs import JOB_ID, RESOURCES, job_of_op, told_as_failure
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream
 
 ROLL_BACK_JOB = "roll_back_upgrade_job"
 
@@ -54,7 +54,7 @@ class RollBackConfigSchema(dg.Config):
     job_id: str = Field(description=JOB_ID)
 
 
-def build_desired_state_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinition]:
+def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     """The jobs around desired states.
 
     Returns:

@@ -13,7 +13,7 @@ from dagster_ckpt.lifecycle.desired_state import is_steady
 from dagster_ckpt.lifecycle.job import register
 from dagster_ckpt.lifecycle.managed_job import StepRun
 from dagster_ckpt.lifecycle.reconcile_desired import Definition, Orchestrator, Step, StepRuns, reconcile_desired
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RETENTION_OF_TAG, START_REQUEST_TAG, STEP_TAG
 
 # Number of the next run for what a tag says, or None while one is under way or has only just ended in vain.
@@ -53,7 +53,7 @@ class StepJobs:
 def bring_to_desired_states(
     instance: dg.DagsterInstance,
     catalog: Catalog,
-    streams: Mapping[str, StreamingAsset],
+    streams: Mapping[str, Stream],
     jobs: StepJobs,
     next_attempt: NextAttempt,
 ) -> Brought:
@@ -101,13 +101,13 @@ def bring_to_desired_states(
     return Brought(tuple(runs), frozenset(held), tuple(sentences), tuple(alerts))
 
 
-def _definition(stream: StreamingAsset) -> Definition:
+def _definition(stream: Stream) -> Definition:
     # A driver of its own has its code from elsewhere: its version is not that of the asset's definition.
     code_version = None if stream.runs_outside else stream.code_version
     return Definition(stream.job_id, stream.desired_state, stream.upgrade, code_version)
 
 
-def _first_row(catalog: Catalog, stream: StreamingAsset) -> DesiredRecord:
+def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
     try:
         catalog.jobs.get(stream.job_id)
     except JobNotFoundError:
@@ -115,12 +115,12 @@ def _first_row(catalog: Catalog, stream: StreamingAsset) -> DesiredRecord:
     return catalog.desired_states.ensure(stream.job_id, origin="the asset's definition")
 
 
-def _register(catalog: Catalog, stream: StreamingAsset) -> JobRecord:
+def _register(catalog: Catalog, stream: Stream) -> JobRecord:
     return register(
         catalog,
         stream.job_id,
         name=stream.name,
-        asset_key=stream.key.to_user_string(),
+        asset_key=stream.writes,
         options=stream.options,
         restart=stream.restart,
     )
@@ -143,7 +143,7 @@ def _orchestrator(instance: dg.DagsterInstance) -> Orchestrator:
     return Orchestrator(run_is_over, start_request_of, runs_of_step)
 
 
-def _run(stream: StreamingAsset, step: Step, jobs: StepJobs, attempt: int, execution_id: str) -> dg.RunRequest:
+def _run(stream: Stream, step: Step, jobs: StepJobs, attempt: int, execution_id: str) -> dg.RunRequest:
     tags = {JOB_ID_TAG: stream.job_id, STEP_TAG: step.step_name}
     config: dict[str, str | bool]
     if step.run is StepRun.PREFLIGHT and stream.start_job is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -13,7 +13,7 @@ from dagster import AssetExecutionContext, OpExecutionContext
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview
 from dagster_ckpt.orchestration._compat import BaseAssetGraph, asset_graph_of
 from dagster_ckpt.orchestration.image_report import BATCH_ID_KEY, IMAGE_ID_KEY, JOB_ID_KEY, TIMELINE_KEY
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
 
 READ_JOB_KEY = "dagster_ckpt/read_job"
 READ_IMAGE_KEY = "dagster_ckpt/read_image"
@@ -129,7 +129,7 @@ class Dependent:
 def built_on_undone_data(
     instance: dg.DagsterInstance,
     graph: BaseAssetGraph[Any],
-    stream: StreamingAsset,
+    stream: Stream,
     *,
     to_batch: int | None,
     undone_since_ms: int | None,
@@ -147,15 +147,13 @@ def built_on_undone_data(
     kept = _NO_BATCH if to_batch is None else to_batch
     found = [
         dependent
-        for key in sorted(_descendants(graph, stream.key))
+        for key in sorted(_descendants(graph, stream.keys))
         for dependent in _of_asset(instance, key, stream, kept, undone_since_ms)
     ]
     return sorted(found, key=lambda each: each.at_ms, reverse=True)
 
 
-def dependents_of(
-    context: OpExecutionContext, stream: StreamingAsset, preview: RewindPreview
-) -> list[Dependent] | None:
+def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
     """What a previewed start makes wrong downstream, in the code location of the run; None where it has none."""
     graph = asset_graph_of(context)
     if graph is None:
@@ -171,19 +169,19 @@ def dependents_of(
     )
 
 
-def _descendants(graph: BaseAssetGraph[Any], key: dg.AssetKey) -> set[dg.AssetKey]:
+def _descendants(graph: BaseAssetGraph[Any], keys: Sequence[dg.AssetKey]) -> set[dg.AssetKey]:
     found: set[dg.AssetKey] = set()
-    ahead = [key]
+    ahead = list(keys)
     while ahead:
         here = ahead.pop()
         children = set(graph.get(here).child_keys) - found if graph.has(here) else set()
         found |= children
         ahead += children
-    return found - {key}
+    return found.difference(keys)
 
 
 def _of_asset(
-    instance: dg.DagsterInstance, key: dg.AssetKey, stream: StreamingAsset, kept: int, since_ms: int | None
+    instance: dg.DagsterInstance, key: dg.AssetKey, stream: Stream, kept: int, since_ms: int | None
 ) -> Iterator[Dependent]:
     for record in _newest(instance, key):
         materialization = record.asset_materialization
@@ -209,13 +207,15 @@ def _newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[dg.Event
         cursor = page.cursor
 
 
-def _read(materialization: dg.AssetMaterialization, stream: StreamingAsset) -> tuple[int | None, Basis, bool]:
+def _read(materialization: dg.AssetMaterialization, stream: Stream) -> tuple[int | None, Basis, bool]:
     recorded = {name: entry.value for name, entry in materialization.metadata.items()}
     batch_id = recorded.get(READ_BATCH_KEY)
     if isinstance(batch_id, int) and recorded.get(READ_JOB_KEY) == stream.job_id:
         return batch_id, Basis.RECORDED, recorded.get(READ_EXACTLY_KEY) is True
     # The catalog sensor makes the batch the data version of a stream's materializations.
-    noted = (materialization.tags or {}).get(f"{_INPUT_DATA_VERSION}{stream.key.to_user_string()}")
-    if noted is not None and noted.isdecimal():
-        return int(noted), Basis.DATA_VERSION, False
+    tags = materialization.tags or {}
+    noted = [tags.get(f"{_INPUT_DATA_VERSION}{key.to_user_string()}", "") for key in stream.keys]
+    batches = [int(batch_id) for batch_id in noted if batch_id.isdecimal()]
+    if batches:
+        return max(batches), Basis.DATA_VERSION, False
     return None, Basis.TIME, False

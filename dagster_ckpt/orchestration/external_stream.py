@@ -9,13 +9,11 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.job import JOB_ID_PATTERN
 from dagster_ckpt.lifecycle.launch import DriverLaunch
-from dagster_ckpt.options import CheckpointConfig, RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.options import CheckpointConfig, RestartStrategyConfiguration
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.driver_run import DriverRunConfig, run_driver
-from dagster_ckpt.orchestration.streaming_asset import STREAM_TAGS, StreamingAsset, describe_options
+from dagster_ckpt.orchestration.stream import STREAM_TAGS, StreamingAsset, StreamSpec
 
 RESOURCES = frozenset({"checkpoint_storage", "state_backend", "checkpoint_catalog"})
 
@@ -64,24 +62,13 @@ def external_streaming_asset(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
-    if isinstance(checkpointing, CheckpointSettings):
-        checkpointing = checkpointing.checkpoint_config()
-    if isinstance(restart_strategy, RestartSettings):
-        restart_strategy = restart_strategy.restart_strategy()
-    options = (checkpointing or CheckpointConfig()).options
-    restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None)
     key = dg.AssetKey([*([key_prefix] if isinstance(key_prefix, str) else key_prefix or []), name])
-    stable_id = job_id or ".".join(key.path)
-    if not JOB_ID_PATTERN.fullmatch(stable_id):
-        raise OptionError(
-            f"external_streaming_asset {name}: job_id {stable_id!r} cannot name a folder. Use letters, digits, "
-            "'_', '-' and '.', beginning with a letter or digit, 128 at most."
-        )
+    spec = StreamSpec.of(job_id or ".".join(key.path), checkpointing=checkpointing, restart_strategy=restart_strategy)
     described: dict[str, Any] = {
         "deps": deps,
         "group_name": group_name,
         "description": description,
-        "metadata": {"dagster_ckpt/job_id": stable_id, **describe_options(options, restart), **(metadata or {})},
+        "metadata": metadata,
         "tags": tags,
         "code_version": code_version,
         "owners": owners,
@@ -89,7 +76,7 @@ def external_streaming_asset(
     }
     if launch is None:
         outside = dg.AssetsDefinition(specs=[dg.AssetSpec(key, **described)])
-        return StreamingAsset(outside, stable_id, key, options, restart, start_job=None, runs_outside=True)
+        return StreamingAsset.of(outside, spec, runs_outside=True)
     holder: list[StreamingAsset] = []
 
     decorate: Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition] = dg.asset(
@@ -105,12 +92,5 @@ def external_streaming_asset(
     def launched(context: dg.AssetExecutionContext) -> Iterator[Any]:
         yield from run_driver(context, holder[0], launch)
 
-    start_job = dg.define_asset_job(
-        f"{name}_stream",
-        selection=dg.AssetSelection.assets(key),
-        description=f"Launch the driver of stream {stable_id}, or follow the one that lives, until it ends.",
-        executor_def=dg.in_process_executor,
-        tags={**STREAM_TAGS, "dagster_ckpt/job_id": stable_id},
-    )
-    holder.append(StreamingAsset(decorate(launched), stable_id, key, options, restart, start_job, runs_outside=True))
+    holder.append(StreamingAsset.of(decorate(launched), spec, runs_outside=True))
     return holder[0]

@@ -19,7 +19,7 @@ from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
 from dagster_ckpt.orchestration.operator_jobs import JOB_ID, RESOURCES, job_of_op, told_as_failure
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ class VerifyConfigSchema(dg.Config):
     fail_on_error: bool = Field(default=True, description="End the run as failed where an image cannot be restored.")
 
 
-def build_inspection_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinition]:
+def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     """The jobs that look at these streams' live directories and images.
 
     Returns:

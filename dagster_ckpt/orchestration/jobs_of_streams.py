@@ -12,7 +12,7 @@ from dagster_ckpt.orchestration.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream, StreamSpec
 from dagster_ckpt.storage import open_store
 
 
@@ -24,39 +24,58 @@ class StreamResources(Protocol):
     checkpoint_catalog: CheckpointCatalogResource
 
 
-def streaming_job(stream: StreamingAsset, resources: StreamResources | Any) -> StreamingJob:
+def streaming_job(stream: Stream, resources: StreamResources | Any) -> StreamingJob:
+    """Put the job of a stream together, as its operators see it."""
+    return open_job(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
+
+
+def open_job(
+    spec: StreamSpec,
+    resources: StreamResources | Any,
+    *,
+    name: str,
+    writes: str,
+    code_version: str | None,
+) -> StreamingJob:
     """Put a job together.
 
-    A storage set in the asset's `CheckpointConfig` wins over the deployment's resource, as in Flink, and takes from
+    A storage set in the stream's `CheckpointConfig` wins over the deployment's resource, as in Flink, and takes from
     it what it leaves unset.
+
+    Args:
+        spec: The streaming job.
+        resources: Where it keeps images, state and records.
+        name: Name of its query in Spark.
+        writes: The assets it writes, or its name outside assets.
+        code_version: Version of the code that describes the query.
     """
     deployment = resources.checkpoint_storage
-    configured = stream.options.storage
+    configured = spec.options.storage
     backend = resources.state_backend.backend()
     storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
     return StreamingJob(
-        job_id=stream.job_id,
-        name=stream.name,
-        asset_key=stream.key.to_user_string(),
+        job_id=spec.job_id,
+        name=name,
+        asset_key=writes,
         catalog=resources.checkpoint_catalog.catalog(),
-        store=open_store(storage, stream.job_id, transfer_threads=backend.transfer_threads),
-        options=stream.options,
-        restart=stream.restart,
+        store=open_store(storage, spec.job_id, transfer_threads=backend.transfer_threads),
+        options=spec.options,
+        restart=spec.restart,
         live_root=resources.state_backend.live_directory,
-        code_version=stream.asset.code_versions_by_key.get(stream.key),
+        code_version=code_version,
         backend=backend,
         executor_copy_bytes=deployment.executor_copy_bytes,
     )
 
 
-def find_stream(streams: Sequence[StreamingAsset], job_id: str) -> StreamingAsset:
-    """The stream of a job id, or of an asset key.
+def find_stream(streams: Sequence[Stream], job_id: str) -> Stream:
+    """The stream of a job id, or of the key of one of its assets.
 
     Raises:
         JobNotFoundError: No streaming asset of this code location has it.
     """
     for stream in streams:
-        if job_id in (stream.job_id, stream.key.to_user_string()):
+        if stream.is_called(job_id):
             return stream
     known = ", ".join(sorted(stream.job_id for stream in streams)) or "none"
     raise JobNotFoundError(

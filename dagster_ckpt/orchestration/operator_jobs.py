@@ -19,7 +19,7 @@ from dagster_ckpt.orchestration.image_report import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
 from dagster_ckpt.orchestration.rewind_report import downstream_metadata, preview_metadata
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.storage import Garbage
 
 RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}
@@ -129,7 +129,7 @@ def told_as_failure() -> Iterator[None]:
         ) from error
 
 
-def build_operator_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinition]:
+def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     """The jobs that operate these streams.
 
     Returns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import dagster as dg
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -10,13 +11,16 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.preflight import preflight
 from dagster_ckpt.orchestration._compat import capture_interrupts
+from dagster_ckpt.orchestration.run_refusals import StepContext
 from dagster_ckpt.spark import apply_state_backend
 
 
 def run_preflight(
-    context: dg.AssetExecutionContext,
+    context: StepContext,
     job: StreamingJob,
+    resources: Any,
     describe: Callable[[], DataStreamWriter],
+    *,
     interrupted: Callable[[], bool],
 ) -> None:
     """Try the code that is loaded; the stream, which may run, is left as it is.
@@ -25,7 +29,7 @@ def run_preflight(
         dagster.Failure: The code cannot go on from the state, so that whoever watches failed runs is told.
         CkptError: It could not be tried.
     """
-    apply_state_backend(context.resources.pyspark.spark_session, context.resources.state_backend.backend())
+    apply_state_backend(resources.pyspark.spark_session, resources.state_backend.backend())
     # Entered again because making a Spark session replaces the SIGINT handler.
     with capture_interrupts():
         result = preflight(job, describe, interrupted=interrupted, report=context.log.info)

@@ -26,7 +26,7 @@ from dagster_ckpt.orchestration.rewind_report import (
     fork_metadata,
     preview_metadata,
 )
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream
 
 
 class PreviewConfigSchema(dg.Config):
@@ -63,7 +63,7 @@ class CleanSinkConfigSchema(dg.Config):
     grace_hours: float = Field(default=24, ge=0, description="Younger files are kept.")
 
 
-def build_rewind_jobs(streams: Sequence[StreamingAsset]) -> list[dg.JobDefinition]:
+def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     """The jobs around going back.
 
     Returns:

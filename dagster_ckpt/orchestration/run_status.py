@@ -9,7 +9,7 @@ from dagster_ckpt.orchestration.tags import PARENT_RUN_ID_TAG, RESTART_OF_TAG, R
 from dagster_ckpt.orchestration.time_limit import has_time_limit
 
 
-def cancelled_by_a_person(context: dg.AssetExecutionContext) -> dg.DagsterRunStatus | None:
+def cancelled_by_a_person(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.DagsterRunStatus | None:
     """What Dagster says of a run that a person has terminated; None where nobody has, or a time limit may have."""
     run = context.instance.get_run_by_id(context.run.run_id)
     if run is None or has_time_limit(context.instance, context.run.tags):

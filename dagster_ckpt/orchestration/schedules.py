@@ -8,7 +8,7 @@ import pendulum
 
 from dagster_ckpt.options import Blackout, SavepointHistory, blackout_ends_at_ms
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream
 
 DEFAULT_HISTORY = SavepointHistory()
 
@@ -35,7 +35,7 @@ class PeriodicSavepoints:
 
 
 def build_savepoint_schedule(
-    stream: StreamingAsset,
+    stream: Stream,
     savepoint_job: dg.JobDefinition,
     *,
     cron_schedule: str,
@@ -87,7 +87,7 @@ def build_savepoint_schedule(
 
 
 def build_housekeeping_schedule(
-    streams: Sequence[StreamingAsset],
+    streams: Sequence[Stream],
     retention_job: dg.JobDefinition,
     *,
     cron_schedule: str = "0 * * * *",
@@ -123,7 +123,7 @@ def build_housekeeping_schedule(
 
 
 def build_verification_schedule(
-    streams: Sequence[StreamingAsset],
+    streams: Sequence[Stream],
     verification_job: dg.JobDefinition,
     *,
     cron_schedule: str = "30 4 * * *",

@@ -19,12 +19,12 @@ from dagster_ckpt.orchestration.schedules import (
     build_savepoint_schedule,
     build_verification_schedule,
 )
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 
 
 def stream_definitions(
-    *streams: StreamingAsset,
+    *streams: Stream,
     downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
     downstream_interval_seconds: int = 0,
     report_interval_seconds: int = REPORT_INTERVAL_S,
@@ -38,7 +38,7 @@ def stream_definitions(
     `checkpoint_catalog`.
 
     Args:
-        streams: The streaming assets.
+        streams: The streams: of `streaming_asset`, `streaming_multi_asset` or `declare_stream`.
         downstream: A job to start after new checkpoints.
         downstream_interval_seconds: Shortest time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported to Dagster in each interval of this length; 0
@@ -73,8 +73,9 @@ def stream_definitions(
         periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
         savepoint_job = operator_jobs["trigger_savepoint_job"]
         schedules.append(build_savepoint_schedule(by_job_id[job_id], savepoint_job, **vars(periodic)))
+    writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]
     return dg.Definitions(
-        assets=[stream.asset for stream in streams],
+        assets=[stream.asset for stream in writers],
         jobs=[
             *(stream.start_job for stream in streams if stream.start_job is not None),
             *operator_jobs.values(),
@@ -91,8 +92,8 @@ def stream_definitions(
                 report_interval_seconds=report_interval_seconds,
             ),
             build_supervisor_sensor(streams, retention_job, desired_state_jobs[ROLL_BACK_JOB]),
-            build_health_sensor(streams, settings=health, checks=health_checks),
+            build_health_sensor(writers, settings=health, checks=health_checks),
         ],
-        asset_checks=build_health_checks(streams, settings=health, checks=health_checks),
+        asset_checks=build_health_checks(writers, settings=health, checks=health_checks),
         schedules=schedules,
     )

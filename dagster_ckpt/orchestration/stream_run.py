@@ -6,9 +6,9 @@ never by the signal: a user's cancel, a time-out and a stopping server all look 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 from pyspark.sql import SparkSession
@@ -26,10 +26,13 @@ from dagster_ckpt.options import TerminalState
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt
 from dagster_ckpt.orchestration.checkpoint_settings import overridden
 from dagster_ckpt.orchestration.giving_up import tell_given_up
-from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
+from dagster_ckpt.orchestration.jobs_of_streams import open_job
 from dagster_ckpt.orchestration.preflight_run import run_preflight
+from dagster_ckpt.orchestration.run_config import StreamRunConfig
+from dagster_ckpt.orchestration.run_refusals import StepContext
 from dagster_ckpt.orchestration.run_status import cancelled_by_a_person, start_cause
 from dagster_ckpt.orchestration.run_watch import RunWatch
+from dagster_ckpt.orchestration.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.tags import (
     JOB_ID_TAG,
     PARENT_RUN_ID_TAG,
@@ -47,9 +50,6 @@ from dagster_ckpt.spark import (
     start_query,
 )
 
-if TYPE_CHECKING:
-    from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
-
 _STATES = {
     EndKind.FINISHED: TerminalState.FINISHED,
     EndKind.ENDED_BY_ITSELF: TerminalState.SUSPENDED,
@@ -58,12 +58,27 @@ _STATES = {
 
 
 def run_stream(
-    context: dg.AssetExecutionContext, stream: StreamingAsset, describe: Callable[[], DataStreamWriter]
-) -> Iterator[Any]:
-    """Run a streaming asset until it ends, is stopped, cancelled or interrupted.
+    context: StepContext,
+    spec: StreamSpec,
+    resources: Any,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    check: Callable[[StepContext], None],
+) -> Generator[Any, None, Outcome | None]:
+    """Run a stream until it ends, is stopped, cancelled or interrupted.
 
     Yields nothing: checkpoints are reported by the catalog sensor, and a stream that
     stops has not materialized once more.
+
+    Args:
+        context: The context of the op that runs it.
+        spec: The streaming job.
+        resources: Has `pyspark`, `checkpoint_storage`, `state_backend` and `checkpoint_catalog`.
+        describe: Describes the query.
+        check: Looks at the op and its run before anything starts, and refuses them with one of our errors.
+
+    Returns:
+        How the stream came to its end; None where the run only tried the code.
 
     Raises:
         dagster.Failure: The stream was cancelled or failed; never retried by Dagster, because
@@ -72,14 +87,16 @@ def run_stream(
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
     with capture_interrupts():
         # A run that was launched from the asset's page does not say yet whose it is.
-        context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: stream.job_id})
+        context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: spec.job_id})
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
         try:
-            job = streaming_job(_as_told(stream, context), context.resources)
-            if context.op_execution_context.op_config.get("preflight"):
-                run_preflight(context, job, describe, watch.should_stop)
-                return
-            outcome = _run(context, job, describe, watch)
+            check(context)
+            config = StreamRunConfig.told(context.op_execution_context.op_config)
+            job = _job_of_this_step(context, _as_told(spec, config), resources)
+            if config.preflight:
+                run_preflight(context, job, resources, describe, interrupted=watch.should_stop)
+                return None
+            outcome = _run(context, job, resources, describe, config=config, watch=watch)
         except CkptError as error:
             raise _failure(str(error), type(error).__name__) from error
         except dg.Failure:
@@ -89,22 +106,39 @@ def run_stream(
             raise _failure(f"The stream could not go on: {type(error).__name__}: {error}", "CRASHED") from error
         _settle(context, job, outcome, watch)
     yield from ()
+    return outcome
 
 
-def _as_told(stream: StreamingAsset, context: dg.AssetExecutionContext) -> StreamingAsset:
-    """The stream with the options that this run was given in place of the asset's."""
-    given = context.op_execution_context.op_config.get("checkpointing")
-    return replace(stream, options=overridden(stream.options, given)) if given else stream
+def _as_told(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
+    """The stream with the options that this run was given in place of its own."""
+    if config.checkpointing is None:
+        return spec
+    return replace(spec, options=overridden(spec.options, config.checkpointing.model_dump()))
+
+
+def _job_of_this_step(context: StepContext, spec: StreamSpec, resources: Any) -> StreamingJob:
+    step = context.op_execution_context
+    written = list(step.assets_def.specs) if step.has_assets_def else []
+    return open_job(
+        spec,
+        resources,
+        name=step.op_handle.name,
+        writes=asset_names([each.key for each in written]) or step.op_handle.name,
+        code_version=written[0].code_version if written else None,
+    )
 
 
 def _run(
-    context: dg.AssetExecutionContext,
+    context: StepContext,
     job: StreamingJob,
+    resources: Any,
     describe: Callable[[], DataStreamWriter],
+    *,
+    config: StreamRunConfig,
     watch: RunWatch,
 ) -> Outcome:
-    spark: SparkSession = context.resources.pyspark.spark_session
-    apply_state_backend(spark, context.resources.state_backend.backend())
+    spark: SparkSession = resources.pyspark.spark_session
+    apply_state_backend(spark, resources.state_backend.backend())
     jvm = jvm_process(spark)
 
     def start(live: LiveDirectory) -> SupervisedQuery:
@@ -119,7 +153,7 @@ def _run(
             RunRequest(
                 run_id=context.run.run_id,
                 start_query=start,
-                start_from=_start_from(context, job),
+                start_from=_start_from(context, job, config),
                 cause=start_cause(context.run.tags),
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
                 jvm_pid=jvm.pid if jvm else None,
@@ -132,19 +166,19 @@ def _run(
         )
 
 
-def _start_from(context: dg.AssetExecutionContext, job: StreamingJob) -> StartFrom:
+def _start_from(context: StepContext, job: StreamingJob, config: StreamRunConfig) -> StartFrom:
     """Where the launchpad says; a retry of a run that had started goes on from there, and rewinds nothing again."""
-    config, tags = context.op_execution_context.op_config, context.run.tags
+    tags = context.run.tags
     if RETRY_NUMBER_TAG in tags:
         before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
         if any(e.run_id in before and e.live_directory for e in job.catalog.executions.of_job(job.job_id)):
             context.log.info("this run is a retry of one that had started: it goes on from the latest state")
             return StartFrom()
     return StartFrom.parse(
-        config["start_from"],
-        new_query_id=config["new_query_id"],
-        accept_loss=config["accept_loss"],
-        claim_mode=config["claim_mode"],
+        config.start_from,
+        new_query_id=config.new_query_id,
+        accept_loss=config.accept_loss,
+        claim_mode=config.claim_mode,
     )
 
 
@@ -154,7 +188,7 @@ def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
     return run is None or run.is_finished
 
 
-def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome, watch: RunWatch) -> None:
+def _settle(context: StepContext, job: StreamingJob, outcome: Outcome, watch: RunWatch) -> None:
     """Apply retention where the end is certain, and end the step accordingly."""
     end = outcome.end
     if end.kind is EndKind.INTERRUPTED:
@@ -178,7 +212,7 @@ def _settle(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outco
             context.log.info(f"stopped with savepoint {outcome.savepoint.location}")
 
 
-def _end_interrupted(context: dg.AssetExecutionContext, job: StreamingJob, outcome: Outcome) -> None:
+def _end_interrupted(context: StepContext, job: StreamingJob, outcome: Outcome) -> None:
     cancelled = cancelled_by_a_person(context)
     if cancelled is not None:
         if cancelled is dg.DagsterRunStatus.CANCELING:
@@ -190,7 +224,7 @@ def _end_interrupted(context: dg.AssetExecutionContext, job: StreamingJob, outco
     raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
 
 
-def _retain(context: dg.AssetExecutionContext, job: StreamingJob, execution_id: str, state: TerminalState) -> None:
+def _retain(context: StepContext, job: StreamingJob, execution_id: str, state: TerminalState) -> None:
     report = apply_terminal_retention(job, execution_id, state)
     for sentence in report.sentences():
         context.log.info(sentence)

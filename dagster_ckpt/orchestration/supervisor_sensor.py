@@ -14,7 +14,7 @@ from dagster_ckpt.orchestration.desired_states import StepJobs, bring_to_desired
 from dagster_ckpt.orchestration.giving_up import tell_given_up
 from dagster_ckpt.orchestration.lost_runs import report_lost_runs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.streaming_asset import StreamingAsset
+from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, RETENTION_OF_TAG, START_REQUEST_TAG
 from dagster_ckpt.orchestration.time_limit import has_time_limit
 
@@ -26,7 +26,7 @@ _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINI
 
 
 def build_supervisor_sensor(
-    streams: Sequence[StreamingAsset],
+    streams: Sequence[Stream],
     retention_job: dg.JobDefinition,
     roll_back_job: dg.JobDefinition,
     *,
@@ -134,7 +134,7 @@ def recorded_end_outside(instance: dg.DagsterInstance, catalog: Catalog, executi
 
 
 def _starts(
-    instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, StreamingAsset], sentences: list[str]
+    instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, Stream], sentences: list[str]
 ) -> Iterator[dg.RunRequest]:
     for request in catalog.requests.starts_to_launch():
         stream = streams.get(request.job_id)
@@ -167,7 +167,7 @@ def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecor
     return f"run {runs[0].run_id} ended {runs[0].status.value} before it could start the stream; its log says why"
 
 
-def _start_run(stream: StreamingAsset, request: RequestRecord) -> dg.RunRequest:
+def _start_run(stream: Stream, request: RequestRecord) -> dg.RunRequest:
     assert stream.start_job is not None
     config = {
         "start_from": str(request.arguments.get("start_from", "latest")),
@@ -186,7 +186,7 @@ def _start_run(stream: StreamingAsset, request: RequestRecord) -> dg.RunRequest:
 def _reconciled(
     context: dg.SensorEvaluationContext,
     catalog: Catalog,
-    streams: dict[str, StreamingAsset],
+    streams: dict[str, Stream],
     retention_job: str,
     sentences: list[str],
 ) -> Iterator[dg.RunRequest]:
@@ -253,7 +253,7 @@ def _next_attempt(instance: dg.DagsterInstance, tag: str, value: str) -> int | N
     return len(attempts)
 
 
-def _restart(stream: StreamingAsset, execution: ExecutionRecord, attempts_before: int) -> dg.RunRequest:
+def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int) -> dg.RunRequest:
     assert stream.start_job is not None
     return dg.RunRequest(
         # A run that ended before it could begin an execution leaves the failure as it was: try once more.

@@ -1,0 +1,54 @@
+"""What one start of a stream can be told, in the launchpad or by the supervisor sensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.options import RecoveryClaimMode
+from dagster_ckpt.orchestration.checkpoint_settings import CheckpointOverrides
+
+
+class StreamRunConfig(dg.Config):
+    """What a start of a streaming asset can be told in the launchpad."""
+
+    start_from: str = Field(
+        default="latest",
+        description="latest: go on where the query stopped (live directory, else the newest image). "
+        "latest-checkpoint, latest-savepoint, preferred-savepoint, or the id, number (chk-7), label or location of "
+        "an image: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
+        "begin again.",
+    )
+    new_query_id: bool = Field(
+        default=False,
+        description="With a rewind: go on as a new query, so that sinks which remember query ids (Delta, Iceberg) "
+        "write the rewound batches once more instead of passing over them.",
+    )
+    accept_loss: bool = Field(
+        default=False,
+        description="Start also where a sink could lose rows by the rewind. Without it such a start is refused, and "
+        "the message says which sink and why.",
+    )
+    claim_mode: RecoveryClaimMode = Field(
+        default=RecoveryClaimMode.NO_CLAIM,
+        description="With a start from an image: NO_CLAIM leaves a savepoint to its owner, the stream never deletes "
+        "it. CLAIM makes it the stream's own, deleted like a checkpoint. Flink's LEGACY is not offered.",
+    )
+    checkpointing: CheckpointOverrides | None = Field(
+        default=None,
+        description="Checkpointing options for this run in place of the asset's, each by itself. A run that the "
+        "supervisor starts later has the asset's again.",
+    )
+    preflight: bool = Field(
+        default=False,
+        description="Start nothing: only try whether the code that is loaded can go on from the state, on a copy of it "
+        "and without output. The stream may run meanwhile.",
+    )
+
+    @classmethod
+    def told(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
+        """What the config of an op says; the op may have fields of its own beside these, or no config at all."""
+        return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})

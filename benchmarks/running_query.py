@@ -23,8 +23,9 @@ from benchmarks.live_directories import session
 ROWS_OF_A_BATCH = 100_000
 KEYS = 100_000
 PARTITIONS = 4
-BATCHES_OF_A_WINDOW = 8
-WARM_UP_BATCHES = 10
+# Short windows: what drifts (compilation, the heap, other work) is then the same in both of a pair.
+BATCHES_OF_A_WINDOW = 4
+WARM_UP_BATCHES = 16
 IMAGES_EVERY_S = 1.0
 RETAINED = 3
 
@@ -38,12 +39,14 @@ class Window:
         rows: Rows processed.
         wall_s: Seconds they took.
         cpu_s: CPU seconds of the JVM and of the driver's Python process.
+        python_s: Those of the Python process alone, which takes the images.
     """
 
     images: int
     rows: int
     wall_s: float
     cpu_s: float
+    python_s: float
 
 
 class _Imager:
@@ -101,7 +104,7 @@ def main(folder: Path, pairs: int) -> list[Window]:
             time.sleep(0.01)
 
     def window(first: int) -> Window:
-        taken, wall, cpu = imager.taken, time.monotonic(), _cpu_s(processes)
+        taken, wall, cpu, python = imager.taken, time.monotonic(), _cpu_s(processes), time.process_time()
         wait_for(first + BATCHES_OF_A_WINDOW - 1)
         # What has begun belongs to the window, and its image to the figure.
         return Window(
@@ -109,6 +112,7 @@ def main(folder: Path, pairs: int) -> list[Window]:
             BATCHES_OF_A_WINDOW * ROWS_OF_A_BATCH,
             time.monotonic() - wall,
             _cpu_s(processes) - cpu,
+            time.process_time() - python,
         )
 
     windows = []

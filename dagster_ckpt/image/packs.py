@@ -22,7 +22,7 @@ CHUNK_BYTES = 1024 * 1024
 # is used again.
 _TOGETHER_BYTES = 256 * 1024
 # Equal files of one image are stored once, as long as a table of so many digests can tell.
-_REMEMBERED_DIGESTS = 4_096
+_REMEMBERED_DIGESTS = 1_024
 
 # Below this a second thread costs more than it saves.
 BYTES_WORTH_A_THREAD = 16 * 1024 * 1024

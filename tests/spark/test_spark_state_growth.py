@@ -11,6 +11,7 @@ from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind
 from dagster_ckpt.options import FileSystemCheckpointStorage
 from dagster_ckpt.spark import staged_cut
+from dagster_ckpt.spark.state import growth
 from dagster_ckpt.storage import ImageStore, open_store
 
 PARTITIONS = 3
@@ -146,6 +147,15 @@ def test_only_what_is_new_is_read_and_written(query: Query, monkeypatch: pytest.
     assert [path for path in listed if path.startswith("state/")] == []
     state = [path for path in read if path.startswith("state/") and "_metadata" not in path]
     assert len(state) == PARTITIONS
+
+
+def test_new_state_that_is_much_for_memory_is_not_read_before_it_is_written(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "HELD_IN_MEMORY_BYTES", 0)
+    query.commit()
+    assert query.image(base=query.images[-1])
+    query.assert_last_is_whole()
 
 
 def another_query(query: Query) -> None:

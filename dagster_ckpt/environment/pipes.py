@@ -97,8 +97,9 @@ def pipes_report(
     teller.start()
     try:
         yield PipesReport(context)
-    except BaseException:
-        context.log.exception(f"{job_id}: ended by an error")
+    except BaseException as error:
+        # A traceback would not get there: only the message is sent.
+        context.log.error(f"{job_id}: ended by {type(error).__name__}: {error}")  # noqa: TRY400
         raise
     finally:
         is_over.set()

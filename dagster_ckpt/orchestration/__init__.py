@@ -14,6 +14,7 @@ from dagster_ckpt.orchestration.freshness import default_freshness
 from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.overview_job import build_overview_job
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -58,6 +59,7 @@ __all__ = [
     "build_housekeeping_schedule",
     "build_inspection_jobs",
     "build_operator_jobs",
+    "build_overview_job",
     "build_rewind_jobs",
     "build_savepoint_schedule",
     "build_supervisor_sensor",

@@ -12,6 +12,7 @@ from dagster_ckpt.orchestration.desired_state_jobs import ROLL_BACK_JOB, build_d
 from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.overview_job import build_overview_job
 from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.schedules import (
     PeriodicSavepoints,
@@ -82,6 +83,7 @@ def stream_definitions(
             *desired_state_jobs.values(),
             *build_rewind_jobs(streams),
             *inspection_jobs.values(),
+            build_overview_job(streams),
             *([downstream] if downstream is not None else []),
         ],
         sensors=[

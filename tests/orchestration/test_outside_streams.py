@@ -125,8 +125,11 @@ class Supervised:
         @dg.job(name="apply_retention_job")
         def retention() -> None: ...
 
+        @dg.job(name="roll_back_job")
+        def roll_back() -> None: ...
+
         self.instance, self.catalog, self._resource = instance, resource.catalog(), resource
-        self._sensor = build_supervisor_sensor([stream(launch)], retention)
+        self._sensor = build_supervisor_sensor([stream(launch)], retention, roll_back)
         self.later_ms = 0
         monkeypatch.setattr(
             "dagster_ckpt.orchestration.supervisor_sensor.wall_clock_ms", lambda: wall_clock_ms() + self.later_ms

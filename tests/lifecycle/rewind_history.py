@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from retention_shelf import JOB, Shelf
 
@@ -23,18 +24,26 @@ class History:
     def __init__(self, root: Path) -> None:
         self.shelf = Shelf.at(root)
         self.sink = root / "out put"
-        settings = {"conf": {"spark.sql.shuffle.partitions": "1"}}
         for batch in range(LAST + 1):
-            offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 1_000 * batch, **settings}
-            entries = [{"path": f"file:///in/{b}.json", "timestamp": 1, "batchId": b} for b in range(batch + 1)]
-            self._entry(self.shelf.live / "sources/0", batch, entries)
-            parts = [{"path": f"file://{root}/out%20put/part-{b}", "action": "add"} for b in range(batch + 1)]
-            self._entry(self.sink / "_spark_metadata", batch, parts)
-            self._write(self.sink / f"part-{batch}", "rows")
-            planned = "\n".join(["v1", json.dumps(offsets), json.dumps({"logOffset": batch})])
-            self._write(self.shelf.live / f"offsets/{batch}", planned)
-            self._write(self.shelf.live / f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+            self.commit(batch)
         self.sinks(f"FileSink[file:{self.sink}]", "ForeachBatchSink")
+
+    def commit(self, batch: int) -> None:
+        """Write what a batch writes, in the first live directory."""
+        offsets = {
+            "batchWatermarkMs": 0,
+            "batchTimestampMs": 1_000 * batch,
+            "conf": {"spark.sql.shuffle.partitions": "1"},
+        }
+        entries = [{"path": f"file:///in/{b}.json", "timestamp": 1, "batchId": b} for b in range(batch + 1)]
+        self._entry(self.shelf.live / "sources/0", batch, entries)
+        folder = quote(str(self.sink))
+        parts = [{"path": f"file://{folder}/part-{b}", "action": "add"} for b in range(batch + 1)]
+        self._entry(self.sink / "_spark_metadata", batch, parts)
+        self._write(self.sink / f"part-{batch}", "rows")
+        planned = "\n".join(["v1", json.dumps(offsets), json.dumps({"logOffset": batch})])
+        self._write(self.shelf.live / f"offsets/{batch}", planned)
+        self._write(self.shelf.live / f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
 
     def sinks(self, *sinks: str) -> None:
         """What the query reports to write to."""

@@ -1,0 +1,158 @@
+"""An upgrade that did not work is rolled back: state and sinks go back to the image from before, whatever happens."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from executioner import Executioner, Killed
+from retention_shelf import JOB, Shelf
+from rewind_history import LAST, History
+
+from dagster_ckpt.catalog import DesiredRecord, ImageRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.errors import LeaseHeldError, RequestFailedError
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.evidence import this_holder
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.preflight import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention, subsume
+from dagster_ckpt.lifecycle.roll_back import roll_back
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState, UpgradeMode
+
+WRONG = LAST + 2
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path)
+    yield history
+    history.close()
+
+
+def upgrade_in(job: StreamingJob, phase: UpgradePhase, image_id: str | None) -> None:
+    row = job.catalog.desired_states.ensure(JOB, origin="a test")
+    upgrade = UpgradeRecord(phase, "1", "2", UpgradeMode.SAVEPOINT, 1, "no batch in time", image_id=image_id)
+    assert job.catalog.desired_states.advance(row, upgrade=upgrade, alert=None, request_id=None)
+
+
+def failed_upgrade(history: History) -> ImageRecord:
+    """A savepoint at the last batch, and two batches of the new code after it."""
+    savepoint = operations.trigger_savepoint(history.shelf.job, operations.Operator("a test"), label="before")
+    for batch in range(LAST + 1, WRONG + 1):
+        history.commit(batch)
+    upgrade_in(history.shelf.job, UpgradePhase.RESTORING, savepoint.image_id)
+    assert (history.batch, history.sink_batch) == (WRONG, WRONG)
+    return savepoint
+
+
+def row(history: History) -> DesiredRecord:
+    return history.shelf.job.catalog.desired_states.all()[JOB]
+
+
+def test_state_and_sinks_go_back_to_where_the_old_code_had_stopped(history: History) -> None:
+    failed_upgrade(history)
+    query_id = history.query_id
+
+    after = roll_back(history.shelf.job, run_id="a run")
+
+    assert (history.batch, history.sink_batch, history.query_id) == (LAST, LAST, query_id)
+    assert after.phase is UpgradePhase.ROLLED_BACK
+    assert row(history).upgrade == after
+    assert after.reason == "rolled back to savepoint before at batch 8, because: no batch in time"
+    assert (row(history).alert or "").startswith("code version 2: rolled back")
+    assert not operations.is_running(history.shelf.job)
+
+
+def test_killed_anywhere_it_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = 0
+    killed = True
+    while killed:
+        (tmp_path / str(step)).mkdir()
+        history = History(tmp_path / str(step))
+        failed_upgrade(history)
+        with monkeypatch.context() as patch:
+            Executioner(patch, step)
+            try:
+                roll_back(history.shelf.job, run_id="a run")
+                killed = False
+            except Killed:
+                step += 1
+        if killed:
+            assert row(history).upgrade is not None
+            assert roll_back(history.shelf.job, run_id="another run").phase is UpgradePhase.ROLLED_BACK
+        assert (history.batch, history.sink_batch) == (LAST, LAST), f"killed at step {step}"
+        history.close()
+    assert step > 3
+
+
+def test_where_the_image_is_gone_a_person_has_to_say_what_follows(history: History) -> None:
+    savepoint = failed_upgrade(history)
+    shutil.rmtree((savepoint.location or "").removeprefix("file://"))
+
+    after = roll_back(history.shelf.job, run_id="a run")
+
+    assert after.phase is UpgradePhase.ROLLBACK_FAILED
+    assert "cannot be rolled back" in (row(history).alert or "")
+    assert (history.batch, history.sink_batch) == (WRONG, WRONG)
+
+
+def test_where_a_sink_could_lose_rows_nothing_is_changed(history: History) -> None:
+    failed_upgrade(history)
+    history.sinks("DeltaSink[/no/such/table]")
+
+    after = roll_back(history.shelf.job, run_id="a run")
+
+    assert after.phase is UpgradePhase.ROLLBACK_FAILED
+    assert "DeltaSink" in after.reason
+    assert (history.batch, history.sink_batch) == (WRONG, WRONG)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in UpgradePhase if phase is not UpgradePhase.RESTORING])
+def test_only_an_upgrade_that_waits_for_it_is_rolled_back(history: History, phase: UpgradePhase) -> None:
+    upgrade_in(history.shelf.job, phase, "an image")
+    with pytest.raises(RequestFailedError, match="No upgrade of job 'orders' waits to be rolled back"):
+        roll_back(history.shelf.job, run_id="a run")
+
+
+def test_a_job_that_runs_is_not_rolled_back(history: History) -> None:
+    failed_upgrade(history)
+    history.shelf.job.catalog.leases.acquire(JOB, this_holder("an execution", "a run", None), 60_000)
+    with pytest.raises(LeaseHeldError):
+        roll_back(history.shelf.job, run_id="another run")
+    assert (history.batch, history.sink_batch) == (WRONG, WRONG)
+
+
+class TestTheImageOfAnUpgrade:
+    """It is kept until the upgrade is over: without it there is no way back."""
+
+    def test_is_not_deleted_with_the_others_when_the_new_code_fails(self, tmp_path: Path) -> None:
+        shelf = Shelf.at(tmp_path).cleaning_up(ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS)
+        kept, other = shelf.checkpoint(), shelf.checkpoint()
+        upgrade_in(shelf.job, UpgradePhase.UPGRADING, kept.image_id)
+
+        apply_terminal_retention(shelf.job, "first", TerminalState.FAILED)
+
+        left = {image.image_id for image in shelf.job.catalog.images.completed(JOB)}
+        assert left == {kept.image_id}
+        assert other.image_id not in left
+
+    @pytest.mark.parametrize(("phase", "is_kept"), [(UpgradePhase.UPGRADING, True), (UpgradePhase.STABLE, False)])
+    def test_makes_no_room_for_others_until_it_is_over(
+        self, tmp_path: Path, phase: UpgradePhase, is_kept: bool
+    ) -> None:
+        shelf = Shelf.at(tmp_path, num_retained=1)
+        kept = shelf.checkpoint()
+        shelf.checkpoint()
+        upgrade_in(shelf.job, phase, kept.image_id)
+        assert (kept.image_id in {image.image_id for image in subsume(shelf.job)}) is not is_kept
+
+
+def test_copies_that_a_killed_preflight_left_are_removed_once_nobody_can_use_them(history: History) -> None:
+    folder = Path(history.shelf.job.live_root) / SCRATCH_FOLDER / JOB
+    now_ms = 10 * LEFT_AFTER_MS
+    for name in (f"{now_ms - LEFT_AFTER_MS - 1}-old", f"{now_ms - LEFT_AFTER_MS}-young", "unknown"):
+        (folder / name / "state").mkdir(parents=True)
+    remove_leftovers(history.shelf.job, now_ms=now_ms)
+    assert {path.name for path in folder.iterdir()} == {f"{now_ms - LEFT_AFTER_MS}-young", "unknown"}

@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt.catalog import PreflightRecord
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.preflight import preflight
 from dagster_ckpt.orchestration._compat import capture_interrupts
@@ -22,17 +23,24 @@ def run_preflight(
     describe: Callable[[], DataStreamWriter],
     *,
     interrupted: Callable[[], bool],
-) -> None:
+) -> PreflightRecord:
     """Try the code that is loaded; the stream, which may run, is left as it is.
 
     Raises:
-        dagster.Failure: The code cannot go on from the state, so that whoever watches failed runs is told.
         CkptError: It could not be tried.
     """
     apply_state_backend(resources.pyspark.spark_session, resources.state_backend.backend())
     # Entered again because making a Spark session replaces the SIGINT handler.
     with capture_interrupts():
-        result = preflight(job, describe, interrupted=interrupted, report=context.log.info)
+        return preflight(job, describe, interrupted=interrupted, report=context.log.info)
+
+
+def tell_preflight(context: StepContext, job: StreamingJob, result: PreflightRecord) -> None:
+    """End the step as the preflight did.
+
+    Raises:
+        dagster.Failure: The code cannot go on from the state, so that whoever watches failed runs is told.
+    """
     if not result.passed:
         raise dg.Failure(
             f"Code version {result.code_version} cannot go on from the state of {job.job_id}: {result.reason}. "

@@ -27,7 +27,7 @@ from dagster_ckpt.orchestration._compat import capture_interrupts, check_capture
 from dagster_ckpt.orchestration.checkpoint_settings import overridden
 from dagster_ckpt.orchestration.giving_up import tell_given_up
 from dagster_ckpt.orchestration.jobs_of_streams import open_job
-from dagster_ckpt.orchestration.preflight_run import run_preflight
+from dagster_ckpt.orchestration.preflight_run import run_preflight, tell_preflight
 from dagster_ckpt.orchestration.run_config import StreamRunConfig
 from dagster_ckpt.orchestration.run_refusals import StepContext
 from dagster_ckpt.orchestration.run_status import cancelled_by_a_person, start_cause
@@ -94,16 +94,17 @@ def run_stream(
             config = StreamRunConfig.told(context.op_execution_context.op_config)
             job = _job_of_this_step(context, _as_told(spec, config), resources)
             if config.preflight:
-                run_preflight(context, job, resources, describe, interrupted=watch.should_stop)
-                return None
-            outcome = _run(context, job, resources, describe, config=config, watch=watch)
+                tried = run_preflight(context, job, resources, describe, interrupted=watch.should_stop)
+            else:
+                outcome = _run(context, job, resources, describe, config=config, watch=watch)
         except CkptError as error:
             raise _failure(str(error), type(error).__name__) from error
-        except dg.Failure:
-            raise
         except Exception as error:
             # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
             raise _failure(f"The stream could not go on: {type(error).__name__}: {error}", "CRASHED") from error
+        if config.preflight:
+            tell_preflight(context, job, tried)
+            return None
         _settle(context, job, outcome, watch)
     yield from ()
     return outcome

@@ -17,7 +17,7 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import HOST, begin_execution, take_image
 
-from dagster_ckpt.catalog import Catalog, EventType, LeaseRecord, StartCause
+from dagster_ckpt.catalog import Catalog, EventType, LeaseRecord, PreflightRecord, StartCause
 from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest
 from dagster_ckpt.lifecycle.job import StreamingJob
@@ -29,6 +29,7 @@ from dagster_ckpt.orchestration import (
     CheckpointStorageResource,
     StateBackendResource,
     StreamingAsset,
+    preflight_run,
     stream_definitions,
     stream_run,
 )
@@ -76,6 +77,7 @@ class Stage:
         start_from: str = "latest",
         raise_on_error: bool = False,
         checkpointing: Any = None,
+        preflight: bool = False,
         **tags: str,
     ) -> tuple[dg.DagsterRun, Any]:
         """The run as it is recorded in the end, and the failure of its step, if it failed."""
@@ -91,7 +93,13 @@ class Stage:
 
         self._monkeypatch.setattr(stream_run, "run_job", run_job)
         result = self.job.execute_in_process(
-            {"ops": {"orders": {"config": {"start_from": start_from, "checkpointing": checkpointing}}}},
+            {
+                "ops": {
+                    "orders": {
+                        "config": {"start_from": start_from, "checkpointing": checkpointing, "preflight": preflight}
+                    }
+                }
+            },
             instance=self.instance,
             raise_on_error=raise_on_error,
             tags={name.replace("__", "/"): value for name, value in tags.items()},
@@ -353,3 +361,21 @@ class TestRequest:
         lease = LeaseRecord("orders", "e", holder.run_id, 1, "here", 1, 1, "b", None, None, 0, 0, 0, False)
 
         assert self.requested(stage).holder_is_over(lease) is over
+
+
+@pytest.mark.parametrize(("passed", "status"), [(True, DagsterRunStatus.SUCCESS), (False, DagsterRunStatus.FAILURE)])
+def test_a_run_that_only_tries_the_code_starts_nothing_and_ends_as_the_trial_did(
+    stage: Stage, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, passed: bool, status: DagsterRunStatus
+) -> None:
+    def tried(job: StreamingJob, *_: Any, **__: Any) -> PreflightRecord:
+        return PreflightRecord("2", passed, f"{job.job_id} has another key", 7, 1)
+
+    monkeypatch.setattr(preflight_run, "preflight", tried)
+    monkeypatch.setattr(preflight_run, "apply_state_backend", lambda _spark, _backend: None)
+
+    run, failure = stage.run(ends(EndKind.FINISHED), preflight=True)
+
+    assert (run.status, stage.request, stage.retained) == (status, None, [])
+    assert (
+        passed or "Code version 2 cannot go on from the state of orders: orders has another key" in failure.description
+    )

@@ -15,10 +15,12 @@ import dagster as dg
 from dagster._check import CheckError
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._utils.interrupts import capture_interrupts, check_captured_interrupt
 
 __all__ = [
     "BaseAssetGraph",
+    "DagsterExecutionInterruptedError",
     "LatestEvaluation",
     "UnresolvedAssetJobDefinition",
     "asset_graph_of",

@@ -23,7 +23,11 @@ from dagster_ckpt.lifecycle.retention import apply_terminal_retention
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import TerminalState
-from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt
+from dagster_ckpt.orchestration._compat import (
+    DagsterExecutionInterruptedError,
+    capture_interrupts,
+    check_captured_interrupt,
+)
 from dagster_ckpt.orchestration.checkpoint_settings import overridden
 from dagster_ckpt.orchestration.giving_up import tell_given_up
 from dagster_ckpt.orchestration.jobs_of_streams import open_job
@@ -86,27 +90,46 @@ def run_stream(
     """
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
     with capture_interrupts():
-        # A run that was launched from the asset's page does not say yet whose it is.
-        context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: spec.job_id})
-        watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
         try:
-            check(context)
-            config = StreamRunConfig.told(context.op_execution_context.op_config)
-            job = _job_of_this_step(context, _as_told(spec, config), resources)
-            if config.preflight:
-                tried = run_preflight(context, job, resources, describe, interrupted=watch.should_stop)
-            else:
-                outcome = _run(context, job, resources, describe, config=config, watch=watch)
-        except CkptError as error:
-            raise _failure(str(error), type(error).__name__) from error
-        except Exception as error:
-            # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
-            raise _failure(f"The stream could not go on: {type(error).__name__}: {error}", "CRASHED") from error
-        if config.preflight:
-            tell_preflight(context, job, tried)
-            return None
-        _settle(context, job, outcome, watch)
+            outcome = _run_to_its_end(context, spec, resources, describe, check)
+        except dg.Failure as failure:
+            run = context.instance.get_run_by_id(context.run.run_id)
+            if run is not None and run.is_finished:
+                # Dagster would record this failure over the end that it has recorded: a run that was forced to be
+                # CANCELED would become a FAILURE. An interrupted run stays what it is.
+                raise DagsterExecutionInterruptedError(failure.description) from failure
+            raise
     yield from ()
+    return outcome
+
+
+def _run_to_its_end(
+    context: StepContext,
+    spec: StreamSpec,
+    resources: Any,
+    describe: Callable[[], DataStreamWriter],
+    check: Callable[[StepContext], None],
+) -> Outcome | None:
+    # A run that was launched from the asset's page does not say yet whose it is.
+    context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: spec.job_id})
+    watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
+    try:
+        check(context)
+        config = StreamRunConfig.told(context.op_execution_context.op_config)
+        job = _job_of_this_step(context, _as_told(spec, config), resources)
+        if config.preflight:
+            tried = run_preflight(context, job, resources, describe, interrupted=watch.should_stop)
+        else:
+            outcome = _run(context, job, resources, describe, config=config, watch=watch)
+    except CkptError as error:
+        raise _failure(str(error), type(error).__name__) from error
+    except Exception as error:
+        # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
+        raise _failure(f"The stream could not go on: {type(error).__name__}: {error}", "CRASHED") from error
+    if config.preflight:
+        tell_preflight(context, job, tried)
+        return None
+    _settle(context, job, outcome, watch)
     return outcome
 
 

@@ -297,6 +297,10 @@ class TestInterrupts:
         stage.run(life, dagster__max_runtime=max_runtime)
 
         assert answers == [False, cancelled]
+        run = stage.instance.get_run_by_id(stage.request.run_id)
+        assert run is not None
+        # Also one that was forced to it while its process went on.
+        assert run.status is DagsterRunStatus.CANCELED
         # What was forced to its end is cleaned up after by the supervisor sensor.
         assert stage.retained == ([(EXECUTION, TerminalState.CANCELED)] if cancelled and not forced else [])
 

@@ -6,9 +6,10 @@ from benchmarks.sections.local import LOCAL
 from benchmarks.sections.memory import MEMORY
 from benchmarks.sections.running import RUNNING
 from benchmarks.sections.s3 import S3
+from benchmarks.sections.sensors import SENSORS
 from benchmarks.sections.settings import SETTINGS
 from benchmarks.sections.slopes import SLOPES
 
-SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES, SETTINGS)
+SECTIONS: tuple[Section, ...] = (LOCAL, S3, FLINK_SECTION, RUNNING, MEMORY, SLOPES, SETTINGS, SENSORS)
 
 __all__ = ["SECTIONS"]

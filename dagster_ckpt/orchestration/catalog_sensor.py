@@ -137,7 +137,9 @@ def _reports(
         return []
     jobs = sorted({event.job_id for event in events})
     before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
-    remembered = [event for known in before.values() for event in known]
+    # What was before is looked at again where an execution ends: was its last checkpoint reported?
+    ended = {event.job_id for event in events if event.type is EventType.EXECUTION_ENDED}
+    remembered = [event for job_id in ended for event in before[job_id]]
     images = catalog.images.by_id([event.image_id for event in (*events, *remembered) if event.image_id])
     told = list(events_to_tell(events, before, images, interval_ms=interval_ms))
     told_of: dict[dg.AssetKey, list[Told]] = {}

@@ -1,0 +1,180 @@
+"""Many streams that run for long: a catalog and a Dagster instance as they are after a while, and their sensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from dagster_ckpt.catalog import Catalog, EventType, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.tables import event_counter, events, executions, images, jobs
+from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.options import CheckpointConfig
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    StreamingAsset,
+    build_catalog_sensor,
+    build_health_sensor,
+    build_operator_jobs,
+    build_supervisor_sensor,
+    streaming_asset,
+)
+
+MINUTE_MS = 60_000
+# What nearly every checkpoint is: completed, and by now subsumed.
+_RETAINED = 3
+
+
+@dataclass
+class Crowd:
+    """Streams with a past.
+
+    Attributes:
+        streams: Their assets.
+        catalog: The catalog.
+        instance: A Dagster instance on SQLite.
+        rows: Rows in the catalog.
+        sequence: The last event before `fresh` ones.
+        fresh: Checkpoints that no sensor has seen.
+    """
+
+    streams: list[StreamingAsset]
+    catalog: Catalog
+    instance: dg.DagsterInstance
+    resource: CheckpointCatalogResource
+    rows: int
+    sequence: int
+    fresh: int
+
+    def sensors(self) -> dict[str, dg.SensorDefinition]:
+        """The sensors of a code location with all these streams."""
+        retention = next(job for job in build_operator_jobs(self.streams) if job.name == "apply_retention_job")
+        return {
+            "catalog": build_catalog_sensor(self.streams),
+            "supervisor": build_supervisor_sensor(self.streams, retention),
+            "health": build_health_sensor(self.streams),
+        }
+
+    def tick(self, sensor: dg.SensorDefinition, cursor: str | None) -> Any:
+        """Evaluate a sensor as the daemon does; nothing is stored."""
+        context = dg.build_sensor_context(self.instance, cursor=cursor, resources={"checkpoint_catalog": self.resource})
+        return sensor.evaluate_tick(context)
+
+    def beat(self) -> None:
+        """Let all streams give a sign of life, as they do every two seconds."""
+        with self.catalog.database.writing() as connection:
+            connection.execute(executions.update().values(heartbeat_at_ms=wall_clock_ms()))
+
+    def store(self, result: Any) -> None:
+        """Store what a tick reports."""
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+
+
+def crowd(folder: Path, *, streams: int, images_each: int, fresh: int) -> Crowd:
+    """Make streams that all run, each with checkpoints once a minute up to now.
+
+    Args:
+        folder: An empty folder.
+        streams: How many.
+        images_each: Checkpoints of each, older than what a sensor has seen last.
+        fresh: Checkpoints of as many streams that no sensor has seen.
+    """
+    url = f"sqlite:///{folder / 'catalog.db'}"
+    catalog = Catalog(url)
+    (folder / "dagster").mkdir()
+    instance = dg.DagsterInstance.local_temp(str(folder / "dagster"))
+    assets = [_stream(f"stream_{number:04}") for number in range(streams)]
+    now_ms = wall_clock_ms()
+    _jobs(catalog, instance, assets, now_ms)
+    began_ms = now_ms - (images_each + 1) * MINUTE_MS
+    sequence = 0
+    for number in range(images_each):
+        sequence = _checkpoints(
+            catalog,
+            [stream.job_id for stream in assets],
+            number,
+            sequence,
+            at_ms=began_ms + number * MINUTE_MS,
+            deleted=number < images_each - _RETAINED,
+        )
+    _checkpoints(catalog, [s.job_id for s in assets[:fresh]], images_each, sequence, at_ms=now_ms, deleted=False)
+    rows = 2 * streams + images_each * streams + sequence + 2 * fresh
+    return Crowd(assets, catalog, instance, CheckpointCatalogResource(url=url), rows, sequence, fresh)
+
+
+def _stream(name: str) -> StreamingAsset:
+    @streaming_asset(name=name, checkpointing=CheckpointConfig(interval=MINUTE_MS))
+    def stream(context: Any) -> Any: ...
+
+    return stream
+
+
+def _jobs(catalog: Catalog, instance: dg.DagsterInstance, streams: list[StreamingAsset], now_ms: int) -> None:
+    runs = [
+        instance.add_run(dg.DagsterRun(stream.start_job.name, status=dg.DagsterRunStatus.STARTED)) for stream in streams
+    ]
+    with catalog.database.writing() as connection:
+        connection.execute(
+            jobs.insert(),
+            [
+                {
+                    "job_id": stream.job_id, "name": stream.job_id, "asset_key": stream.job_id, "options": "{}",
+                    "live_generation": 1, "timeline": 0, "next_number": 1, "created_at_ms": 1, "updated_at_ms": 1,
+                }
+                for stream in streams
+            ],
+        )  # fmt: skip
+        connection.execute(
+            executions.insert(),
+            [
+                {
+                    "execution_id": f"execution-{stream.job_id}", "job_id": stream.job_id, "ordinal": 1,
+                    "run_id": run.run_id, "cause": "MANUAL", "status": "RUNNING", "settled": False, "host": "host",
+                    "pid": 1, "started_at_ms": 1, "heartbeat_at_ms": now_ms, "progress": '{"batch_id":7,"sources":[]}',
+                    "recovery": "{}",
+                }
+                for stream, run in zip(streams, runs, strict=True)
+            ],
+        )  # fmt: skip
+
+
+def _checkpoints(catalog: Catalog, job_ids: list[str], number: int, sequence: int, *, at_ms: int, deleted: bool) -> int:
+    """One checkpoint of each of these jobs, with its events; returns the last sequence."""
+    taken = [f"{job_id}-{number}" for job_id in job_ids]
+    status = ImageStatus.DELETED if deleted else ImageStatus.COMPLETED
+    told = [EventType.CHECKPOINT_COMPLETED, *([EventType.IMAGE_DELETED] if deleted else [])]
+    with catalog.database.writing() as connection:
+        connection.execute(
+            images.insert(),
+            [
+                {
+                    "image_id": image_id, "job_id": job_id, "kind": "CHECKPOINT", "number": number + 1,
+                    "status": status.value, "trigger": ImageTrigger.PERIODIC.value, "timeline": 0,
+                    "location": f"file:///images/{job_id}/chk-{number + 1}", "batch_id": number, "full_bytes": 10**9,
+                    "incremental_bytes": 10**6, "rows": 1000, "state_rows": 10**6, "duration_ms": 300,
+                    "properties": "{}", "created_at_ms": at_ms - 300, "completed_at_ms": at_ms,
+                }
+                for image_id, job_id in zip(taken, job_ids, strict=True)
+            ],
+        )  # fmt: skip
+        rows = list(_events(taken, job_ids, told, sequence, at_ms))
+        connection.execute(events.insert(), rows)
+        last = sequence + len(rows)
+        connection.execute(event_counter.update().values(last_sequence=last))
+    return last
+
+
+def _events(
+    taken: list[str], job_ids: list[str], told: list[EventType], sequence: int, at_ms: int
+) -> Iterator[dict[str, Any]]:
+    for image_id, job_id in zip(taken, job_ids, strict=True):
+        for kind in told:
+            sequence += 1
+            yield {
+                "sequence": sequence, "job_id": job_id, "type": kind.value, "image_id": image_id,
+                "payload": '{"batch_id":7}', "at_ms": at_ms,
+            }  # fmt: skip

@@ -1,0 +1,179 @@
+"""What the sensors cost: the time of a tick with many streams, and the bytes that Dagster keeps of what they report."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from benchmarks.bench import Bench, Findings, Section
+from benchmarks.crowd import Crowd, crowd
+from benchmarks.measuring import Sample, timed, tree_size
+from benchmarks.results import Table, Target, at_most
+from dagster_ckpt.catalog import EventRecord, EventType, ImageTally
+from dagster_ckpt.orchestration.catalog_sensor import EVENTS_PER_TICK, SensorCursor
+from dagster_ckpt.orchestration.health_checks import STREAMS_PER_TICK
+from dagster_ckpt.orchestration.image_report import failure_observation, materialization
+
+STREAMS = 1000
+IMAGES_EACH = 35
+# Of 1,000 streams with a checkpoint a minute, so many complete between two ticks of five seconds.
+FRESH = 84
+TICK_MS = 100
+REPORTED = 300
+DAY_S = 24 * 3600
+REPORTS_A_DAY = DAY_S // 60
+CHECKPOINT_EVERY_S = (1, 10, 60)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A kind of tick.
+
+    Attributes:
+        what: In words.
+        cursor: Where the sensor stands.
+    """
+
+    what: str
+    sensor: str
+    cursor: str | None
+
+
+def _measure(bench: Bench) -> Findings:
+    many = crowd(bench.repetition(0), streams=STREAMS, images_each=IMAGES_EACH, fresh=FRESH)
+    sensors = many.sensors()
+    _settle_in(many, sensors)
+    latest = many.catalog.events.latest_sequence()
+    kinds = [
+        Tick("catalog sensor, nothing new", "catalog", str(SensorCursor(latest))),
+        Tick(f"catalog sensor, {FRESH} new checkpoints", "catalog", str(SensorCursor(many.sequence))),
+        Tick(f"supervisor sensor, {STREAMS} running streams", "supervisor", None),
+        Tick(f"health sensor, {STREAMS_PER_TICK} streams in turn", "health", "0"),
+    ]
+    ticks = {kind: _ticks(many, sensors[kind.sensor], kind.cursor, 3 * bench.repetitions) for kind in kinds}
+    kept = _bytes_of_events(bench.repetition(1), many)
+    return Findings(
+        tables=(_tick_table(ticks, many.rows), _byte_table(kept)), targets=tuple(_targets(ticks, kept)), versions={}
+    )
+
+
+def _settle_in(many: Crowd, sensors: dict[str, dg.SensorDefinition]) -> None:
+    """Let the assets have what they would have: a report of each stream, and evaluations of the first."""
+    images = many.catalog.images.newest_of([stream.job_id for stream in many.streams])
+    for stream in many.streams:
+        image = images[stream.job_id]
+        event = EventRecord(
+            1, stream.job_id, EventType.CHECKPOINT_COMPLETED, image.image_id, None, {}, image.completed_at_ms or 0
+        )
+        many.instance.report_runless_asset_event(materialization(stream.key, event, image, None))
+    many.store(many.tick(sensors["health"], "0"))
+
+
+def _ticks(many: Crowd, sensor: dg.SensorDefinition, cursor: str | None, times: int) -> list[Sample]:
+    many.beat()
+    many.tick(sensor, cursor)
+    return [timed(lambda: many.tick(sensor, cursor)) for _ in range(times)]
+
+
+def _bytes_of_events(folder: Path, many: Crowd) -> dict[str, float]:
+    """Bytes that a Dagster instance on SQLite grows by with one event of each kind."""
+    stream = many.streams[0]
+    image = many.catalog.images.newest_of([stream.job_id])[stream.job_id]
+    tally = ImageTally(60, 60_000, 60_000_000)
+    event = EventRecord(1, stream.job_id, EventType.CHECKPOINT_COMPLETED, image.image_id, None, {}, 1)
+    failed = replace(event, type=EventType.CHECKPOINT_FAILED, payload={"reason": "IO_EXCEPTION: the disk is full"})
+    [check, *_] = many.tick(many.sensors()["health"], str(STREAMS_PER_TICK)).asset_events
+    kinds: dict[str, Callable[[int], Any]] = {
+        "checkpoint": lambda n: materialization(stream.key, replace(event, sequence=n), image, tally),
+        "failed checkpoint": lambda n: failure_observation(stream.key, replace(failed, sequence=n)),
+        "health check": lambda _: check,
+    }
+    return {
+        name: _grows_by(folder / name.replace(" ", "-"), map(make, range(REPORTED))) for name, make in kinds.items()
+    }
+
+
+def _grows_by(folder: Path, reports: Iterable[Any]) -> float:
+    folder.mkdir(parents=True)
+    with dg.DagsterInstance.local_temp(str(folder)) as instance:
+        before = tree_size(folder).bytes
+        for report in reports:
+            instance.report_runless_asset_event(report)
+        return (tree_size(folder).bytes - before) / REPORTED
+
+
+def _tick_table(ticks: dict[Tick, list[Sample]], rows: int) -> Table:
+    return Table(
+        title="A tick",
+        headings=("", "median ms", "min ms", "CPU ms"),
+        rows=tuple(
+            (
+                kind.what,
+                f"{_median_ms(samples):.1f}",
+                f"{min(sample.wall_s for sample in samples) * 1000:.1f}",
+                f"{statistics.median(sample.cpu_s for sample in samples) * 1000:.1f}",
+            )
+            for kind, samples in ticks.items()
+        ),
+        note=f"The catalog has {rows:,} rows. A tick takes at most {EVENTS_PER_TICK} events; more come with the next.",
+    )
+
+
+def _byte_table(kept: dict[str, float]) -> Table:
+    checkpoint, failed, check = kept["checkpoint"], kept["failed checkpoint"], kept["health check"]
+    rows = [
+        (
+            f"a checkpoint every {every_s} s",
+            f"{DAY_S // every_s:,}",
+            _mb(DAY_S / every_s * checkpoint),
+            f"{min(REPORTS_A_DAY, DAY_S // every_s):,}",
+            _mb(min(REPORTS_A_DAY, DAY_S / every_s) * checkpoint),
+        )
+        for every_s in CHECKPOINT_EVERY_S
+    ]
+    rows.append(
+        ("failures every second", f"{DAY_S:,}", _mb(DAY_S * failed), f"{REPORTS_A_DAY:,}", _mb(REPORTS_A_DAY * failed))
+    )
+    looks = DAY_S // 30 * 6
+    rows.append(("six health checks, looked at every 30 s", f"{looks:,}", _mb(looks * check), "6", _mb(6 * check)))
+    return Table(
+        title="What Dagster keeps of one stream, in a day",
+        headings=("", "events if each is reported", "MB", "events reported", "MB"),
+        rows=tuple(rows),
+        note=(
+            f"SQLite, {REPORTED} events of a kind stored by an instance of its own: {checkpoint:,.0f} bytes a "
+            f"checkpoint, {failed:,.0f} a failed one, {check:,.0f} an evaluation of a check. A day is computed from it."
+        ),
+    )
+
+
+def _targets(ticks: dict[Tick, list[Sample]], kept: dict[str, float]) -> Iterable[Target]:
+    for kind, samples in ticks.items():
+        yield at_most(f"{kind.what}: a tick", TICK_MS, _median_ms(samples), unit="ms")
+    a_day = (REPORTS_A_DAY * kept["checkpoint"] + 6 * kept["health check"]) / 1e6
+    yield at_most("event log of a stream with a checkpoint every second, in a day", 10, a_day, unit="MB")
+
+
+def _median_ms(samples: list[Sample]) -> float:
+    return statistics.median(sample.wall_s for sample in samples) * 1000
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.2f}"
+
+
+SENSORS = Section(
+    name="sensors",
+    title="Sensors",
+    method=(
+        f"{STREAMS:,} streams that all run, each with {IMAGES_EACH} checkpoints in a catalog on SQLite, and a Dagster "
+        "instance on SQLite with a run, and a report of each. A tick is the evaluation that the daemon asks for, from "
+        "opening the catalog to its result; storing what it reports is Dagster's part, and is not in it."
+    ),
+    measure=_measure,
+)

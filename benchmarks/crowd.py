@@ -22,6 +22,7 @@ from dagster_ckpt.orchestration import (
     build_supervisor_sensor,
     streaming_asset,
 )
+from dagster_ckpt.orchestration.desired_state_jobs import ROLL_BACK_JOB, build_desired_state_jobs
 
 MINUTE_MS = 60_000
 # What nearly every checkpoint is: completed, and by now subsumed.
@@ -52,9 +53,10 @@ class Crowd:
     def sensors(self) -> dict[str, dg.SensorDefinition]:
         """The sensors of a code location with all these streams."""
         retention = next(job for job in build_operator_jobs(self.streams) if job.name == "apply_retention_job")
+        roll_back = next(job for job in build_desired_state_jobs(self.streams) if job.name == ROLL_BACK_JOB)
         return {
             "catalog": build_catalog_sensor(self.streams),
-            "supervisor": build_supervisor_sensor(self.streams, retention),
+            "supervisor": build_supervisor_sensor(self.streams, retention, roll_back),
             "health": build_health_sensor(self.streams),
         }
 
@@ -115,7 +117,8 @@ def _stream(name: str) -> StreamingAsset:
 
 def _jobs(catalog: Catalog, instance: dg.DagsterInstance, streams: list[StreamingAsset], now_ms: int) -> None:
     runs = [
-        instance.add_run(dg.DagsterRun(stream.start_job.name, status=dg.DagsterRunStatus.STARTED)) for stream in streams
+        instance.add_run(dg.DagsterRun(f"{stream.name}_stream", status=dg.DagsterRunStatus.STARTED))
+        for stream in streams
     ]
     with catalog.database.writing() as connection:
         connection.execute(

@@ -24,7 +24,7 @@ IMAGES_EACH = 35
 # Of 1,000 streams with a checkpoint a minute, so many complete between two ticks of five seconds.
 FRESH = 84
 TICK_MS = 100
-REPORTED = 300
+REPORTED = 150
 DAY_S = 24 * 3600
 REPORTS_A_DAY = DAY_S // 60
 CHECKPOINT_EVERY_S = (1, 10, 60)
@@ -63,9 +63,9 @@ def _measure(bench: Bench) -> Findings:
 
 
 def _settle_in(many: Crowd, sensors: dict[str, dg.SensorDefinition]) -> None:
-    """Let the assets have what they would have: a report of each stream, and evaluations of the first."""
-    images = many.catalog.images.newest_of([stream.job_id for stream in many.streams])
-    for stream in many.streams:
+    """Let the assets that the ticks look at have what they would have: a report, and evaluations of their checks."""
+    images = many.catalog.images.newest_of([stream.job_id for stream in many.streams[:FRESH]])
+    for stream in many.streams[:FRESH]:
         image = images[stream.job_id]
         event = EventRecord(
             1, stream.job_id, EventType.CHECKPOINT_COMPLETED, image.image_id, None, {}, image.completed_at_ms or 0
@@ -172,8 +172,9 @@ SENSORS = Section(
     title="Sensors",
     method=(
         f"{STREAMS:,} streams that all run, each with {IMAGES_EACH} checkpoints in a catalog on SQLite, and a Dagster "
-        "instance on SQLite with a run, and a report of each. A tick is the evaluation that the daemon asks for, from "
-        "opening the catalog to its result; storing what it reports is Dagster's part, and is not in it."
+        "instance on SQLite with a run of each, and a report of those that a tick looks at. A tick is the evaluation "
+        "that the daemon asks for, from opening the catalog to its result; storing what it reports is Dagster's part, "
+        "and is not in it."
     ),
     measure=_measure,
 )

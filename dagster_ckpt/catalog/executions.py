@@ -179,6 +179,12 @@ class ExecutionStore:
             rows = [connection.execute(query, {"job": job_id}).one_or_none() for job_id in job_ids]
         return {row.job_id: _record(row) for row in rows if row is not None}
 
+    def lively_run_ids(self, since_ms: int) -> frozenset[str]:
+        """Runs whose unsettled executions have given a sign of life since a time, ms since the epoch."""
+        lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
+        with self._database.reading() as connection:
+            return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
+
     def unsettled(self) -> list[ExecutionRecord]:
         """Executions for which something is left to do, or that run, oldest first."""
         return self._all(

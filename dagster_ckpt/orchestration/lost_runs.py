@@ -43,7 +43,7 @@ def report_lost_runs(
     if instance.run_launcher.supports_check_run_worker_health:
         # Dagster's own monitoring looks after such runs.
         return []
-    lively = {e.run_id for e in catalog.executions.unsettled() if now_ms - e.heartbeat_at_ms < LIVELY_MS}
+    lively = catalog.executions.lively_run_ids(now_ms - LIVELY_MS)
     under_way = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
     told = []
     for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)):

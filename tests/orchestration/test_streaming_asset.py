@@ -41,6 +41,7 @@ OPERATOR_JOBS = [
     "clean_sink_job",
     "set_desired_state_job",
     "roll_back_upgrade_job",
+    "show_stream_job",
 ]
 
 

@@ -1,6 +1,7 @@
 # make demo   the drill: kill, destroy, rewind a stream, and compare with an uninterrupted run
 # make dev    the Dagster page at http://localhost:3000
 # make test   formatting, types, room order, and every test
+# make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
 # Each sets itself up in .venv first. Needs Python 3.11+ and Java 17+.
 
@@ -9,16 +10,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 3000
 PACE ?= 2
+# Length of the soak, and the seed of its kills: drawn and printed when empty.
+MINUTES ?= 30
+SEED ?=
 # Sections of the bench, all of them when empty.
 ONLY ?=
 # Files of tests that run beside each other.
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test bench check format java clean
+.PHONY: help demo dev test soak bench check format java clean
 
 help:
-	@sed -n '1,5s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile
 
 demo: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.drill
@@ -28,6 +32,9 @@ dev: java $(VENV)/.demo
 
 test: java $(VENV)/.dev check
 	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
+
+soak: java $(VENV)/.dev
+	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak
 
 bench: java $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ONLY)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import dagster as dg
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -125,12 +126,22 @@ def _run_to_its_end(
         raise _failure(str(error), type(error).__name__) from error
     except Exception as error:
         # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
-        raise _failure(f"The stream could not go on: {type(error).__name__}: {error}", "CRASHED") from error
+        raise _failure(f"The stream could not go on: {_told(error)}", "CRASHED") from error
     if config.preflight:
         tell_preflight(context, job, tried)
         return None
     _settle(context, job, outcome, watch)
     return outcome
+
+
+def _told(error: Exception) -> str:
+    sentence = f"{type(error).__name__}: {error}"
+    if not isinstance(error, ConnectionError | Py4JNetworkError):
+        return sentence
+    return (
+        f"{sentence}. This is what is left of a session whose JVM is gone: it was killed, or ran out of memory (see "
+        "spark.driver.memory). The restart strategy says whether a new run goes on."
+    )
 
 
 def _as_told(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:

@@ -201,13 +201,17 @@ class TestEnds:
 
     def test_whatever_breaks_is_a_failure_that_dagster_does_not_retry_in_the_same_process(self, stage: Stage) -> None:
         def break_down(_request: RunRequest) -> QueryEnd:
-            raise ConnectionError("the JVM does not answer")
+            raise ConnectionRefusedError("[Errno 111] Connection refused")
 
         with pytest.raises(dg.Failure) as raised:
             stage.run(break_down, raise_on_error=True)
 
         assert not raised.value.allow_retries
-        assert raised.value.description == "The stream could not go on: ConnectionError: the JVM does not answer"
+        assert raised.value.description == (
+            "The stream could not go on: ConnectionRefusedError: [Errno 111] Connection refused. This is what is left "
+            "of a session whose JVM is gone: it was killed, or ran out of memory (see spark.driver.memory). The "
+            "restart strategy says whether a new run goes on."
+        )
 
     def test_cancelled_by_an_operator_is_a_cancelled_run(self, stage: Stage) -> None:
         run, failure = stage.run(ends(EndKind.CANCEL_REQUESTED))

@@ -114,19 +114,22 @@ class Manifest:
         for segment in self.segments:
             yield from segment.lines
 
-    def find(self, path: str) -> FileEntry | None:
-        """The entry of a file."""
-        line = self._find(f"{quoted(path)},", path)
+    def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
+        """The entry of a file; one that is not `stable` is not looked for among so many."""
+        line = self._find(f"{quoted(path)},", path, stable=stable)
         return parse_line(line) if line is not None else None
 
-    def find_unchanged(self, path: str, size: int, identity: str | None, token: str | None) -> bytes | None:
+    def find_unchanged(
+        self, path: str, size: int, identity: str | None, token: str | None, *, stable: bool = True
+    ) -> bytes | None:
         """The line of a file that is the same for certain, by its path, size, identity and token."""
-        return self._find(f"{quoted(path)},{size},{quoted_or_null(identity)},{quoted_or_null(token)},", path)
+        start = f"{quoted(path)},{size},{quoted_or_null(identity)},{quoted_or_null(token)},"
+        return self._find(start, path, stable=stable)
 
-    def _find(self, start: str, path: str) -> bytes | None:
+    def _find(self, start: str, path: str, *, stable: bool) -> bytes | None:
         directory = path.rpartition("/")[0]
         begin = start.encode()
-        for segment in reversed(self.segments):
+        for segment in reversed(self.segments if stable else (self.rest,)):
             line = segment.find(begin, directory)
             if line is not None:
                 return line

@@ -97,11 +97,11 @@ class Reusable:
         if self._base is None or (file.identity is None and file.token is None):
             return None
         manifest = self._base.metadata.manifest
-        line = manifest.find_unchanged(file.path, file.size, file.identity, file.token)
+        line = manifest.find_unchanged(file.path, file.size, file.identity, file.token, stable=file.stable)
         if line is not None:
             return self._shared(line)
         # One of the two is enough: a linked file has another identity's token, and a restored one the same identity.
-        entry = manifest.find(file.path)
+        entry = manifest.find(file.path, stable=file.stable)
         if entry is None:
             return None
         same = (file.identity is not None and entry.identity == file.identity) or (
@@ -113,7 +113,8 @@ class Reusable:
 
     def is_likely(self, file: Source) -> bool:
         """Whether a file may well have the content it had in the base."""
-        entry = self._base.metadata.manifest.find(file.path) if self._base is not None else None
+        manifest = self._base.metadata.manifest if self._base is not None else None
+        entry = manifest.find(file.path, stable=file.stable) if manifest is not None else None
         return entry is not None and entry.size == file.size
 
     def same_content(self, digest: str, file: Source) -> FileEntry | None:

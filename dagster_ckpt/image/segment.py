@@ -77,8 +77,10 @@ class Segment:
     file_count: int = 0
     full_bytes: int = 0
     inline_length: int = 0
-    # By directory, so that a directory is found at once. None while only the packed lines are kept.
-    _lines: dict[str, list[bytes]] | None = field(default_factory=dict, repr=False)
+    # None while only the packed lines are kept.
+    _lines: list[bytes] | None = field(default_factory=list, repr=False)
+    # The same by directory, so that a file is found at once; made when one is looked for.
+    _directories: dict[str, list[bytes]] | None = field(default=None, repr=False)
     # Of a large segment that still grows.
     _packer: _Packer | None = field(default=None, repr=False)
     _packed: bytes | memoryview | None = field(default=None, repr=False)
@@ -106,17 +108,16 @@ class Segment:
     @classmethod
     def _read_plain(cls, packed: bytes, paths: set[str]) -> Segment | None:
         segment = cls()
-        kept = segment._by_directory
+        kept: list[bytes] = []
         for lines in _unpacked(packed):
             entries = plain_entries(lines)
             if entries is None:
                 return None
-            for entry, line in zip(entries, lines, strict=True):
+            for entry in entries:
                 segment._count(entry.size, entry.object, entry.offset)
-                kept.setdefault(entry.path.rpartition("/")[0], []).append(line)
-            paths.update(entry.path for entry in entries)
-            if segment._is_large:
-                kept.clear()
+                paths.add(entry.path)
+            kept = [] if segment._is_large else kept + lines
+        segment._lines = kept
         segment.remember_packed(packed)
         return segment
 
@@ -170,20 +171,22 @@ class Segment:
         """Keep the packed lines for the images that will have the segment too; of a large one nothing else."""
         self._packed, self._packer = packed, None
         if self._is_large:
-            self._lines = None
+            self._lines = self._directories = None
 
     def add(self, entry: FileEntry) -> None:
         """Add a file."""
-        self.add_line(entry.path, entry.size, entry.object, entry.offset, entry.line())
+        self.add_line(entry.size, entry.object, entry.offset, entry.line())
 
-    def add_line(self, path: str, size: int, reference: str | None, offset: int, line: bytes) -> None:
+    def add_line(self, size: int, reference: str | None, offset: int, line: bytes) -> None:
         """Add a file whose line exists already."""
         self._count(size, reference, offset)
         if self._packer is not None:
             self._packer.add([line])
             return
-        self._by_directory.setdefault(path.rpartition("/")[0], []).append(line)
-        self._packed = None
+        if self._lines is None:
+            self._lines = list(self.lines)
+        self._lines.append(line)
+        self._packed = self._directories = None
         if self._is_large:
             packer = _Packer()
             packer.add(self.lines)
@@ -215,15 +218,15 @@ class Segment:
 
     @property
     def _by_directory(self) -> dict[str, list[bytes]]:
-        lines = self._lines
-        if lines is None:
+        directories = self._directories
+        if directories is None:
             # Images written at the same time share segments, so nobody may see half of them.
-            lines = {}
-            for some in self._batches():
-                for entry, line in zip(read_entries(some), some, strict=True):
-                    lines.setdefault(entry.path.rpartition("/")[0], []).append(line)
-            self._lines = lines
-        return lines
+            directories = {}
+            for lines in self._batches():
+                for entry, line in zip(read_entries(lines), lines, strict=True):
+                    directories.setdefault(entry.path.rpartition("/")[0], []).append(line)
+            self._directories = directories
+        return directories
 
     def _batches(self) -> Iterator[list[bytes]]:
         """Its lines, some thousands at a time."""
@@ -231,13 +234,8 @@ class Segment:
         if self._lines is None:
             yield from _unpacked(self._packed or b"")
             return
-        some: list[bytes] = []
-        for lines in self._lines.values():
-            some += lines
-            if len(some) >= _LINES_AT_A_TIME:
-                yield some
-                some = []
-        yield some
+        for begin in range(0, len(self._lines), _LINES_AT_A_TIME):
+            yield self._lines[begin : begin + _LINES_AT_A_TIME]
 
     def _settle(self) -> None:
         if self._packer is not None:

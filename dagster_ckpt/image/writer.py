@@ -173,7 +173,7 @@ class _Writer:
             reference, offset = place_of(line)
             # With the stable files of the base all its inlined bytes came, at the same place.
             if reference is not None or self._extends:
-                self._segment(file).add_line(file.path, file.size, reference, offset, line)
+                self._segment(file).add_line(file.size, reference, offset, line)
             elif self._may_inline(file.size):
                 data = self._known.inline[offset : offset + file.size]
                 self._segment(file).add(parse_line(line)._replace(offset=len(self._inline)))

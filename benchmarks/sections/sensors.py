@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import statistics
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,10 +103,18 @@ def _bytes_of_events(folder: Path, many: Crowd) -> dict[str, float]:
 def _grows_by(folder: Path, reports: Iterable[Any]) -> float:
     folder.mkdir(parents=True)
     with dg.DagsterInstance.local_temp(str(folder)) as instance:
-        before = tree_size(folder).bytes
+        before = _database_bytes(folder)
         for report in reports:
             instance.report_runless_asset_event(report)
-        return (tree_size(folder).bytes - before) / REPORTED
+        return (_database_bytes(folder) - before) / REPORTED
+
+
+def _database_bytes(folder: Path) -> int:
+    """What the databases hold, once SQLite has emptied its write-ahead logs: they are no growth."""
+    for path in folder.rglob("*.db"):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return tree_size(folder).bytes
 
 
 def _tick_table(ticks: dict[Tick, list[Sample]], rows: int) -> Table:

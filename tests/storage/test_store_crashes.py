@@ -246,7 +246,36 @@ def test_a_protected_image_that_is_not_there_keeps_every_shared_byte(world, capl
     first = job.checkpoint(1, OLD)
     job.store.discard(first, protected=["mem://c/job/chk-99"])
     assert [name for name in world.objects() if "/shared/" in name]
-    assert "the protected chk-99 is not there" in caplog.text
+    assert caplog.messages == ["Shared objects in mem://c/job stay: the protected chk-99 is not there."]
+
+
+def test_what_any_other_image_refers_to_stays_not_only_what_the_last_does(world) -> None:
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    second = job.checkpoint(2, NEW, base=first)
+    third = job.checkpoint(3, {"id-9.sst": b"u" * 500})
+    job.store.discard(first)
+    job.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    assert job.restored(second) == NEW
+    assert job.restored(third) == {"id-9.sst": b"u" * 500}
+
+
+class GoneMeanwhile(FragileSpace):
+    """Lists a checkpoint, chk-2, that another process has deleted by the time it is read."""
+
+    def size(self, name: str) -> int | None:
+        return 1 if name == "chk-2/_metadata" else super().size(name)
+
+
+def test_an_image_that_is_deleted_meanwhile_does_not_hide_those_after_it(world) -> None:
+    space = world.spaces["mem://c/job"] = GoneMeanwhile("mem://c/job", world.steps)
+    space.publish("chk-2/notes.txt", b"left by a person")
+    job = world.process()
+    first = job.checkpoint(1, OLD)
+    third = job.checkpoint(3, NEW, base=first)
+    job.store.discard(first)
+    job.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    assert job.restored(third) == NEW
 
 
 def test_another_jobs_checkpoint_is_deleted_with_regard_to_its_own_siblings(world, job_of) -> None:

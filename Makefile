@@ -3,6 +3,7 @@
 # make test   formatting, types, room order, and every test
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
+# make mutants  how much the tests of Flink's rules would miss; writes docs/mutation-testing.md
 # Each sets itself up in .venv first. Needs Python 3.11+ and Java 17+.
 
 PYTHON ?= python3
@@ -19,10 +20,10 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test soak bench check format java clean
+.PHONY: help demo dev test soak bench mutants check format java clean
 
 help:
-	@sed -n '1,6s/^# //p' Makefile
+	@sed -n '1,7s/^# //p' Makefile
 
 demo: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.drill
@@ -39,6 +40,10 @@ soak: java $(VENV)/.dev
 bench: java $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ONLY)
 
+mutants: $(VENV)/.mutation
+	$(BIN)/mutmut run
+	$(BIN)/python docs/mutation_page.py
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,7 +55,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .demo mutants .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -68,6 +73,10 @@ $(VENV)/.demo: $(VENV)/.python pyproject.toml
 $(VENV)/.dev: $(VENV)/.python pyproject.toml
 	@echo "Installing dagster_ckpt with everything its tests need into $(VENV) (a few minutes, once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+$(VENV)/.mutation: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mutation]'
 	@touch $@
 
 # Spark runs on Java; without it Spark itself only says that its gateway exited.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from small_spark import small_spark
 
 from dagster_ckpt.demo.flights import FlightData, load_flights
 from dagster_ckpt.options import EmbeddedRocksDBStateBackend
@@ -23,22 +24,12 @@ def january() -> FlightData:
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    builder = SparkSession.builder.master("local[2]").appName("flights tests")
     settings = {
-        # As the example itself: in so short a life, quick to compile counts more than fast in the end.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         **EmbeddedRocksDBStateBackend(True).spark_settings(),
     }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    with small_spark(settings) as session:
+        yield session
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from small_spark import start_jvm
 
 from dagster_ckpt.demo import streams
 from dagster_ckpt.demo.assets import SPARK
@@ -21,6 +22,7 @@ STREAMS = ("departure_delays", "flights_with_weather")
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
+    start_jvm()
     builder = SparkSession.builder
     for name, value in SPARK.items():
         builder = builder.config(name, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -16,6 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
+from small_spark import lay_file
 
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, ImageStatus
 from dagster_ckpt.environment import StreamExecutionEnvironment
@@ -40,11 +40,7 @@ class Program:
         landing.mkdir(exist_ok=True)
         for number in range(self.files, self.files + files):
             rows = [{"at": f"2024-01-01T{number % 24:02}:{n:02}:00Z", "shop": n % 3} for n in range(10)]
-            unfinished = landing / f".{number}"
-            unfinished.write_text("\n".join(map(json.dumps, rows)))
-            # Spark takes files in the order of their times.
-            os.utime(unfinished, (1_700_000_000 + number, 1_700_000_000 + number))
-            unfinished.replace(landing / f"{number:04}.json")
+            lay_file(landing, number, rows)
         self.files += files
 
     def environment(self) -> StreamExecutionEnvironment:

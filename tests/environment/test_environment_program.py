@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from counting_program import Program, execute_until
 from pyspark.sql import DataFrame, SparkSession
+from small_spark import start_jvm
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageTrigger, StartCause
 from dagster_ckpt.environment import StreamExecutionEnvironment
@@ -43,6 +44,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session that an environment has started by itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
+        start_jvm()
         env = StreamExecutionEnvironment.get_execution_environment(folder=tmp_path_factory.mktemp("program"))
         env.set_default_local_parallelism(2)
         env.register_type(REGISTERED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from small_spark import lay_file, small_spark
 
 from dagster_ckpt.catalog import Catalog, Holder, ImageRecord, StartCause
 from dagster_ckpt.errors import ImageNotFoundError, NothingCommittedError
@@ -40,16 +40,8 @@ KEYS, FILES, ROWS = 3, 3, 12
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    with small_spark() as session:
+        yield session
 
 
 def counts(stream: DataFrame) -> DataFrame:
@@ -92,9 +84,7 @@ def make_ward(
     landing.mkdir(parents=True)
     for number in range(FILES):
         rows = [{"at": "2024-01-01T00:00:00Z", "k": n % KEYS, "v": number * 100 + n} for n in range(ROWS)]
-        path = landing / f"{number}.json"
-        path.write_text("\n".join(map(json.dumps, rows)))
-        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+        lay_file(landing, number, rows)
     job = StreamingJob(
         job_id="orders",
         name="orders",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
+from small_spark import lay_file, small_spark
 
 from dagster_ckpt.catalog import Catalog, StartCause
 from dagster_ckpt.errors import SharedSinkError
@@ -39,18 +38,9 @@ OPERATOR = operations.Operator(origin="a test")
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.log.level", "OFF")
-        .config("spark.sql.streaming.fileSink.log.compactInterval", "4")
-        .getOrCreate()
-    )
-    apply_state_backend(session, EmbeddedRocksDBStateBackend())
-    yield session
-    session.stop()
+    with small_spark({"spark.sql.streaming.fileSink.log.compactInterval": "4"}) as session:
+        apply_state_backend(session, EmbeddedRocksDBStateBackend())
+        yield session
 
 
 @dataclass
@@ -68,11 +58,7 @@ class Original:
         landing.mkdir(exist_ok=True)
         for number in range(self.files, self.files + files):
             rows = [{"at": f"2024-01-01T{number:02}:{n:02}:00Z", "shop": n % 3} for n in range(6)]
-            unfinished = landing / f".{number}"
-            unfinished.write_text("\n".join(map(json.dumps, rows)))
-            # Spark takes files in the order of their time.
-            os.utime(unfinished, (1_700_000_000 + number, 1_700_000_000 + number))
-            unfinished.replace(landing / f"{number:04}.json")
+            lay_file(landing, number, rows)
         self.files += files
 
     def writer(self, output: str, *, files_per_batch: int = 1) -> DataStreamWriter:

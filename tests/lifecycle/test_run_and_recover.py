@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from small_spark import lay_file, small_spark
 
 from dagster_ckpt.catalog import Catalog, ExecutionStatus, ImageRecord, ImageStatus, RequestKind, RequestStatus
 from dagster_ckpt.errors import (
@@ -53,17 +53,9 @@ DEADLINE_S = 180
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    apply_state_backend(session, EmbeddedRocksDBStateBackend(True))
-    yield session
-    session.stop()
+    with small_spark() as session:
+        apply_state_backend(session, EmbeddedRocksDBStateBackend(True))
+        yield session
 
 
 @dataclass
@@ -82,11 +74,7 @@ class Bench:
         landing.mkdir(exist_ok=True)
         for number in range(self.files, self.files + files):
             rows = [{"at": f"2024-01-01T{number % 24:02}:{n:02}:00Z", "shop": n % 3} for n in range(10)]
-            unfinished = landing / f".{number}"
-            unfinished.write_text("\n".join(map(json.dumps, rows)))
-            unfinished.replace(landing / f"{number:04}.json")
-            # Spark takes files in the order of their time in milliseconds.
-            time.sleep(0.003)
+            lay_file(landing, number, rows)
         self.files += files
 
     def start_query(self, live: LiveDirectory, *, output: str = "output") -> SupervisedQuery:
@@ -122,6 +110,10 @@ class Bench:
 
     def run_to_the_end(self, **request: Any) -> Outcome:
         """Run until every file is in a committed batch and the output is what it will be."""
+        if self.committed() == self.files - 1:
+            # The run before ended just ahead of its last batch, the one without data. A query that is started again
+            # moves its watermark on only with new input.
+            self.feed(1)
         return self.run(lambda: self.committed() >= self.files - 1 + NO_DATA_BATCHES and self.idle(), **request)
 
     def committed(self) -> int:
@@ -343,7 +335,14 @@ def test_a_stop_whose_savepoint_fails_lets_the_query_go_on(bench: Bench) -> None
             ),
         )
     )
-    bench.run(lambda: person.done and bench.committed() >= bench.files - 1 + NO_DATA_BATCHES and bench.idle())
+
+    def went_on() -> bool:
+        if person.done and bench.files == 3:
+            # A query that was started again moves its watermark on only with new input.
+            bench.feed(1)
+        return bench.files == 4 and bench.committed() >= bench.files - 1 + NO_DATA_BATCHES and bench.idle()
+
+    bench.run(went_on)
     assert isinstance(person.error, RequestFailedError)
     assert any("the query goes on" in report for report in bench.reports)
     bench.assert_exact()

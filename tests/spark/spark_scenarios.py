@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +10,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
+from small_spark import lay_file
 
 from dagster_ckpt.errors import NothingCommittedError
 from dagster_ckpt.options import EmbeddedRocksDBStateBackend, HashMapStateBackend, StateBackend
@@ -43,10 +42,7 @@ def write_input(folder: Path) -> None:
     folder.mkdir()
     for number in range(FILES):
         rows = [{"k": k % 4, "v": number * 100 + k, "t": f"2024-01-01T00:{number:02}:{k * 4:02}Z"} for k in range(12)]
-        path = folder / f"{number:03}.json"
-        path.write_text("\n".join(map(json.dumps, rows)))
-        # Spark reads files in the order of their times; out of order, rows would be late and dropped.
-        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+        lay_file(folder, number, rows)
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ class Workload:
     def feed(self, number: int) -> None:
         """Let the query see one more file of each side."""
         for side in SIDES:
-            name = f"{number:03}.json"
+            name = f"{number:04}.json"
             (self.folder / f"{side}-held-back" / name).rename(self.folder / side / name)
 
     def _stream(self, spark: SparkSession, side: str, files_per_batch: int) -> DataFrame:

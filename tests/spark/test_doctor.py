@@ -16,6 +16,7 @@ import pytest
 from doctor_patients import Patient, run_all, write_batches
 from live_files import changelog, snapshot_zip
 from pyspark.sql import SparkSession
+from small_spark import small_spark
 from spark_scenarios import HEAP, ROCKSDB_V2, Workload, aggregation, run_to_the_end
 
 from dagster_ckpt.options.state_backend import StateBackend
@@ -31,20 +32,14 @@ Patients = dict[str, tuple[Workload, Patient]]
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """Spark that keeps every batch, and leaves the state to the batches themselves."""
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.streaming.stateStore.maintenanceInterval", "200ms")
-        .config("spark.sql.streaming.stateStore.minDeltasForSnapshot", "1000")
-        .config("spark.sql.streaming.fileSource.log.compactInterval", "4")
-        .config("spark.sql.streaming.fileSink.log.compactInterval", "4")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    settings = {
+        "spark.sql.streaming.stateStore.maintenanceInterval": "200ms",
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot": "1000",
+        "spark.sql.streaming.fileSource.log.compactInterval": "4",
+        "spark.sql.streaming.fileSink.log.compactInterval": "4",
+    }
+    with small_spark(settings) as session:
+        yield session
 
 
 @pytest.fixture(scope="module")

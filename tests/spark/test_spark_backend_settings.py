@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -178,7 +179,12 @@ def test_what_spark_reads_at_the_start_of_an_application_has_its_effect_in_a_new
     """Local directories and the pool of upload threads are made once in a JVM, so this one has a JVM of its own."""
     program = Path(__file__).with_name("application_settings.py")
     done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(program), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])

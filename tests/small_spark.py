@@ -1,0 +1,51 @@
+"""A Spark session for a dozen rows, and files for its file source."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "OFF",
+    # Compiling costs more than it gains on so few rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
+def start_jvm() -> None:
+    """Start the JVM without settings: those that it is started with stay in force for every later session in it."""
+    SparkContext._ensure_initialized()
+
+
+@contextmanager
+def small_spark(settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session with these settings besides its own; stopped at the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Python workers must find what the tests find: pandas, pyarrow, protobuf.
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        start_jvm()
+        session = SparkSession.builder.master("local[2]").config(map={**SETTINGS, **(settings or {})}).getOrCreate()
+        yield session
+        session.stop()
+
+
+def lay_file(folder: Path, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Lay a JSON file at once, never half of it; Spark takes files in the order of their numbers."""
+    unfinished = folder / f".{number}"
+    unfinished.write_text("\n".join(map(json.dumps, rows)))
+    # Spark orders files by their times; out of order, rows would be late and dropped.
+    os.utime(unfinished, (1_700_000_000 + number, 1_700_000_000 + number))
+    unfinished.replace(folder / f"{number:04}.json")

@@ -40,6 +40,7 @@ from dagster_ckpt.options import (
     ExternalizedCheckpointCleanup,
     FileSystemCheckpointStorage,
     HashMapStateBackend,
+    RecoveryClaimMode,
     RestartStrategies,
     TerminalState,
 )
@@ -278,6 +279,33 @@ def test_a_rewind_to_a_savepoint_taken_while_it_ran_repeats_and_loses_nothing(be
     assert any("batches are processed again" in report for report in bench.reports)
     bench.assert_exact()
     assert bench.job.store.verify(savepoint.location or "") == []
+
+
+@pytest.mark.parametrize("mode", RecoveryClaimMode)
+def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_began_with(
+    spark: SparkSession, tmp_path: Path, mode: RecoveryClaimMode
+) -> None:
+    bench = Bench(spark, tmp_path, make_job(tmp_path, num_retained=1))
+    bench.feed(3)
+    bench.run_to_the_end()
+    savepoint = operations.trigger_savepoint(bench.job, OPERATOR, label="mine")
+    place = Path((savepoint.location or "").removeprefix("file://"))
+    bench.feed(2)
+
+    def is_superseded() -> bool:
+        has_checkpoint = any((image.number or 0) > (savepoint.number or 0) for image in bench.images("CHECKPOINT"))
+        return has_checkpoint and (mode is RecoveryClaimMode.NO_CLAIM or not place.exists())
+
+    bench.run(is_superseded, start_from=StartFrom.parse("mine", claim_mode=mode))
+    assert place.exists() is (mode is RecoveryClaimMode.NO_CLAIM)
+    if mode is RecoveryClaimMode.NO_CLAIM:
+        assert bench.job.store.verify(savepoint.location or "") == []
+        shutil.rmtree(place)
+    shutil.rmtree(tmp_path / "live")
+    bench.feed(2)
+    bench.run_to_the_end()
+    assert any("restore chk-" in report for report in bench.reports)
+    bench.assert_exact()
 
 
 def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_next_start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -74,7 +75,8 @@ def run_streaming_job(
         checkpointing: Checkpointing options; default: no periodic checkpoints.
         restart_strategy: What happens after a failure in this process; default: as for a streaming asset.
         state_backend: How the query keeps its state; None leaves it to the session.
-        spark: The session; default: that of this process, or a new one with the master of `spark-submit`.
+        spark: The session; default: that of this process, or a new one with the master of `spark-submit`, else with
+            the cores of this machine.
         start_from: Where to begin where nobody asked for anything else.
         code_version: Version of the code, which images carry.
 
@@ -108,7 +110,7 @@ def run_streaming_job(
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(storage) if isinstance(storage, str) else storage
     deployment = Deployment(live_root=live_root, catalog_url=catalog, storage=folder)
-    session = spark or active_session() or start_application(1, {})
+    session = spark or active_session() or start_application(os.cpu_count() or 1, {})
     settings = state_backend.spark_settings() if state_backend is not None else {}
     with (
         closing(deployment.open_catalog()) as opened,

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,9 @@ def kill_at(shops: Shops, point: KillPoint) -> None:
             assert time.monotonic() < deadline, f"it did not get there:\n{log.read_text()}"
             time.sleep(0.05)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        # Nothing is left where it failed by itself.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

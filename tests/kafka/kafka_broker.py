@@ -1,0 +1,110 @@
+"""A real Kafka broker of the tests' own, and Spark's connector, from Maven Central by the Ivy that Spark brings."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+import pytest
+
+BROKER = ("org.apache.kafka", "kafka_2.13", "3.9.1")
+# The connector of Spark 4.3 itself was not to be had when this was written. One version before talks to it as well;
+# of the module for its tokens, which no test here uses, there is only this.
+CONNECTOR = [
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.1.0-preview1"),
+    ("org.apache.commons", "commons-pool2", "2.12.1"),
+    ("org.apache.kafka", "kafka-clients", "3.9.1"),
+]
+DEADLINE_S = 180.0
+CONFIGURATION = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={folder}/data
+num.partitions=2
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+"""
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """A running broker.
+
+    Attributes:
+        servers: Its address.
+        jars: What Spark needs to talk to it.
+    """
+
+    servers: str
+    jars: tuple[Path, ...]
+
+
+@contextmanager
+def running_broker(folder: Path) -> Iterator[Kafka]:
+    """One broker that is its own controller (KRaft), with its jars and its data in a folder."""
+    from_maven(folder / "broker", BROKER, "master")
+    from_maven(folder / "broker", BROKER, "runtime")
+    for module in CONNECTOR:
+        from_maven(folder / "connector", module, "master")
+    port, controller = free_port(), free_port()
+    configuration = folder / "server.properties"
+    configuration.write_text(CONFIGURATION.format(port=port, controller=controller, folder=folder))
+    format_storage = ["kafka.tools.StorageTool", "format", "-t", "dagster-ckpt-tests-0001", "-c", str(configuration)]
+    command = [java(), "-Xmx256m", "-cp", f"{folder}/broker/*"]
+    subprocess.run([*command, *format_storage], check=True, capture_output=True, timeout=DEADLINE_S)
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, "kafka.Kafka", str(configuration)], stdout=log, stderr=log)
+    try:
+        await_port(process, port, folder / "log")
+        yield Kafka(f"127.0.0.1:{port}", tuple(sorted((folder / "connector").glob("*.jar"))))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def from_maven(folder: Path, module: tuple[str, str, str], conf: str) -> None:
+    """Fetch a module (`master`), or what it needs (`runtime`); from Ivy's cache where it was fetched before."""
+    (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
+    command = [java(), "-jar", str(ivy), "-dependency", *module, "-confs", conf]
+    command += ["-notransitive"] if conf == "master" else []
+    command += ["-retrieve", f"{folder}/[artifact]-[revision].[ext]"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    said = done.stdout + done.stderr
+    if done.returncode or "UNRESOLVED" in said or not any(folder.glob("*.jar")):
+        pytest.fail(f"Maven Central does not give {':'.join(module)}, which this test needs:\n{said[-2000:]}")
+
+
+def java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return f"{home}/bin/java" if home else "java"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            assert process.poll() is None, f"the broker ended by itself:\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"the broker did not answer:\n{log.read_text()}"
+            time.sleep(0.1)

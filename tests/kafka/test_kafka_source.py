@@ -1,0 +1,148 @@
+"""A query over a real Kafka broker: an image, a kill, a restore, and the counts of an uninterrupted run.
+
+The broker and Spark's connector come from Maven Central. Where that cannot be reached these tests fail and say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kafka_broker import Kafka
+from kafka_program import JOB, SHOPS, TOPIC
+
+from dagster_ckpt.catalog import ImageRecord
+from dagster_ckpt.environment import StreamExecutionEnvironment
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.rewind_preview import RewindPreview
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.spark.logs import parse_offset_entry
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 240.0
+IMAGED, KILLED, ALL = 30, 45, 63
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of the program.
+
+    Attributes:
+        savepoint: Taken after IMAGED sales.
+        offsets: By topic and partition, those in the savepoint.
+        preview: What a start from it would do, at KILLED sales.
+        counts: The newest count of each shop at the end, after ALL sales.
+        recovery: What the start after the kill began with.
+    """
+
+    savepoint: ImageRecord
+    offsets: dict[str, dict[str, int]]
+    preview: RewindPreview
+    counts: dict[str, int]
+    recovery: str
+
+
+def newest_counts(folder: Path) -> dict[str, int]:
+    path = folder / "counts.jsonl"
+    counts: dict[str, int] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        counts |= json.loads(line)["counts"]
+    return counts
+
+
+@contextmanager
+def program(folder: Path, kafka: Kafka, first: int, beyond: int, kind: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The program in a process group of its own, which is killed at the end."""
+    jars = ",".join(map(str, kafka.jars))
+    code = str(Path(__file__).with_name("kafka_program.py"))
+    with (folder / f"log-{kind}").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, code, str(folder), kafka.servers, str(first), str(beyond), kind],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYSPARK_PYTHON": sys.executable,
+                "PYSPARK_SUBMIT_ARGS": f"--jars {jars} --conf spark.ui.enabled=false pyspark-shell",
+            },
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        # It may have ended by itself, its JVM too.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert process.poll() is None, f"the program ended by itself:\n{log.read_text()[-5000:]}"
+        assert time.monotonic() < deadline, f"the condition did not come to hold:\n{log.read_text()[-5000:]}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    folder = tmp_path_factory.mktemp("kafka-program")
+    job = StreamExecutionEnvironment.get_execution_environment(folder=folder / "ckpt").streaming_job(JOB)
+
+    def is_committed(sales: int) -> bool:
+        if sum(newest_counts(folder).values()) < sales:
+            return False
+        positions = LiveDirectory(job.catalog.jobs.get(JOB).live_directory or "").positions()
+        return positions.commit == positions.offset
+
+    with program(folder, kafka, 0, IMAGED, "unbounded") as process:
+        wait_for(lambda: is_committed(IMAGED), process, folder / "log-unbounded")
+        savepoint = operations.trigger_savepoint(job, operations.Operator(origin="a test"), label="imaged")
+        (folder / "asked").write_text(json.dumps([IMAGED, KILLED]))
+        (folder / "asked").rename(folder / "more")
+        wait_for(lambda: is_committed(KILLED), process, folder / "log-unbounded")
+    (folder / "more").unlink()
+    preview = operations.preview(job, StartFrom.parse("imaged"))
+    entry = f"offsets/{savepoint.batch_id}"
+    entries: list[bytes] = []
+    job.store.extract(savepoint.location or "", lambda _, chunks: entries.append(b"".join(chunks)), only=entry.__eq__)
+    (offsets,) = parse_offset_entry(entries[0], entry).sources.values()
+    shutil.rmtree(folder / "ckpt/live")
+    with program(folder, kafka, KILLED, ALL, "bounded") as process:
+        process.wait(DEADLINE_S)
+        assert process.returncode == 0, (folder / "log-bounded").read_text()[-5000:]
+    latest = job.catalog.executions.latest(JOB)
+    recovery = str((latest.recovery or {})["kind"]) if latest is not None else ""
+    return Trial(savepoint, json.loads(offsets or "{}"), preview, newest_counts(folder), recovery)
+
+
+def test_the_offsets_in_an_image_are_those_of_its_batch(trial: Trial) -> None:
+    assert list(trial.offsets) == [TOPIC]
+    assert sum(trial.offsets[TOPIC].values()) == IMAGED
+
+
+def test_the_preview_counts_the_records_that_are_read_again(trial: Trial) -> None:
+    (source,) = trial.preview.sources
+    assert (source.kind, source.count) == ("Kafka records", KILLED - IMAGED)
+
+
+def test_a_killed_query_whose_live_directory_is_lost_goes_on_from_its_image(trial: Trial) -> None:
+    assert trial.recovery == "RESTORE"
+
+
+def test_each_record_is_counted_once(trial: Trial) -> None:
+    assert trial.counts == {str(shop): ALL // SHOPS for shop in range(SHOPS)}

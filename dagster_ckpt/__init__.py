@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         StateBackendResource,
         Stream,
         StreamingAsset,
+        StreamingJobsComponent,
         StreamResource,
         StreamRunConfig,
         StreamSpec,
@@ -108,6 +109,7 @@ __all__ = [
     "StreamRunConfig",
     "StreamSpec",
     "StreamingAsset",
+    "StreamingJobsComponent",
     "TimeCharacteristic",
     "UpgradeMode",
     "UpgradePolicy",
@@ -133,6 +135,7 @@ _OPTIONS = frozenset(
         "CheckpointingMode",
         "CustomCheckpointStorage",
         "CustomStateBackend",
+        "DesiredState",
         "Duration",
         "EmbeddedRocksDBStateBackend",
         "ExecutionConfig",
@@ -154,7 +157,6 @@ _OPTIONS = frozenset(
         "TimeCharacteristic",
         "UpgradeMode",
         "UpgradePolicy",
-        "UpgradeSettings",
         "kafka_delivery",
     }
 )

@@ -4,9 +4,12 @@ The only room that imports Dagster. What an op does is a few lines that call `li
 decides is a pure function there. Start with `streaming_asset.py` and `stream_definitions.py`.
 """
 
+from dagster_shared.libraries import DagsterLibraryRegistry
+
 from dagster_ckpt.lifecycle.launch import DriverLaunch
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.component import StreamingJobsComponent
 from dagster_ckpt.orchestration.desired_state_jobs import build_desired_state_jobs
 from dagster_ckpt.orchestration.downstream import ReadCheckpoint, reading_checkpoint
 from dagster_ckpt.orchestration.external_stream import external_streaming_asset
@@ -35,6 +38,7 @@ from dagster_ckpt.orchestration.stream_resource import StreamResource, declare_s
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings
+from dagster_ckpt.version import __version__
 
 __all__ = [
     "CheckpointCatalogResource",
@@ -51,6 +55,7 @@ __all__ = [
     "StreamRunConfig",
     "StreamSpec",
     "StreamingAsset",
+    "StreamingJobsComponent",
     "UpgradeSettings",
     "build_catalog_sensor",
     "build_desired_state_jobs",
@@ -72,3 +77,6 @@ __all__ = [
     "streaming_asset",
     "streaming_multi_asset",
 ]
+
+# Dagster's page and telemetry say which libraries, of which versions, a deployment has.
+DagsterLibraryRegistry.register("dagster-ckpt", __version__, is_dagster_package=False)

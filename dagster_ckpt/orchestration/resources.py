@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from dagster import ConfigurableResource
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dagster_ckpt.catalog import Catalog
 from dagster_ckpt.errors import OptionError
@@ -72,11 +72,18 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     executor_copy_bytes: int | None = Field(
         default=None,
-        ge=0,
         description="Images that write more bytes than this are copied by Spark's executors, as a Spark job; the "
         "driver only plans. Live directories and images must be where every executor reaches them, and dagster-ckpt be "
         "installed there. Default: the driver copies.",
     )
+
+    @field_validator("executor_copy_bytes")
+    @classmethod
+    def _not_negative(cls, value: int | None) -> int | None:
+        # Not `ge=0`: a component takes no field types with constraints.
+        if value is not None and value < 0:
+            raise ValueError(f"executor_copy_bytes is {value}; it is a number of bytes from 0. Leave it out for never.")
+        return value
 
     def storage(self) -> CheckpointStorage:
         """The storage as a plain value.

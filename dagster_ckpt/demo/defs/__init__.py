@@ -1,0 +1,1 @@
+"""Component instances of the example, as `dg scaffold defs` makes them; `dg` wants the folder to be there."""

@@ -1,0 +1,19 @@
+"""Streaming jobs in YAML: `StreamingJobsComponent`, for projects that declare their definitions with `dg`.
+
+`query.py` is the query in YAML, `job.py` one streaming job, `component.py` all of them with their resources. A
+component makes what `streaming_multi_asset` and `stream_definitions` make, and nothing else.
+"""
+
+from dagster_ckpt.orchestration.component.component import StreamingJobsComponent, StreamResources
+from dagster_ckpt.orchestration.component.job import StreamingJobDeclaration
+from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger
+
+__all__ = [
+    "Sink",
+    "Source",
+    "StreamResources",
+    "StreamingJobDeclaration",
+    "StreamingJobsComponent",
+    "Transform",
+    "Trigger",
+]

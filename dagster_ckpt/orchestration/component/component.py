@@ -1,0 +1,104 @@
+"""`StreamingJobsComponent`: the streaming jobs of a code location, with the jobs, sensors and resources around them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import dagster as dg
+from dagster_pyspark import PySparkResource
+from pydantic import Field
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.component.in_yaml import Scalar, as_text, imported, in_yaml
+from dagster_ckpt.orchestration.component.job import StreamingJobDeclaration
+from dagster_ckpt.orchestration.component.scaffolder import StreamingJobsScaffolder
+from dagster_ckpt.orchestration.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+)
+from dagster_ckpt.orchestration.stream import Stream
+from dagster_ckpt.orchestration.stream_definitions import stream_definitions
+
+
+class StreamResources(dg.Resolvable, dg.Model):
+    """The resources of all streams of a code location; what is left out, the code location has under its name."""
+
+    spark_config: dict[str, Scalar] | None = Field(
+        default=None, description="Settings of the Spark session, for the resource pyspark."
+    )
+    checkpoint_storage: (
+        Annotated[CheckpointStorageResource, in_yaml(CheckpointStorageResource, CheckpointStorageResource.storage)]
+        | None
+    ) = None
+    state_backend: (
+        Annotated[StateBackendResource, in_yaml(StateBackendResource, StateBackendResource.backend)] | None
+    ) = None
+    checkpoint_catalog: (
+        Annotated[CheckpointCatalogResource, in_yaml(CheckpointCatalogResource, lambda catalog: catalog.url)] | None
+    ) = None
+
+    def named(self) -> Mapping[str, Any]:
+        """The resources under the names by which streams look for them."""
+        found = {
+            "pyspark": PySparkResource(spark_config=as_text(self.spark_config))
+            if self.spark_config is not None
+            else None,
+            "checkpoint_storage": self.checkpoint_storage,
+            "state_backend": self.state_backend,
+            "checkpoint_catalog": self.checkpoint_catalog,
+        }
+        return {name: resource for name, resource in found.items() if resource is not None}
+
+
+@dg.scaffold_with(StreamingJobsScaffolder)
+class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
+    """Streaming jobs with Flink-grade checkpoints: assets, start jobs, operator jobs, sensors and schedules.
+
+    A code location has one of it, as its sensors look after all streams. Streams that are written in Python join them
+    by `declared_in_python`.
+    """
+
+    streams: list[StreamingJobDeclaration] = Field(default_factory=list, description="The streaming jobs.")
+    declared_in_python: list[str] = Field(
+        default_factory=list,
+        description="Import paths of further streams, such as company.streams:orders, made by streaming_asset, "
+        "streaming_multi_asset, external_streaming_asset or declare_stream.",
+    )
+    resources: StreamResources | None = Field(
+        default=None, description="Their resources. Default: those of the code location, under the same names."
+    )
+
+    @classmethod
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        """What catalogs of components show."""
+        return dg.ComponentTypeSpec(
+            description="Spark Structured Streaming jobs with checkpoints, savepoints, restarts and rewinds.",
+            tags=["spark", "streaming"],
+        )
+
+    def all_streams(self) -> list[Stream]:
+        """Every stream that is declared here.
+
+        Raises:
+            OptionError: One cannot be made of what the YAML says.
+        """
+        further = [imported(path, "declared_in_python") for path in self.declared_in_python]
+        for path, stream in zip(self.declared_in_python, further, strict=True):
+            if not isinstance(stream, Stream):
+                raise OptionError(
+                    f"declared_in_python names {path!r}, which is no stream but a {type(stream).__name__}. Name what "
+                    "streaming_asset, streaming_multi_asset, external_streaming_asset or declare_stream returned."
+                )
+        return [*(declared.stream() for declared in self.streams), *further]
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
+        """Everything that the streams need."""
+        schedules = {
+            declared.job_id or declared.name: declared.savepoints.periodic()
+            for declared in self.streams
+            if declared.savepoints is not None
+        }
+        definitions = stream_definitions(*self.all_streams(), savepoint_schedules=schedules)
+        if self.resources is None:
+            return definitions
+        return dg.Definitions.merge(definitions, dg.Definitions(resources=self.resources.named()))

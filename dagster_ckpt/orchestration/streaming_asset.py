@@ -67,9 +67,11 @@ def streaming_asset(
     resource. `pyspark` holds the session. A `queryName` or `checkpointLocation` set on the
     writer is replaced.
 
-    Three parameters of `dagster.asset` have no place here. `ins` loads a value before the function runs, while a query
-    reads its sources itself: say `deps`. `automation_condition` launches runs by itself, while a stream has one run at
-    a time, which the supervisor sensor launches. `retry_policy` would start a second writer.
+    Four parameters of `dagster.asset` have no place here. `partitions_def` divides work into pieces that end, while a
+    stream goes on as a whole: make one for each region or tenant, with a job id of its own. `ins` loads a value before
+    the function runs, while a query reads its sources itself: say `deps`. `automation_condition` launches runs by
+    itself, while a stream has one run at a time, which the supervisor sensor launches. `retry_policy` would start a
+    second writer.
 
     Args:
         checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML; default: a

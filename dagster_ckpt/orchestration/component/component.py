@@ -1,14 +1,13 @@
 """`StreamingJobsComponent`: the streaming jobs of a code location, with the jobs, sensors and resources around them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import dagster as dg
 from dagster_pyspark import PySparkResource
-from pydantic import Field
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.component.in_yaml import Scalar, as_text, imported, in_yaml
+from dagster_ckpt.orchestration.component.in_yaml import Scalar, as_text, imported, in_yaml, said
 from dagster_ckpt.orchestration.component.job import StreamingJobDeclaration
 from dagster_ckpt.orchestration.component.scaffolder import StreamingJobsScaffolder
 from dagster_ckpt.orchestration.resources import (
@@ -23,19 +22,22 @@ from dagster_ckpt.orchestration.stream_definitions import stream_definitions
 class StreamResources(dg.Resolvable, dg.Model):
     """The resources of all streams of a code location; what is left out, the code location has under its name."""
 
-    spark_config: dict[str, Scalar] | None = Field(
-        default=None, description="Settings of the Spark session, for the resource pyspark."
-    )
-    checkpoint_storage: (
+    spark_config: Annotated[
+        dict[str, Scalar] | None, said("Settings of the Spark session, for the resource pyspark.")
+    ] = None
+    checkpoint_storage: Annotated[
         Annotated[CheckpointStorageResource, in_yaml(CheckpointStorageResource, CheckpointStorageResource.storage)]
-        | None
-    ) = None
-    state_backend: (
-        Annotated[StateBackendResource, in_yaml(StateBackendResource, StateBackendResource.backend)] | None
-    ) = None
-    checkpoint_catalog: (
-        Annotated[CheckpointCatalogResource, in_yaml(CheckpointCatalogResource, lambda catalog: catalog.url)] | None
-    ) = None
+        | None,
+        said("Where checkpoints and savepoints live."),
+    ] = None
+    state_backend: Annotated[
+        Annotated[StateBackendResource, in_yaml(StateBackendResource, StateBackendResource.backend)] | None,
+        said("How running queries keep their state, and where."),
+    ] = None
+    checkpoint_catalog: Annotated[
+        Annotated[CheckpointCatalogResource, in_yaml(CheckpointCatalogResource, lambda catalog: catalog.url)] | None,
+        said("The SQL record of jobs, images and events."),
+    ] = None
 
     def named(self) -> Mapping[str, Any]:
         """The resources under the names by which streams look for them."""
@@ -58,15 +60,18 @@ class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
     by `declared_in_python`.
     """
 
-    streams: list[StreamingJobDeclaration] = Field(default_factory=list, description="The streaming jobs.")
-    declared_in_python: list[str] = Field(
-        default_factory=list,
-        description="Import paths of further streams, such as company.streams:orders, made by streaming_asset, "
-        "streaming_multi_asset, external_streaming_asset or declare_stream.",
-    )
-    resources: StreamResources | None = Field(
-        default=None, description="Their resources. Default: those of the code location, under the same names."
-    )
+    streams: Annotated[Sequence[StreamingJobDeclaration], said("The streaming jobs.")] = ()
+    declared_in_python: Annotated[
+        Sequence[str],
+        said(
+            "Import paths of further streams, such as company.streams:orders, made by streaming_asset, "
+            "streaming_multi_asset, external_streaming_asset or declare_stream."
+        ),
+    ] = ()
+    resources: Annotated[
+        StreamResources | None,
+        said("Their resources. Default: those of the code location, under the same names."),
+    ] = None
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:

@@ -74,6 +74,12 @@ def templated(value: type[Value]) -> dg.Resolver:
     return dg.Resolver(resolve, model_field_type=value)
 
 
+def said(description: str) -> dg.Resolver:
+    """The description of a field, where it has a default."""
+    resolver: dg.Resolver = dg.Resolver.default(description=description)
+    return resolver
+
+
 def as_text(options: Mapping[str, Scalar]) -> dict[str, str]:
     """Options as Spark takes them: `true`, not `True`."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}

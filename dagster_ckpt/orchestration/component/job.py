@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from dagster_ckpt.options import DesiredState, SavepointHistory
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
-from dagster_ckpt.orchestration.component.in_yaml import in_yaml, templated
+from dagster_ckpt.orchestration.component.in_yaml import in_yaml, said, templated
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.orchestration.freshness import SHORTEST_MS
 from dagster_ckpt.orchestration.schedules import PeriodicSavepoints
@@ -61,45 +61,63 @@ class Savepoints(dg.Model):
         )
 
 
+class EveryMinute(CheckpointSettings):
+    """When images are taken, how many are kept, and what outlives the job."""
+
+    interval: int | None = Field(
+        default=60_000, description="Time between periodic checkpoints, from 10; null for none. Default: a minute."
+    )
+
+
 class StreamingJobDeclaration(dg.Resolvable, dg.Model):
     """One streaming job: a query, how it is checkpointed and restarted, and the assets that it writes."""
 
+    # Dagster takes the description of a field with a default from its Resolver alone.
     name: str = Field(description="Name of the op, of the query, and of the start job; letters, digits and '_'.")
-    job_id: str | None = Field(
-        default=None,
-        description="Id in catalog and storage; it keeps the state when the job is renamed. Default: name.",
-    )
+    job_id: Annotated[
+        str | None, said("Id in catalog and storage; it keeps the state when the job is renamed. Default: name.")
+    ] = None
     assets: Annotated[
         Sequence[dg.ResolvedAssetSpec] | None,
-        Field(
-            default=None, description="The assets that it writes, the most important first. Default: one, by its name."
-        ),
+        said("The assets that it writes, the most important first. Default: one, by its name."),
     ] = None
     sources: list[Annotated[Source, templated(Source)]] = Field(description="The streams that it reads.")
-    transform: Annotated[Transform, templated(Transform)] | None = Field(
-        default=None, description="What becomes of them. Default: nothing, of a single source."
-    )
+    transform: Annotated[
+        Annotated[Transform, templated(Transform)] | None,
+        said("What becomes of them. Default: nothing, of a single source."),
+    ] = None
     sink: Annotated[Sink, templated(Sink)] = Field(description="Where the rows go.")
-    trigger: Annotated[Trigger, templated(Trigger)] | None = Field(
-        default=None, description="When a batch begins. Default: as soon as the one before is done."
-    )
-    checkpointing: Annotated[CheckpointSettings, in_yaml(CheckpointSettings, CheckpointSettings.checkpoint_config)] = (
-        CheckpointSettings(interval=60_000)
-    )
-    restart: Annotated[RestartSettings, in_yaml(RestartSettings, RestartSettings.restart_strategy)] = RestartSettings()
-    upgrade: Annotated[UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy)] = UpgradeSettings()
-    desired_state: DesiredState | None = Field(
-        default=None,
-        description="RUNNING: started as soon as the code is loaded, and brought over to each new code_version. "
-        "Default: people start and stop it.",
-    )
-    savepoints: Annotated[Savepoints, templated(Savepoints)] | None = Field(
-        default=None, description="Savepoints at set times. Default: none."
-    )
-    freshness: Annotated[Freshness, templated(Freshness)] | None = Field(
-        default=None, description="How old the newest checkpoint may get. Default: six checkpoint intervals."
-    )
-    pool: str | None = Field(default=None, description="Dagster's concurrency pool of its op.")
+    trigger: Annotated[
+        Annotated[Trigger, templated(Trigger)] | None,
+        said("When a batch begins. Default: as soon as the one before is done."),
+    ] = None
+    checkpointing: Annotated[
+        Annotated[EveryMinute, in_yaml(EveryMinute, CheckpointSettings.checkpoint_config)],
+        said("When images are taken, how many are kept, and what outlives the job. Default: every minute."),
+    ] = EveryMinute()
+    restart: Annotated[
+        Annotated[RestartSettings, in_yaml(RestartSettings, RestartSettings.restart_strategy)],
+        said("What happens after a failure. Default: Flink's, exponential delay with checkpoints."),
+    ] = RestartSettings()
+    upgrade: Annotated[
+        Annotated[UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy)],
+        said("How it goes over to another code_version. Default: by a savepoint."),
+    ] = UpgradeSettings()
+    desired_state: Annotated[
+        DesiredState | None,
+        said(
+            "RUNNING: started as soon as the code is loaded, and brought over to each new code_version. Default: "
+            "people start and stop it."
+        ),
+    ] = None
+    savepoints: Annotated[
+        Annotated[Savepoints, templated(Savepoints)] | None, said("Savepoints at set times. Default: none.")
+    ] = None
+    freshness: Annotated[
+        Annotated[Freshness, templated(Freshness)] | None,
+        said("How old the newest checkpoint may get. Default: six checkpoint intervals."),
+    ] = None
+    pool: Annotated[str | None, said("Dagster's concurrency pool of its op. Default: none.")] = None
 
     @model_validator(mode="after")
     def _one_frame(self) -> Self:

@@ -1,0 +1,261 @@
+"""A stream goes through its versions in Dagster, with real queries: refused, upgraded, rolled back, suspended.
+
+The sensor is ticked as the daemon does it, and each run that it asks for executes in a thread of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus, UpgradePhase
+from dagster_ckpt.options import (
+    CheckpointConfig,
+    DesiredState,
+    EmbeddedRocksDBStateBackend,
+    RestartStrategies,
+    UpgradePolicy,
+)
+from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+    StreamingAsset,
+    stream_definitions,
+    streaming_asset,
+)
+from dagster_ckpt.spark import LiveDirectory, apply_state_backend
+
+pytestmark = pytest.mark.spark
+DEADLINE_S = 240
+Change = Callable[[DataFrame], DataFrame]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    apply_state_backend(session, EmbeddedRocksDBStateBackend(True))
+    yield session
+    session.stop()
+
+
+class Deployment:
+    """A code location whose code can be changed, and the daemon that ticks its sensor."""
+
+    def __init__(self, spark: SparkSession, root: Path, instance: dg.DagsterInstance) -> None:
+        self.spark = spark
+        self.root = root
+        self.instance = instance
+        self.resource = CheckpointCatalogResource(url=f"sqlite:///{root / 'catalog.db'}")
+        self.catalog: Catalog = self.resource.catalog()
+        self.files = 0
+        self.launched: set[str] = set()
+        self.threads: list[threading.Thread] = []
+        self.definitions = dg.Definitions()
+
+    def load(self, code_version: str, *, key: str = "shop", output: str = "output") -> None:
+        """Load the code of a version: what it counts by, and where it writes."""
+        stream = self._stream(code_version, key, output)
+        self.definitions = dg.Definitions.merge(
+            stream_definitions(stream),
+            dg.Definitions(
+                resources={
+                    "pyspark": dg.ResourceDefinition.hardcoded_resource(_Session(self.spark)),
+                    "checkpoint_storage": CheckpointStorageResource(path=f"file://{self.root}/images"),
+                    "state_backend": StateBackendResource(live_directory=str(self.root / "live")),
+                    "checkpoint_catalog": self.resource,
+                }
+            ),
+        )
+
+    def _stream(self, code_version: str, key: str, output: str) -> StreamingAsset:
+        @streaming_asset(
+            checkpointing=CheckpointConfig(interval=300),
+            restart_strategy=RestartStrategies.no_restart(),
+            desired_state=DesiredState.RUNNING,
+            upgrade=UpgradePolicy(rollback_after_ms=DEADLINE_S * 1000),
+            code_version=code_version,
+        )
+        def orders(context: Any, pyspark: Any) -> Any:
+            counts = self.counts(key)
+            return counts.writeStream.format("parquet").option("path", str(self.root / output))
+
+        return orders
+
+    def counts(self, key: str = "shop") -> DataFrame:
+        stream = self.spark.readStream.schema("at timestamp, shop long").option("maxFilesPerTrigger", 1)
+        rows = stream.json(str(self.root / "landing")).withWatermark("at", "10 minutes")
+        counts = rows.groupBy(F.window("at", "30 minutes"), F.expr(key).alias("shop")).count()
+        return counts.select("window.start", "shop", "count")
+
+    def feed(self, files: int) -> None:
+        landing = self.root / "landing"
+        landing.mkdir(exist_ok=True)
+        for number in range(self.files, self.files + files):
+            rows = [{"at": f"2024-01-01T{number % 24:02}:{n:02}:00Z", "shop": n % 3} for n in range(10)]
+            unfinished = landing / f".{number}"
+            unfinished.write_text("\n".join(map(json.dumps, rows)))
+            unfinished.replace(landing / f"{number:04}.json")
+        self.files += files
+
+    def tick(self) -> None:
+        sensor = self.definitions.get_sensor_def("checkpoint_supervisor_sensor")
+        context = dg.build_sensor_context(
+            self.instance, resources={"checkpoint_catalog": self.resource}, definitions=self.definitions
+        )
+        for request in sensor.evaluate_tick(context).run_requests or []:
+            assert request.run_key is not None
+            if request.run_key not in self.launched:
+                self.launched.add(request.run_key)
+                self.threads.append(threading.Thread(target=self.execute, args=(request,), daemon=True))
+                self.threads[-1].start()
+
+    def execute(self, request: Any) -> None:
+        job = self.definitions.resolve_job_def(request.job_name)
+        job.execute_in_process(
+            request.run_config, instance=self.instance, tags=dict(request.tags), raise_on_error=False
+        )
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Tick until something is so."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            self.tick()
+            if done():
+                return
+            if time.monotonic() > deadline:
+                pytest.fail(f"it did not come to that: {self.row}, {self.newest}")
+            time.sleep(0.2)
+
+    @property
+    def row(self) -> DesiredRecord | None:
+        return self.catalog.desired_states.find("orders")
+
+    @property
+    def newest(self) -> ExecutionRecord | None:
+        return self.catalog.executions.latest("orders")
+
+    def is_in(self, phase: UpgradePhase, version: str) -> bool:
+        upgrade = self.row.upgrade if self.row is not None else None
+        return upgrade is not None and (upgrade.phase, upgrade.to_version) == (phase, version)
+
+    def has_read_all(self) -> bool:
+        """Whether the query that runs has committed every file and waits for more."""
+        live = LiveDirectory(self.catalog.jobs.get("orders").live_directory or "")
+        sources = [int(name.removesuffix(".compact")) for name in live.folder.list("sources/0")]
+        positions = live.positions()
+        progress = (self.newest.progress if self.newest is not None else None) or {}
+        return (
+            max(sources, default=-1) >= self.files - 1
+            and positions.offset == positions.commit
+            and bool(progress.get("idle"))
+        )
+
+    def rows(self, folder: str = "output") -> Counter[tuple[Any, ...]]:
+        return Counter(tuple(row) for row in self.spark.read.parquet(str(self.root / folder)).collect())
+
+    def uninterrupted(self) -> Counter[tuple[Any, ...]]:
+        writer = self.counts().writeStream.format("parquet").option("path", str(self.root / "reference"))
+        query = writer.option("checkpointLocation", str(self.root / "reference-live")).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        return self.rows("reference")
+
+
+class _Session:
+    """Stands where the `pyspark` resource is."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark_session = spark
+
+
+@pytest.fixture
+def deployment(spark: SparkSession, tmp_path: Path) -> Iterator[Deployment]:
+    home = tmp_path / "dagster"
+    home.mkdir()
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        deployment = Deployment(spark, tmp_path, instance)
+        yield deployment
+        for query in spark.streams.active:
+            query.stop()
+        for thread in deployment.threads:
+            thread.join(DEADLINE_S)
+        deployment.catalog.close()
+
+
+def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninterrupted_one(
+    deployment: Deployment,
+) -> None:
+    deployment.feed(3)
+    deployment.load("1")
+    deployment.until(lambda: deployment.newest is not None and deployment.has_read_all())
+    old = deployment.newest
+
+    # Another type of the grouping key: found while the old code runs, and runs on.
+    deployment.load("2", key="cast(shop AS string)")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.REFUSED, "2"))
+    assert deployment.row is not None
+    assert "kept by other keys" in (deployment.row.alert or "")
+    deployment.feed(1)
+    deployment.until(deployment.has_read_all)
+    assert old is not None
+    assert deployment.newest is not None
+    assert (deployment.newest.execution_id, deployment.newest.status) == (old.execution_id, ExecutionStatus.RUNNING)
+
+    # A version that can go on from the state is tried, and takes over at a savepoint.
+    deployment.load("3", key="shop + 0")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.STABLE, "3"))
+    preflight = deployment.row.preflight
+    assert preflight is not None
+    assert (preflight.passed, preflight.code_version) == (True, "3")
+    assert "was replayed on a copy" in preflight.reason
+    assert deployment.newest.code_version == "3"
+    savepoint = deployment.row.upgrade.image_id if deployment.row.upgrade is not None else None
+    assert savepoint is not None
+    assert deployment.catalog.images.get(savepoint).kind == "SAVEPOINT"
+    deployment.feed(2)
+    deployment.until(deployment.has_read_all)
+
+    # A version that fails where the preflight cannot see it: at its sink. It is rolled back, and not started again.
+    deployment.load("4", output="landing/0000.json/no-folder")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.ROLLED_BACK, "4"))
+    failed = deployment.newest.execution_id
+    deployment.tick()
+    assert deployment.newest.execution_id == failed
+    assert "rolled back to savepoint" in (deployment.row.alert or "")
+
+    # The next version goes on from the savepoint that was gone back to.
+    deployment.load("5")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.STABLE, "5"))
+    deployment.feed(1)
+    deployment.until(deployment.has_read_all)
+
+    job = deployment.definitions.resolve_job_def("set_desired_state_job")
+    said = {"ops": {"set_desired_state": {"config": {"job_id": "orders", "state": "SUSPENDED"}}}}
+    assert job.execute_in_process(said, instance=deployment.instance).success
+    deployment.until(lambda: deployment.row is not None and deployment.row.reached == deployment.row.generation)
+    assert deployment.newest.status is ExecutionStatus.FINISHED
+
+    rows = deployment.rows()
+    assert rows
+    assert rows == deployment.uninterrupted()
+    assert not list((deployment.root / "live" / ".preflight" / "orders").iterdir())

@@ -20,7 +20,7 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test soak bench mutants check format java clean
+.PHONY: help demo dev test soak bench mutants check format java browser clean
 
 help:
 	@sed -n '1,7s/^# //p' Makefile
@@ -31,7 +31,7 @@ demo: java $(VENV)/.demo
 dev: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.dev --port $(PORT) --pace $(PACE)
 
-test: java $(VENV)/.dev check
+test: java browser $(VENV)/.dev check
 	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 soak: java $(VENV)/.dev
@@ -91,3 +91,18 @@ java:
 	  echo "  Fedora, RHEL     dnf install java-21-openjdk-headless"; \
 	  echo "  macOS            brew install openjdk@21"; \
 	  echo "or point JAVA_HOME at one that is already there."; exit 1; fi
+
+# The tests click through Dagster's page. Where a package can be installed without a question, it is.
+browser:
+	@for name in chromium chromium-browser google-chrome; do \
+	  if command -v $$name >/dev/null; then exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing Chromium (a minute, once) ..."; \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium >/dev/null; \
+	else \
+	  echo "No Chromium was found, which the tests of Dagster's page drive. Get one, then run make again:"; \
+	  echo "  Debian           apt-get install chromium"; \
+	  echo "  Fedora           dnf install chromium"; \
+	  echo "  macOS            brew install --cask google-chrome, and put google-chrome on the PATH"; exit 1; \
+	fi

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -39,20 +40,24 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 def test_streams_that_are_killed_at_random_write_the_rows_of_an_uninterrupted_run(stage: Stage) -> None:
-    began = time.monotonic()
-    tell_since(began, f"seed {SEED}, {MINUTES:g} minutes")
+    begun = time.monotonic()
+    tell = partial(tell_since, begun)
+    tell(f"seed {SEED}, {MINUTES:g} minutes")
+    stage.start_dagster()
+    for stream in STREAMS:
+        stage.launch(f"{stream}_stream")
+    for stream in STREAMS:
+        stage.wait_for(lambda stream=stream: runs(stage, stream), f"{stream} to run")
+    tell("both streams run")
     feed = Feed(stage.workspace.landing, 366 / (MINUTES * 60 * FEED))
-    mayhem = Mayhem(stage, STREAMS, Random(SEED), lambda blow: tell_since(began, blow))
+    mayhem = Mayhem(stage, STREAMS, Random(SEED), tell)
     with feed.arriving():
-        stage.start_dagster()
-        for stream in STREAMS:
-            stage.running(stream, stage.launch(f"{stream}_stream"))
-        mayhem.rage(began + MINUTES * 60 * RAGE, pause_s=PAUSE_S)
-        tell_since(began, f"peace after {mayhem.blows.total()} blows: {dict(mayhem.blows)}")
+        mayhem.rage(time.monotonic() + MINUTES * 60 * RAGE, pause_s=PAUSE_S)
+        tell(f"peace after {mayhem.blows.total()} blows: {dict(mayhem.blows)}")
         feed.await_end()
     for stream, watermark in final_watermarks(feed.plan).items():
         await_caught_up(stage, mayhem, stream, watermark)
-        tell_since(began, f"{stream} has processed the whole feed")
+        tell(f"{stream} has processed the whole feed")
     for stream in STREAMS:
         stop_with_savepoint(stage, stream)
 
@@ -64,11 +69,16 @@ def test_streams_that_are_killed_at_random_write_the_rows_of_an_uninterrupted_ru
         }
     finally:
         spark.stop()
-    tell_since(began, str(compared))
+    tell(str(compared))
     assert all(comparison.equal for comparison in compared.values()), f"seed {SEED}: {compared}"
     assert mayhem.blows.total() > 0
     unfinished = [run.run_id for run in runs_of_streams(stage) if not run.is_finished]
     assert not unfinished, f"seed {SEED}: Dagster still believes in {unfinished}"
+
+
+def runs(stage: Stage, stream: str) -> bool:
+    latest = stage.catalog.executions.latest(stream)
+    return latest is not None and latest.status is ExecutionStatus.RUNNING
 
 
 def await_caught_up(stage: Stage, mayhem: Mayhem, stream: str, watermark: str) -> None:

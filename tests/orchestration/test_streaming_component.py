@@ -15,6 +15,7 @@ from dagster.components.resolved.errors import ResolutionException
 from dagster.components.testing import create_defs_folder_sandbox
 from dagster_shared.libraries import DagsterLibraryRegistry
 from pyspark.sql import DataFrame, SparkSession
+from small_spark import lay_file, small_spark
 
 import dagster_ckpt
 from dagster_ckpt.errors import CkptError
@@ -46,6 +47,13 @@ def doubled(rows: DataFrame, more: DataFrame | None = None) -> DataFrame:
 def keep(rows: DataFrame, batch_id: int) -> None: ...
 
 
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """The session that the example's resource finds, too."""
+    with small_spark() as session:
+        yield session
+
+
 def component(**attributes: Any) -> StreamingJobsComponent:
     made = StreamingJobsComponent.resolve_from_dict(attributes)
     assert isinstance(made, StreamingJobsComponent)
@@ -70,9 +78,6 @@ class TestTheExampleOfThePage:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("STREAMS_HOME", str(home))
             yield home
-        session = SparkSession.getActiveSession()
-        if session is not None:
-            session.stop()
 
     @pytest.fixture(scope="class")
     def definitions(self, home: Path) -> Iterator[dg.Definitions]:
@@ -99,7 +104,7 @@ class TestTheExampleOfThePage:
 
     @pytest.mark.spark
     def test_it_runs_and_after_the_loss_of_its_directory_goes_on_from_a_savepoint(
-        self, home: Path, definitions: dg.Definitions
+        self, home: Path, definitions: dg.Definitions, spark: SparkSession
     ) -> None:
         with dg.DagsterInstance.ephemeral() as instance:
             for hours in (range(4), range(4, 9)):
@@ -110,7 +115,6 @@ class TestTheExampleOfThePage:
                     assert run(definitions, instance, "trigger_savepoint_job", config)
                     shutil.rmtree(home / "live")
 
-        spark = SparkSession.builder.getOrCreate()
         written = spark.read.parquet(str(home / "hourly_orders")).collect()
         landed = spark.read.schema("at timestamp, shop string, amount long").json(str(home / "landing"))
         landed.createOrReplaceTempView("landed")
@@ -132,7 +136,7 @@ def land(home: Path, hours: range) -> None:
             for minute in range(0, 60, 7)
             for shop in SHOPS
         ]
-        (home / f"landing/{hour:02}.json").write_text("\n".join(map(json.dumps, orders)), encoding="utf-8")
+        lay_file(home / "landing", hour, orders)
 
 
 def run(definitions: dg.Definitions, instance: dg.DagsterInstance, job: str, ops: dict[str, Any] | None = None) -> bool:
@@ -289,13 +293,6 @@ class TestMistakes:
 @pytest.mark.spark
 class TestQueries:
     """What the YAML says reaches Spark; nothing is started."""
-
-    @pytest.fixture(scope="class")
-    def spark(self) -> Iterator[SparkSession]:
-        builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-        session = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1").getOrCreate()
-        yield session
-        session.stop()
 
     @pytest.mark.parametrize(
         ("transform", "columns"),

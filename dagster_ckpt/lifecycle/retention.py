@@ -6,14 +6,17 @@ deletion that fails stays visible as DELETING and is tried again by the next pas
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
-from dagster_ckpt.errors import CkptError, JobNotFoundError
+from dagster_ckpt.errors import CkptError, JobNotFoundError, LeaseHeldError
+from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job, retained_kind
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 from dagster_ckpt.options import (
     Retained,
     TerminalState,
@@ -132,8 +135,19 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
 
     Returns:
         What was deleted and kept, with reasons. Nothing is deleted where a newer execution
-        of the job has begun.
+        of the job has begun, or is about to: it holds the lease, and the execution stays to be settled.
     """
+    run_id = job.catalog.executions.get(execution_id).run_id
+    try:
+        # A start that comes meanwhile must not go on in what is deleted. It sees whose end it waits for.
+        acquired = acquire(job.catalog, job.job_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
+    except LeaseHeldError as error:
+        return RetentionReport(kept=(f"everything: {error}",))
+    with LeaseKeeper(job.catalog, acquired.record):
+        return _apply_terminal_retention(job, execution_id, state)
+
+
+def _apply_terminal_retention(job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
     newest = job.catalog.executions.latest(job.job_id)
     if newest is not None and newest.execution_id != execution_id:
         job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +147,45 @@ def test_nothing_is_deleted_once_a_newer_execution_has_begun(shelf: Shelf, state
     assert "second" in report.kept[0]
     assert not shelf.job.catalog.executions.get("second").settled
     assert shelf.job.catalog.executions.get("first").settled
+
+
+def test_a_start_that_has_not_begun_its_execution_yet_keeps_everything(shelf: Shelf) -> None:
+    image = shelf.checkpoint()
+    lease = shelf.job.catalog.leases.acquire("orders", HOLDER, 60_000)
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+
+    assert report.deleted == ()
+    assert report.kept[0].startswith("everything: ")
+    assert shelf.live.exists()
+    assert shelf.listed() == {image.image_id}
+    # So that it is asked for again.
+    assert not shelf.job.catalog.executions.get("first").settled
+
+    shelf.job.catalog.leases.release("orders", lease.token)
+    apply_terminal_retention(shelf.job, "first", CANCELED)
+
+    assert not shelf.live.exists()
+    assert shelf.listed() == set()
+
+
+def test_while_it_deletes_nobody_can_start(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.checkpoint()
+    holders: list[str] = []
+    discard_image = shelf.job.store.discard
+
+    def looking(location: str, *, protected: Iterable[str] = ()) -> None:
+        lease = shelf.job.catalog.leases.current("orders")
+        assert lease is not None
+        holders.append(lease.run_id)
+        discard_image(location, protected=protected)
+
+    monkeypatch.setattr(shelf.job.store, "discard", looking)
+    apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+
+    # A start waits for a holder whose run is over.
+    assert holders == ["run-first"]
+    assert shelf.job.catalog.leases.current("orders") is None
 
 
 def test_retention_twice_does_no_harm(shelf: Shelf) -> None:

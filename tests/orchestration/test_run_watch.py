@@ -122,7 +122,7 @@ def test_a_step_whose_run_worker_was_killed_stops(
     assert watched.watch.reason == f"the process of its run, {child.pid}, is gone"
 
 
-@pytest.mark.parametrize("worker_pid", [os.getpid(), 1, None])
+@pytest.mark.parametrize("worker_pid", [os.getpid(), 1, None], ids=["itself", "another", "none"])
 def test_a_parent_that_is_not_the_runs_process_may_go(
     instance: dg.DagsterInstance, child: psutil.Process, monkeypatch: pytest.MonkeyPatch, worker_pid: int | None
 ) -> None:

@@ -354,3 +354,42 @@ def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: 
     swept = {garbage.location.removeprefix("mem://c/job/") for garbage in would}
     assert set(old_space._objects) == before - swept
     assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).job([]) == []
+
+
+def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_job_are_swept() -> None:
+    space = MemorySpace("mem://s")
+    objects = {
+        "savepoint-loose-object": (1, b""),
+        "archive/_incomplete": (1, b"flights.delays"),
+        "archive/a.pack": (1, b""),
+        "savepoint-a-whole/_metadata": (1, b""),
+        "savepoint-b-young/_incomplete": (1, b"flights.delays"),
+        "savepoint-b-young/a.pack": (6_000, b""),
+        "savepoint-c-other/_incomplete": (1, b"another job"),
+        "savepoint-c-other/a.pack": (1, b""),
+        "savepoint-d-marked/_incomplete": (1, b"flights.delays"),
+        "savepoint-d-marked/_metadata": (1, b""),
+        "savepoint-d-marked/a.pack": (1, b""),
+        "savepoint-e-crashed/_incomplete": (1, b"flights.delays"),
+        "savepoint-e-crashed/a.pack": (2_000, b""),
+        "savepoint-e-crashed/b.tmp": (3_000, b""),
+        "savepoint-e-crashed/notes.txt": (1, b""),
+    }
+    space._objects = dict(objects)
+
+    would = Sweep(space, now_ms=10_000, older_than_ms=4_000, dry_run=True).savepoints("flights.delays")
+
+    reason = "savepoint-e-crashed was never finished: it has no _metadata"
+    assert would == [
+        Garbage("mem://s/savepoint-e-crashed/a.pack", reason, 8_000),
+        Garbage("mem://s/savepoint-e-crashed/b.tmp", reason, 7_000),
+    ]
+    assert space._objects == objects
+
+    assert Sweep(space, now_ms=10_000, older_than_ms=4_000).savepoints("flights.delays") == would
+    assert objects.keys() - space._objects.keys() == {
+        "savepoint-d-marked/_incomplete",
+        "savepoint-e-crashed/_incomplete",
+        "savepoint-e-crashed/a.pack",
+        "savepoint-e-crashed/b.tmp",
+    }

@@ -75,6 +75,7 @@ def test_the_clean_up_option_and_the_end_decide_about_checkpoints_and_never_abou
     assert shelf.listed() == {image.image_id for image in (*kept, *savepoints)}
     assert all(shelf.is_whole(image) for image in (*kept, *savepoints))
     assert (len(report.kept), len(report.deleted)) == ((2, 0) if kept else (0, 2))
+    assert shelf.reasons() == [f"{cleanup.name} at {state.value}"] * len(report.deleted)
     assert bool(shelf.data_files()) is bool(kept)
     assert shelf.live.exists() is (what != "delete with live directory")
     assert (shelf.job.catalog.jobs.get("orders").live_directory is None) is (what == "delete with live directory")
@@ -398,6 +399,15 @@ def test_the_newest_checkpoint_outlives_newer_savepoints(tmp_path: Path) -> None
 
     assert subsume(shelf.job) == []
     assert shelf.is_whole(checkpoint)
+
+
+def test_an_image_that_an_attempt_builds_on_is_not_deleted(shelf: Shelf) -> None:
+    image = shelf.checkpoint()
+
+    report = discard(shelf.job, [image], reason="subsumed", protected=[image.location or ""])
+
+    assert "an attempt under way builds on it" in report.failed[0]
+    assert shelf.is_whole(image)
 
 
 def test_a_checkpoint_that_an_attempt_builds_on_is_left_for_a_later_pass(tmp_path: Path) -> None:

@@ -323,12 +323,13 @@ def old_space() -> MemorySpace:
     """What two crashes left: a checkpoint without metadata and half a deletion, beside what is not ours."""
     space = MemorySpace("mem://c/job")
     names = {
-        "chk-1/_deleting": 2_000,
-        "chk-1/a.pack": 3_000,
-        "chk-1/notes.txt": 3_000,
-        "chk-2/b.pack": 1,
-        "chk-2/notes.txt": 1,
-        "chk-3/c.pack": 6_000,
+        "chk-1/b.pack": 1,
+        "chk-1/b.tmp": 1,
+        "chk-1/notes.txt": 1,
+        "chk-2/c.pack": 6_000,
+        "chk-3/_deleting": 2_000,
+        "chk-3/a.pack": 3_000,
+        "chk-3/notes.txt": 3_000,
         "shared/old.pack": 5_999,
         "shared/young.pack": 6_000,
         "shared/folder/old.pack": 1,
@@ -343,9 +344,10 @@ def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: 
 
     # The age of exactly four seconds is not older than that.
     assert would == [
-        Garbage("mem://c/job/chk-1/_deleting", "the deletion of chk-1 was cut off", 8_000),
-        Garbage("mem://c/job/chk-1/a.pack", "the deletion of chk-1 was cut off", 7_000),
-        Garbage("mem://c/job/chk-2/b.pack", "chk-2 was never finished: it has no _metadata", 9_999),
+        Garbage("mem://c/job/chk-1/b.pack", "chk-1 was never finished: it has no _metadata", 9_999),
+        Garbage("mem://c/job/chk-1/b.tmp", "chk-1 was never finished: it has no _metadata", 9_999),
+        Garbage("mem://c/job/chk-3/_deleting", "the deletion of chk-3 was cut off", 8_000),
+        Garbage("mem://c/job/chk-3/a.pack", "the deletion of chk-3 was cut off", 7_000),
         Garbage("mem://c/job/shared/old.pack", "no image refers to it", 4_001),
     ]
     assert set(old_space._objects) == before
@@ -374,15 +376,18 @@ def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_job_are_swept
         "savepoint-e-crashed/a.pack": (2_000, b""),
         "savepoint-e-crashed/b.tmp": (3_000, b""),
         "savepoint-e-crashed/notes.txt": (1, b""),
+        "savepoint-f-crashed/_incomplete": (1, b"flights.delays"),
+        "savepoint-f-crashed/a.pack": (1, b""),
     }
     space._objects = dict(objects)
 
     would = Sweep(space, now_ms=10_000, older_than_ms=4_000, dry_run=True).savepoints("flights.delays")
 
-    reason = "savepoint-e-crashed was never finished: it has no _metadata"
+    reason = "was never finished: it has no _metadata"
     assert would == [
-        Garbage("mem://s/savepoint-e-crashed/a.pack", reason, 8_000),
-        Garbage("mem://s/savepoint-e-crashed/b.tmp", reason, 7_000),
+        Garbage("mem://s/savepoint-e-crashed/a.pack", f"savepoint-e-crashed {reason}", 8_000),
+        Garbage("mem://s/savepoint-e-crashed/b.tmp", f"savepoint-e-crashed {reason}", 7_000),
+        Garbage("mem://s/savepoint-f-crashed/a.pack", f"savepoint-f-crashed {reason}", 9_999),
     ]
     assert space._objects == objects
 
@@ -392,4 +397,6 @@ def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_job_are_swept
         "savepoint-e-crashed/_incomplete",
         "savepoint-e-crashed/a.pack",
         "savepoint-e-crashed/b.tmp",
+        "savepoint-f-crashed/_incomplete",
+        "savepoint-f-crashed/a.pack",
     }

@@ -23,9 +23,17 @@ hypothesis.settings.load_profile("dagster_ckpt")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: of files that run beside each other, a long one at the end would run alone."""
+    """Say what runs one after the other where tests run beside each other, and begin with what takes longest.
+
+    A file shares its Spark session. Of all tests with a `dagster dev` one runs at a time: each has many processes. A
+    long one at the end would run alone.
+    """
     items.sort(key=_weight)
+    for item in items:
+        group = "dagster_dev" if item.get_closest_marker("dagster_dev") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _weight(item: pytest.Item) -> int:

@@ -32,7 +32,7 @@ dev: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.dev --port $(PORT) --pace $(PACE)
 
 test: java browser $(VENV)/.dev check
-	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 soak: java $(VENV)/.dev
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak

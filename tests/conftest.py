@@ -23,17 +23,22 @@ hypothesis.settings.load_profile("dagster_ckpt")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what runs one after the other where tests run beside each other, and begin with what takes longest.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole files, each with its Spark session, to run beside each other."""
+    from xdist.scheduler import LoadFileScheduling
 
-    A file shares its Spark session. Of all tests with a `dagster dev` one runs at a time: each has many processes. A
-    long one at the end would run alone.
-    """
+    class OneDagsterAtATime(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            # Each `dagster dev` has a dozen processes.
+            return "tests/e2e" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
+
+    return OneDagsterAtATime(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: of files that run beside each other, a long one at the end would run alone."""
     items.sort(key=_weight)
-    for item in items:
-        group = "dagster_dev" if item.get_closest_marker("dagster_dev") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _weight(item: pytest.Item) -> int:

@@ -146,8 +146,14 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
 
 
 def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ended: bool) -> RecoveryFacts:
-    """Look at the catalog and the live directory: everything a recovery plan is made from."""
+    """Look at the catalog and the live directory: everything a recovery plan is made from.
+
+    Raises:
+        LiveDirectoryError: There is a live directory that the catalog has never heard of, and nobody gave it up.
+    """
     record = job.catalog.jobs.get(job.job_id)
+    if record.live_generation == 0 and start_from.point is not StartPoint.EMPTY:
+        _refuse_to_forget(job, job.live_directory(1))
     live = LiveDirectory(record.live_directory) if record.live_directory else None
     executions = job.catalog.executions.of_job(job.job_id)
     listed = job.catalog.images.completed(job.job_id)
@@ -164,6 +170,18 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
         start_from=start_from,
         retained=retained_batches(live) if live is not None and start_from.point is StartPoint.BATCH else (),
     )
+
+
+def _refuse_to_forget(job: StreamingJob, live: LiveDirectory) -> None:
+    # The first start would clear the folder, taking what is in it for the rest of a start that died.
+    commit = live.positions().commit if live.exists() else None
+    if commit is not None:
+        raise LiveDirectoryError(
+            f"{live.url} holds a query of job {job.job_id!r} up to batch {commit}, but the catalog has no start of "
+            "this job: it was lost, or its URL is wrong. Nothing was changed. Name the right catalog, or bring it back "
+            "from a backup. Without it: move that folder away and start from the newest image by its location, or "
+            "start from `empty`, which gives up what is there."
+        )
 
 
 def refuse_known_broken(job: StreamingJob, plan: RecoveryPlan, cause: StartCause) -> None:

@@ -34,7 +34,7 @@ from dagster_ckpt.options import (
     FileSystemCheckpointStorage,
     RestartStrategies,
 )
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, start_query
 from dagster_ckpt.storage import open_store
 
 EXACT_FILES, EXACT_CALLS, LEAST_CALLS = "exact-files", "exact-calls", "least-calls"
@@ -166,8 +166,6 @@ def run(
     started: Callable[[str, SupervisedQuery], None] = lambda _name, _query: None,
 ) -> None:
     """Run the three streams until they end."""
-    jvm = jvm_process(spark)
-    assert jvm is not None
 
     def stream(name: str) -> Stream:
         def start(live: LiveDirectory) -> SupervisedQuery:
@@ -177,7 +175,7 @@ def run(
 
         return Stream(shops.job(catalog, name), start)
 
-    run_program("shops", [stream(name) for name in STREAMS], jvm_pid=jvm.pid)
+    run_program("shops", [stream(name) for name in STREAMS], spark=spark)
 
 
 @dataclass

@@ -11,7 +11,13 @@ import pytest
 from retention_shelf import HOLDER, Shelf
 
 from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus, StartCause
-from dagster_ckpt.errors import LeaseHeldError, NothingCommittedError, RequestFailedError, StorageAccessError
+from dagster_ckpt.errors import (
+    LeaseHeldError,
+    LiveDirectoryError,
+    NothingCommittedError,
+    RequestFailedError,
+    StorageAccessError,
+)
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
 from dagster_ckpt.lifecycle.job import StreamingJob
@@ -250,3 +256,23 @@ def test_a_start_after_a_lost_lease_goes_on_in_a_fresh_directory(tmp_path: Path)
     assert (shelf.live / "commits" / "0").exists()
     assert (tmp_path / "live" / "orders" / "live-2" / "commits" / "0").exists()
     shelf.job.catalog.close()
+
+
+@pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint"])
+def test_a_live_directory_that_the_catalog_has_never_heard_of_is_not_cleared(tmp_path: Path, start_from: str) -> None:
+    shelf = Shelf.at(tmp_path)
+    shelf.job.catalog.close()
+    elsewhere = replace(shelf.job, catalog=Catalog(f"sqlite:///{tmp_path / 'another.db'}"))
+    play = Stage(elsewhere, [PlayedQuery(ends=True)])
+
+    with pytest.raises(LiveDirectoryError, match=r"live-1 holds a query of job 'orders' up to batch 0"):
+        play.run(start_from=StartFrom.parse(start_from))
+
+    assert play.started_in == []
+    assert (shelf.live / "commits" / "0").exists()
+
+    play.run(start_from=StartFrom.parse("empty"))
+
+    assert play.started_in == [elsewhere.live_directory(1).url]
+    assert not (shelf.live / "commits" / "0").exists()
+    elsewhere.catalog.close()

@@ -10,16 +10,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dagster_ckpt.catalog import Catalog, EventType, Holder, LeaseRecord
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.lifecycle import writer_lease
 from dagster_ckpt.lifecycle.evidence import ProcessIdentity, boot_id, has_provably_ended, this_holder
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 
 JOB = "flights"
 TTL_MS = 60_000
+# Of a lease that a keeper renews: long enough for a busy machine, and renewed each second.
+KEPT_MS = 3_000
 
 
 @dataclass
@@ -246,8 +250,8 @@ def wait_for_loss(keeper: LeaseKeeper) -> LeaseLostError:
 
 
 def test_a_keeper_renews_and_gives_the_lease_back(catalog: Catalog, clock: ManualClock) -> None:
-    lease = acquire(catalog, JOB, ME, ttl_ms=90).record
-    with LeaseKeeper(catalog, lease, ttl_ms=90) as keeper:
+    lease = acquire(catalog, JOB, ME, ttl_ms=KEPT_MS).record
+    with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
         clock.now_ms += 50
         deadline = time.monotonic() + 120
         while catalog.leases.current(JOB) == lease:
@@ -255,7 +259,7 @@ def test_a_keeper_renews_and_gives_the_lease_back(catalog: Catalog, clock: Manua
             time.sleep(0.01)
         renewed = catalog.leases.current(JOB)
         assert renewed is not None
-        assert renewed.expires_at_ms == clock.now_ms + 90
+        assert renewed.expires_at_ms == clock.now_ms + KEPT_MS
         assert keeper.token == lease.token
         keeper.check()
         assert keeper.lost is None
@@ -266,8 +270,8 @@ def test_a_keeper_renews_and_gives_the_lease_back(catalog: Catalog, clock: Manua
 def test_a_keeper_notices_that_another_execution_took_the_lease(
     catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child]
 ) -> None:
-    lease = acquire(catalog, JOB, ME, ttl_ms=90).record
-    with LeaseKeeper(catalog, lease, ttl_ms=90) as keeper:
+    lease = acquire(catalog, JOB, ME, ttl_ms=KEPT_MS).record
+    with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
         successor = catalog.leases.acquire(JOB, holder_of(spawn()), TTL_MS, take_over=lease.token)
         lost = wait_for_loss(keeper)
         assert "run-before" in str(lost)
@@ -277,17 +281,38 @@ def test_a_keeper_notices_that_another_execution_took_the_lease(
     assert catalog.leases.current(JOB) == successor
 
 
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the clock by which a keeper counts; waiting takes the time it takes."""
+    now_s = [1_000.0]
+    counted = SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep)
+    monkeypatch.setattr(writer_lease, "time", counted)
+
+    def move_to(age_s: float) -> None:
+        now_s[0] = 1_000 + age_s
+
+    return move_to
+
+
 def test_a_keeper_without_a_catalog_gives_up_before_the_lease_runs_out(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, watch: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = threading.Semaphore(0)
+
     def away(*_: object) -> LeaseRecord:
+        asked.release()
         raise CatalogError("the database is away")
 
     monkeypatch.setattr(catalog.leases, "renew", away)
-    began = time.monotonic()
-    with LeaseKeeper(catalog, acquire(catalog, JOB, ME, ttl_ms=3_000).record, ttl_ms=3_000) as keeper:
-        lost = wait_for_loss(keeper)
-        assert time.monotonic() - began < 3
+    lease = acquire(catalog, JOB, ME, ttl_ms=KEPT_MS).record
+    with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
+        # By the second time the keeper has heard the answer of the first.
+        assert asked.acquire(timeout=120)
+        assert asked.acquire(timeout=120)
+        watch(0.79 * KEPT_MS / 1000)
+        assert keeper.lost is None
+        watch(0.81 * KEPT_MS / 1000)
+        lost = keeper.lost
         with pytest.raises(LeaseLostError):
             keeper.check()
 
@@ -296,19 +321,23 @@ def test_a_keeper_without_a_catalog_gives_up_before_the_lease_runs_out(
 
 
 def test_a_keeper_whose_catalog_hangs_gives_up_before_the_lease_runs_out(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, watch: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    back = threading.Event()
+    asked, back = threading.Event(), threading.Event()
 
     def hang(*_: object) -> LeaseRecord:
+        asked.set()
         back.wait(120)
         raise CatalogError("the connection was cut")
 
     monkeypatch.setattr(catalog.leases, "renew", hang)
-    began = time.monotonic()
-    with LeaseKeeper(catalog, acquire(catalog, JOB, ME, ttl_ms=3_000).record, ttl_ms=3_000) as keeper:
-        lost = wait_for_loss(keeper)
-        assert time.monotonic() - began < 3
+    lease = acquire(catalog, JOB, ME, ttl_ms=KEPT_MS).record
+    with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
+        assert asked.wait(120)
+        watch(0.79 * KEPT_MS / 1000)
+        assert keeper.lost is None
+        watch(0.81 * KEPT_MS / 1000)
+        lost = keeper.lost
         back.set()
 
     assert "did not answer" in str(lost)

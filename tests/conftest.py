@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("dagster_ckpt")
 
+# A shell has what it starts in the background ignore Ctrl-C, and so would every process that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Every JVM of the tests, also those of programs that they start: in so short a life, quick to compile counts more than
 # fast in the end.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

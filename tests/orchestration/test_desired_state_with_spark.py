@@ -5,7 +5,6 @@ The sensor is ticked as the daemon does it, and each run that it asks for execut
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
@@ -15,8 +14,10 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from small_spark import lay_file
 
 from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus, UpgradePhase
 from dagster_ckpt.options import (
@@ -110,9 +111,7 @@ class Deployment:
         landing.mkdir(exist_ok=True)
         for number in range(self.files, self.files + files):
             rows = [{"at": f"2024-01-01T{number % 24:02}:{n:02}:00Z", "shop": n % 3} for n in range(10)]
-            unfinished = landing / f".{number}"
-            unfinished.write_text("\n".join(map(json.dumps, rows)))
-            unfinished.replace(landing / f"{number:04}.json")
+            lay_file(landing, number, rows)
         self.files += files
 
     def tick(self) -> None:
@@ -166,7 +165,17 @@ class Deployment:
             max(sources, default=-1) >= self.files - 1
             and positions.offset == positions.commit
             and bool(progress.get("idle"))
+            # What was idle may have been the query before the newest files, and its last batch is one without data.
+            and self.windows_shown() == self.files - 1
         )
+
+    def windows_shown(self) -> int:
+        """How many windows have come out; the watermark closes that of a file with the next file."""
+        try:
+            return len({row[0] for row in self.rows()})
+        except AnalysisException:
+            # Nothing has come out yet.
+            return 0
 
     def rows(self, folder: str = "output") -> Counter[tuple[Any, ...]]:
         return Counter(tuple(row) for row in self.spark.read.parquet(str(self.root / folder)).collect())

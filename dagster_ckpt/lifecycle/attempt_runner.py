@@ -6,6 +6,7 @@ storage), then the catalog, then the coordinator is told, then older checkpoints
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -22,11 +23,12 @@ from dagster_ckpt.coordinator import (
     Event,
     TriggerKind,
 )
-from dagster_ckpt.errors import CatalogError
+from dagster_ckpt.errors import CatalogError, StorageAccessError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
+from dagster_ckpt.lifecycle.owed_changes import OwedChanges
 from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.provenance import provenance
 from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
@@ -45,6 +47,7 @@ class AttemptRunner:
         prepared: The live directory the query runs in.
         log: What the batches of the query did.
         lease: The lease that makes this process the writer.
+        owed: Where changes go that the catalog need not take at once.
         facts: What the running query knows of itself; called in the thread that talks to the JVM.
         predecessor_ended: Whether older live directories may be deleted.
         wall_clock: Time that images carry.
@@ -58,6 +61,7 @@ class AttemptRunner:
         log: BatchLog,
         lease: LeaseKeeper,
         *,
+        owed: OwedChanges,
         facts: Callable[[], QueryFacts],
         predecessor_ended: bool,
         wall_clock: Clock,
@@ -69,6 +73,7 @@ class AttemptRunner:
         self._live = prepared.live
         self._log = log
         self._lease = lease
+        self._owed = owed
         self._facts = facts
         self._may_delete_older = predecessor_ended
         self._sinks_before = tuple(self._catalog.executions.last_sinks(job.job_id))
@@ -89,21 +94,36 @@ class AttemptRunner:
         """
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
-    def begin(self, attempt: Attempt) -> None:
-        """Record an attempt; its cut is taken when its boundary is reached."""
+    def begin(self, attempt: Attempt) -> list[Event]:
+        """Record an attempt; its cut is taken when its boundary is reached.
+
+        Returns:
+            That it failed, where the catalog or the live directory cannot be reached.
+        """
+        image_id = str(uuid.uuid4())
+        try:
+            self._running[attempt.number] = self._recorded(attempt, image_id)
+        except (CatalogError, StorageAccessError) as error:
+            reason = CheckpointFailureReason.IO_EXCEPTION
+            self._record_failure(image_id, attempt.request_id, f"{reason.name}: {error}")
+            return [AttemptFailed(monotonic_ms(), attempt.number, reason, str(error))]
+        return []
+
+    def _recorded(self, attempt: Attempt, image_id: str) -> RunningAttempt:
         request = self._catalog.requests.get(attempt.request_id) if attempt.request_id is not None else None
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
         order = SnapshotOrder(
             kind=ImageKind.SAVEPOINT if attempt.kind.is_savepoint else ImageKind.CHECKPOINT,
             number=attempt.number,
+            image_id=image_id,
             base=sharing_base(self._job),
             target_directory=arguments.get("target_directory"),
             sinks=self.sinks,
             properties=provenance(self._job, self.sinks, facts),
         )
         self._catalog.images.begin(
-            image_id=order.image_id,
+            image_id=image_id,
             job_id=self._job.job_id,
             execution_id=self._execution_id,
             kind=order.kind.value,
@@ -116,7 +136,7 @@ class AttemptRunner:
         )
         self._catalog.jobs.update(self._job.job_id, next_number=attempt.number + 1)
         commit = self._live.positions().commit
-        self._running[attempt.number] = RunningAttempt(
+        return RunningAttempt(
             attempt,
             order,
             -1 if commit is None else commit,
@@ -130,7 +150,7 @@ class AttemptRunner:
         if running is None:
             return []
         running.aborted.set()
-        self._record_failure(running, f"{action.reason.name}: {action.reason.sentence}")
+        self._record_failure_of(running, f"{action.reason.name}: {action.reason.sentence}")
         if not running.cut_ordered:
             return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
         self._aborted[action.number] = action
@@ -149,7 +169,12 @@ class AttemptRunner:
             stop_query: Called first for a stop-with-savepoint: nothing may be committed after its cut.
         """
         for running in list(self._running.values()):
-            if running.cut_ordered or not self._at_boundary(running):
+            try:
+                is_due = not running.cut_ordered and self._at_boundary(running)
+            except StorageAccessError:
+                # It is looked for again until the attempt expires.
+                is_due = False
+            if not is_due:
                 continue
             if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
                 stop_query(running.attempt.number)
@@ -177,7 +202,11 @@ class AttemptRunner:
     def make_room(self) -> list[Event]:
         """Delete what the newest checkpoint has subsumed, in the background."""
         protected = [running.order.base for running in self._running.values() if running.order.base is not None]
-        dropped = subsume(self._job, protected=protected)
+        try:
+            dropped = subsume(self._job, protected=protected)
+        except CatalogError:
+            # The next completion makes room.
+            return []
         generation = self._prepared.generation if self._may_delete_older else 0
         self._may_delete_older = False
         if not dropped and not generation:
@@ -201,12 +230,15 @@ class AttemptRunner:
         """
         for running in self._running.values():
             running.aborted.set()
-            self._record_failure(running, f"the query ended: {why}")
+            self._record_failure_of(running, f"the query ended: {why}")
         self._running.clear()
         self._threads.close()
         for result in self._threads.results():
             if isinstance(result, Stored):
-                self._job.store.discard(result.snapshot.stored.location, protected=())
+                # What cannot be deleted now is removed by housekeeping, and must not hide why the query ended.
+                with suppress(StorageAccessError):
+                    self._job.store.discard(result.snapshot.stored.location, protected=())
+        self._owed.make_up()
 
     def _at_boundary(self, running: RunningAttempt) -> bool:
         attempt = running.attempt
@@ -236,13 +268,7 @@ class AttemptRunner:
             self._late[result.number] = snapshot
             self._aborted.pop(result.number, None)
             return AttemptCompleted(monotonic_ms(), result.number)
-        self._lease.check()
-        recorded = record_image(
-            self._catalog,
-            snapshot,
-            self._log.figures(snapshot.batch_id, since_batch=self._last_image_batch),
-            duration_ms=monotonic_ms() - running.began_at_ms,
-        )
+        recorded = self._in_catalog(running, snapshot)
         if isinstance(recorded, NotRecorded):
             if recorded.is_certain:
                 self._clean(lambda: self._job.store.discard(snapshot.stored.location, protected=()))
@@ -250,11 +276,20 @@ class AttemptRunner:
         del self._running[result.number]
         self._completed[result.number] = recorded
         self._last_image_batch = snapshot.batch_id
-        if running.attempt.request_id is not None:
-            self._catalog.requests.resolve(
-                running.attempt.request_id, RequestStatus.COMPLETED, image_id=recorded.image_id
-            )
+        self._answer(running.attempt.request_id, RequestStatus.COMPLETED, image_id=recorded.image_id)
         return AttemptCompleted(monotonic_ms(), result.number)
+
+    def _in_catalog(self, running: RunningAttempt, snapshot: Snapshot) -> ImageRecord | NotRecorded:
+        try:
+            self._lease.check()
+        except CatalogError as error:
+            return NotRecorded(str(error), is_certain=True)
+        return record_image(
+            self._catalog,
+            snapshot,
+            self._log.figures(snapshot.batch_id, since_batch=self._last_image_batch),
+            duration_ms=monotonic_ms() - running.began_at_ms,
+        )
 
     def _not_stored(self, result: NotStored) -> Event:
         running = self._running.get(result.number)
@@ -267,15 +302,21 @@ class AttemptRunner:
     def _failed(self, running: RunningAttempt, reason: CheckpointFailureReason, detail: str) -> Event:
         number = running.attempt.number
         self._running.pop(number, None)
-        self._record_failure(running, f"{reason.name}: {detail}")
+        self._record_failure_of(running, f"{reason.name}: {detail}")
         return AttemptFailed(monotonic_ms(), number, reason, detail)
 
-    def _record_failure(self, running: RunningAttempt, why: str) -> None:
-        # A catalog that is away for a moment must not end the query: the coordinator counts the failure.
-        with suppress(CatalogError):
-            self._catalog.images.fail(running.order.image_id, why)
-            if running.attempt.request_id is not None:
-                self._catalog.requests.resolve(running.attempt.request_id, RequestStatus.FAILED, error=why)
+    def _record_failure_of(self, running: RunningAttempt, why: str) -> None:
+        self._record_failure(running.order.image_id, running.attempt.request_id, why)
+
+    def _record_failure(self, image_id: str, request_id: str | None, why: str) -> None:
+        self._owed.make(lambda: self._catalog.images.fail(image_id, why))
+        self._answer(request_id, RequestStatus.FAILED, error=why)
+
+    def _answer(
+        self, request_id: str | None, status: RequestStatus, *, image_id: str | None = None, error: str | None = None
+    ) -> None:
+        if request_id is not None:
+            self._owed.make(lambda: self._catalog.requests.resolve(request_id, status, image_id=image_id, error=error))
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
         self._cleaning += 1

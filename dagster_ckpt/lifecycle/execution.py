@@ -259,38 +259,57 @@ class _Run:
             count_beyond_what_is_used(job, plan.image)
             for kept in check_backend(job, plan):
                 self._request.report(kept)
+            # What takes long may have outlived the lease: a successor may be at work in these very places.
+            self._lease.check()
             prepared = prepare(job, plan)
             self._tell(prepared)
+            self._lease.check()
             query = self._request.start_query(prepared.live)
         except Exception as error:
             self._refuse(execution_id, error)
             raise
-        application = self._request.application
-        job.catalog.executions.running(
-            execution_id,
-            live_directory=prepared.live.url,
-            recovery=plan.as_record(),
-            application=application.as_record() if application is not None else None,
-        )
-        if "fork_of" in (facts.job.pending_restore or {}):
-            job.catalog.jobs.update(job.job_id, pending_restore=None)
-        self._answer_start_request(RequestStatus.COMPLETED, None)
-        supervisor = Supervisor(
-            job,
-            execution_id,
-            prepared,
-            query,
-            self._lease,
-            interrupted=self._request.interrupted,
-            predecessor_ended=self._predecessor_ended,
-            wall_clock=self._request.wall_clock,
-        )
         try:
-            return supervisor.run()
+            return self._supervise(execution_id, facts, plan, prepared, query)
         except Exception as error:
             # Such as a JVM that was killed: nothing in this process can go on, a new run can.
             job.catalog.executions.end(execution_id, ExecutionStatus.FAILED, f"{type(error).__name__}: {error}")
             raise
+
+    def _supervise(
+        self,
+        execution_id: str,
+        facts: RecoveryFacts,
+        plan: RecoveryPlan,
+        prepared: PreparedStart,
+        query: SupervisedQuery,
+    ) -> QueryEnd:
+        job = self._job
+        application = self._request.application
+        try:
+            job.catalog.executions.running(
+                execution_id,
+                live_directory=prepared.live.url,
+                recovery=plan.as_record(),
+                application=application.as_record() if application is not None else None,
+            )
+            if "fork_of" in (facts.job.pending_restore or {}):
+                job.catalog.jobs.update(job.job_id, pending_restore=None)
+            self._answer_start_request(RequestStatus.COMPLETED, None)
+            supervisor = Supervisor(
+                job,
+                execution_id,
+                prepared,
+                query,
+                self._lease,
+                interrupted=self._request.interrupted,
+                predecessor_ended=self._predecessor_ended,
+                wall_clock=self._request.wall_clock,
+            )
+        except Exception:
+            # Nobody else knows of it yet, and it must not outlive the lease.
+            query.stop()
+            raise
+        return supervisor.run()
 
     def _refuse(self, execution_id: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"

@@ -17,12 +17,10 @@ from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, RequestKind, Requ
 from dagster_ckpt.coordinator import (
     Abort,
     Action,
-    Attempt,
     AttemptCompleted,
     AttemptFailed,
     Begin,
     CheckpointCoordinator,
-    CheckpointFailureReason,
     Discard,
     Event,
     FailQuery,
@@ -36,10 +34,11 @@ from dagster_ckpt.coordinator import (
     TriggerOrigin,
     TriggerRequest,
 )
-from dagster_ckpt.errors import CatalogError, LeaseLostError
+from dagster_ckpt.errors import CatalogError, LeaseLostError, StorageAccessError
 from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
+from dagster_ckpt.lifecycle.owed_changes import OwedChanges
 from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import SupervisedQuery
@@ -129,12 +128,14 @@ class Supervisor:
         self._lease = lease
         self._interrupted = interrupted
         self._log = BatchLog()
+        self._owed = OwedChanges()
         self._attempts = AttemptRunner(
             job,
             execution_id,
             prepared,
             self._log,
             lease,
+            owed=self._owed,
             facts=query.facts,
             predecessor_ended=predecessor_ended,
             wall_clock=wall_clock,
@@ -142,7 +143,6 @@ class Supervisor:
         self._coordinator = CheckpointCoordinator(
             job.options, first_number=self._catalog.jobs.get(job.job_id).next_number, random=Random()
         )
-        self._inbox: deque[Event] = deque()
         self._end: QueryEnd | None = None
         self._is_ready = False
         self._savepoint_to_stop_with: int | None = None
@@ -183,12 +183,13 @@ class Supervisor:
 
     def _coordinate(self) -> None:
         now_ms = monotonic_ms()
-        if not self._is_ready and self._attempts.sinks and self._live.positions().commit is not None:
+        if not self._is_ready and self._attempts.sinks and self._has_committed():
             # Before its first commit a query has nothing that an image could hold.
             self._is_ready = True
             self._handle(QueryStarted(now_ms))
         if now_ms >= self._next_request_poll_ms:
             self._next_request_poll_ms = now_ms + REQUEST_POLL_MS
+            self._owed.make_up()
             with suppress(CatalogError):
                 self._take_requests()
         try:
@@ -205,38 +206,38 @@ class Supervisor:
             self._handle(Tick(monotonic_ms()))
         self._attempts.order_cuts(self._stop_for_savepoint)
 
+    def _has_committed(self) -> bool:
+        with suppress(StorageAccessError):
+            return self._live.positions().commit is not None
+        return False
+
     def _handle(self, event: Event) -> None:
         """Give an event to the coordinator, and the events that its actions cause after it."""
-        self._inbox.append(event)
-        if len(self._inbox) > 1:
-            return
-        while self._inbox:
-            for action in self._coordinator.handle(self._inbox[0]):
-                for caused in self._do(action):
-                    self._inbox.append(caused)
-            handled = self._inbox.popleft()
+        inbox = deque([event])
+        while inbox:
+            handled = inbox.popleft()
+            for action in self._coordinator.handle(handled):
+                inbox.extend(self._do(action))
             if (
-                isinstance(handled, AttemptFailed)
+                isinstance(handled, AttemptFailed | AttemptCompleted)
                 and handled.number == self._savepoint_to_stop_with
                 and self._end is None
             ):
+                # One that was completed too late is discarded: it does not end the query either.
+                why = handled.detail if isinstance(handled, AttemptFailed) else "it was completed too late"
                 self._end = QueryEnd(
-                    EndKind.SAVEPOINT_FAILED,
-                    f"the savepoint to stop with failed, the query goes on: {handled.detail}",
+                    EndKind.SAVEPOINT_FAILED, f"the savepoint to stop with failed, the query goes on: {why}"
                 )
 
     def _do(self, action: Action) -> list[Event]:
         if isinstance(action, Begin):
-            return self._begin(action.attempt)
+            return self._attempts.begin(action.attempt)
         if isinstance(action, Abort):
             return self._attempts.abort(action)
         if isinstance(action, Discard):
             self._attempts.discard_late(action.number)
         elif isinstance(action, Refuse):
-            if action.request_id is not None:
-                self._catalog.requests.resolve(
-                    action.request_id, RequestStatus.FAILED, error=f"{action.reason.name}: {action.detail}"
-                )
+            self._refuse(action)
         elif isinstance(action, FailQuery):
             self._end = self._end or QueryEnd(EndKind.FAILED, f"{action.reason.name}: {action.detail}")
         elif isinstance(action, StopQuery):
@@ -244,13 +245,10 @@ class Supervisor:
             self._end = QueryEnd(EndKind.FINISHED, "stopped with a savepoint", savepoint)
         return []
 
-    def _begin(self, attempt: Attempt) -> list[Event]:
-        try:
-            self._attempts.begin(attempt)
-        except CatalogError as error:
-            reason = CheckpointFailureReason.IO_EXCEPTION
-            return [AttemptFailed(monotonic_ms(), attempt.number, reason, str(error))]
-        return []
+    def _refuse(self, action: Refuse) -> None:
+        request_id, why = action.request_id, f"{action.reason.name}: {action.detail}"
+        if request_id is not None:
+            self._owed.make(lambda: self._catalog.requests.resolve(request_id, RequestStatus.FAILED, error=why))
 
     @property
     def _is_stopped(self) -> bool:

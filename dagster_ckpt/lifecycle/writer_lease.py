@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
 from dagster_ckpt.catalog import Catalog, Holder, LeaseRecord
-from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
 from dagster_ckpt.lifecycle.evidence import has_provably_ended
 
 DEFAULT_TTL_MS = 30_000
@@ -132,12 +133,15 @@ class LeaseKeeper:
         return self
 
     def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=self._ttl_ms / 1000)
-        if self._lost is None:
-            self._catalog.leases.release(self._lease.job_id, self._lease.token)
+        # A query that does not stop may still write: a successor needs a proof, or goes on elsewhere.
+        if self._lost is None and not isinstance(error, QueryStopError):
+            # Where the catalog is away it runs out by itself.
+            with suppress(CatalogError):
+                self._catalog.leases.release(self._lease.job_id, self._lease.token)
 
     @property
     def _give_up_after_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,14 @@ from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
 from dagster_ckpt.lifecycle.attempts import NotStored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.operations import preview_start
+from dagster_ckpt.lifecycle.owed_changes import OwedChanges
 from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import LiveDirectory, QueryFacts
 
 Spoil = Callable[[str, bool], None]
+Away = Callable[[str, str], AbstractContextManager[None]]
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Stage:
 
     shelf: Shelf
     runner: AttemptRunner
+    owed: OwedChanges
     request_id: str
 
     def end(self) -> Event:
@@ -78,6 +82,14 @@ class Stage:
     def answer(self) -> RequestStatus:
         return self.shelf.job.catalog.requests.get(self.request_id).status
 
+    def begin_another(self) -> tuple[list[Event], str]:
+        """Begin attempt 2, and the request that asks for it."""
+        requests = self.shelf.job.catalog.requests
+        request = requests.submit(JOB, RequestKind.SAVEPOINT, origin="a test")
+        requests.accept(request.request_id)
+        attempt = Attempt(2, TriggerKind.SAVEPOINT, request.request_id, Alignment.NEWEST_COMMIT, None, 1 << 60)
+        return self.runner.begin(attempt), request.request_id
+
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
@@ -87,18 +99,20 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     catalog.requests.accept(request.request_id)
     lease = catalog.leases.acquire(JOB, Holder("first", "run", "host", 1, 1, "boot"), 60_000)
     with LeaseKeeper(catalog, lease, ttl_ms=60_000) as keeper:
+        owed = OwedChanges()
         runner = AttemptRunner(
             shelf.job,
             "first",
             PreparedStart(LiveDirectory(str(shelf.live)), 1),
             BatchLog(),
             keeper,
+            owed=owed,
             facts=QueryFacts,
             predecessor_ended=False,
             wall_clock=lambda: 1,
         )
         runner.begin(Attempt(1, TriggerKind.CHECKPOINT, request.request_id, Alignment.WAIT_FOR_COMMIT, None, 1 << 60))
-        yield Stage(shelf, runner, request.request_id)
+        yield Stage(shelf, runner, owed, request.request_id)
         runner.close("the test is over")
     catalog.close()
 
@@ -119,6 +133,22 @@ def spoil(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Spoil:
         monkeypatch.setattr(images, method, broken)
 
     return spoiled
+
+
+@pytest.fixture
+def away(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Away:
+    """Let a method of the catalog fail for a while."""
+
+    @contextmanager
+    def for_a_while(room: str, method: str) -> Iterator[None]:
+        def broken(*_args: Any, **_kwargs: Any) -> None:
+            raise CatalogError("the database is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(getattr(stage.shelf.job.catalog, room), method, broken)
+            yield
+
+    return for_a_while
 
 
 def test_a_recording_whose_answer_was_lost_is_a_completed_image(stage: Stage, spoil: Spoil) -> None:
@@ -164,6 +194,63 @@ def test_where_the_catalog_cannot_say_nothing_is_deleted_and_the_failure_counts(
     assert location in event.detail
     assert stage.shelf.job.store.verify(location) == []
     assert preview_start(stage.shelf.job, StartFrom.parse(location)).image is not None
+
+
+@pytest.mark.parametrize(("room", "method"), [("images", "begin"), ("jobs", "update")])
+def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answered(
+    stage: Stage, away: Away, room: str, method: str
+) -> None:
+    with away(room, method):
+        [event], request_id = stage.begin_another()
+
+    assert isinstance(event, AttemptFailed)
+    assert event.reason is CheckpointFailureReason.IO_EXCEPTION
+    catalog = stage.shelf.job.catalog
+    assert catalog.requests.get(request_id).status is RequestStatus.FAILED
+    assert catalog.images.of_job(JOB, kind="SAVEPOINT", status=ImageStatus.IN_PROGRESS) == []
+
+
+def test_an_image_whose_writer_cannot_be_told_is_not_recorded_and_the_query_goes_on(stage: Stage, away: Away) -> None:
+    with away("leases", "check"):
+        event = stage.end()
+
+    assert isinstance(event, AttemptFailed)
+    assert event.reason is CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE
+    assert stage.cleaned()[-1] == 0
+    assert stage.stored() == []
+    assert stage.answer() is RequestStatus.FAILED
+
+
+def test_an_answer_that_the_catalog_did_not_take_is_given_when_it_is_back(stage: Stage, away: Away) -> None:
+    with away("requests", "resolve"):
+        event = stage.end()
+
+    assert isinstance(event, AttemptCompleted)
+    assert stage.answer() is RequestStatus.ACCEPTED
+    stage.owed.make_up()
+    assert stage.answer() is RequestStatus.COMPLETED
+
+
+def test_a_catalog_that_is_away_when_room_is_to_be_made_does_not_end_the_query(stage: Stage, away: Away) -> None:
+    assert isinstance(stage.end(), AttemptCompleted)
+
+    with away("images", "of_job"):
+        assert stage.runner.make_room() == []
+
+
+def test_a_live_directory_that_cannot_be_reached_is_looked_at_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_self: LiveDirectory) -> None:
+        raise StorageAccessError("the bucket is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveDirectory, "positions", away)
+        stage.runner.order_cuts(lambda _number: None)
+        [event], _ = stage.begin_another()
+
+    assert isinstance(event, AttemptFailed)
+    assert isinstance(stage.end(), AttemptCompleted)
 
 
 def test_a_catalog_that_is_away_while_a_cut_fails_does_not_end_the_query(stage: Stage, spoil: Spoil) -> None:

@@ -12,15 +12,18 @@ from retention_shelf import HOLDER, Shelf
 
 from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.errors import (
+    CatalogError,
     LeaseHeldError,
+    LeaseLostError,
     LiveDirectoryError,
     NothingCommittedError,
+    QueryStopError,
     RequestFailedError,
     StorageAccessError,
 )
-from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle import operations, supervision
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
-from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.job import StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
@@ -276,3 +279,109 @@ def test_a_live_directory_that_the_catalog_has_never_heard_of_is_not_cleared(tmp
     assert play.started_in == [elsewhere.live_directory(1).url]
     assert not (shelf.live / "commits" / "0").exists()
     elsewhere.catalog.close()
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    """A job that has run before, so that it may be asked for images at once."""
+    shelf = Shelf.at(tmp_path)
+    shelf.job.catalog.executions.heartbeat("first", {"batch_id": 0, "sinks": ["ConsoleSink"]})
+    yield shelf
+    shelf.job.catalog.close()
+
+
+def asked_to_stop(shelf: Shelf) -> str:
+    request = shelf.job.catalog.requests.submit("orders", RequestKind.STOP_WITH_SAVEPOINT, origin="a test")
+    return request.request_id
+
+
+def test_a_stop_whose_savepoint_is_complete_only_after_its_time_has_failed_and_the_query_goes_on(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = shelf.job.store.write_savepoint
+    passed_ms = [0]
+
+    def late(*args: Any, should_abort: Callable[[], bool], **how: Any) -> Any:
+        passed_ms[0] = shelf.job.options.timeout_ms
+        while not should_abort():
+            pass
+        return write(*args, should_abort=lambda: False, **how)
+
+    monkeypatch.setattr(shelf.job.store, "write_savepoint", late)
+    monkeypatch.setattr(supervision, "monotonic_ms", lambda: monotonic_ms() + passed_ms[0])
+    play = Stage(shelf.job, [PlayedQuery(), PlayedQuery(ends=True)])
+    request_id = asked_to_stop(shelf)
+
+    outcome = play.run()
+
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert len(play.started_in) == 2
+    assert "completed too late" in " ".join(play.reports)
+    assert shelf.job.catalog.requests.get(request_id).status is RequestStatus.FAILED
+
+
+def test_a_refusal_that_the_catalog_does_not_take_holds_nothing_up(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = shelf.job.catalog.requests
+    resolve, left = requests.resolve, [1]
+
+    def away_once(*args: Any, **how: Any) -> bool:
+        if left:
+            raise CatalogError(f"the database is away, {left.pop()}")
+        return resolve(*args, **how)
+
+    monkeypatch.setattr(requests, "resolve", away_once)
+    first, second = asked_to_stop(shelf), asked_to_stop(shelf)
+
+    outcome = Stage(shelf.job, [PlayedQuery()]).run()
+
+    assert outcome.end.kind is EndKind.FINISHED
+    assert requests.get(first).status is RequestStatus.COMPLETED
+    # There is one stop at a time.
+    assert requests.get(second).status is RequestStatus.FAILED
+
+
+@pytest.mark.parametrize(("room", "method"), [("executions", "running"), ("requests", "resolve")])
+def test_a_query_that_cannot_be_recorded_is_stopped(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, room: str, method: str
+) -> None:
+    def away(*_args: Any, **_how: Any) -> None:
+        raise CatalogError("the database is away")
+
+    monkeypatch.setattr(getattr(shelf.job.catalog, room), method, away)
+    query = PlayedQuery()
+
+    with pytest.raises(CatalogError, match="away"):
+        Stage(shelf.job, [query]).run(start_request_id="asked")
+
+    assert query.stopped
+
+
+def test_a_start_that_took_longer_than_its_lease_starts_nothing(shelf: Shelf) -> None:
+    leases = shelf.job.catalog.leases
+
+    def take_over(_sentence: str) -> None:
+        held = leases.current("orders")
+        assert held is not None
+        leases.acquire("orders", replace(HOLDER, host="another-machine"), 60_000, take_over=held.token)
+
+    play = Stage(shelf.job, [PlayedQuery()])
+
+    with pytest.raises(LeaseLostError, match="another-machine"):
+        run_job(shelf.job, RunRequest(run_id="run", start_query=play.start_query, report=take_over))
+
+    assert play.started_in == []
+
+
+def test_a_query_that_does_not_stop_keeps_its_lease(shelf: Shelf) -> None:
+    class Stubborn(PlayedQuery):
+        def stop(self) -> None:
+            raise QueryStopError("it still runs")
+
+    with pytest.raises(QueryStopError):
+        Stage(shelf.job, [Stubborn()]).run(interrupted=lambda: True)
+
+    lease = shelf.job.catalog.leases.current("orders")
+    assert lease is not None
+    assert lease.run_id == "run"

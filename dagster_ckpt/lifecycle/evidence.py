@@ -61,11 +61,16 @@ def lives_since(pid: int, at_ms: int) -> bool:
 
 
 def boot_id() -> str:
-    """Identity of this boot of this machine; pids mean nothing across two of them."""
+    """Identity of this boot of this machine and, in a container, of its own processes; pids mean nothing across two.
+
+    Containers may share the name of their host, and none sees the processes of another one.
+    """
     path = Path("/proc/sys/kernel/random/boot_id")
-    if path.exists():
-        return path.read_text().strip()
-    return f"booted-{int(psutil.boot_time())}"
+    if not path.exists():
+        return f"booted-{int(psutil.boot_time())}"
+    processes = Path("/proc/self/ns/pid")
+    namespace = processes.readlink().name if processes.is_symlink() else ""
+    return f"{path.read_text().strip()} {namespace}".rstrip()
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:

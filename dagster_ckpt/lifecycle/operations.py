@@ -13,16 +13,18 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog import DesiredRecord, ImageRecord, ImageTrigger, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.errors import (
-    CkptError,
+    CatalogError,
     ImageNotFoundError,
     NothingCommittedError,
     RequestFailedError,
     RequestTimeoutError,
 )
 from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.batch_log import BatchFigures
 from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.provenance import provenance
+from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
@@ -383,17 +385,13 @@ def _savepoint_of_stopped_job(
     )
     try:
         snapshot = take_snapshot(job, LiveDirectory(record.live_directory), order, now_ms=began_ms)
-    except CkptError as error:
-        job.catalog.images.fail(image_id, str(error))
+    except BaseException as error:
+        # Also one that is interrupted is no longer under way.
+        job.catalog.images.fail(image_id, str(error) or type(error).__name__)
         raise
-    return job.catalog.images.complete(
-        image_id,
-        location=snapshot.stored.location,
-        batch_id=snapshot.batch_id,
-        query_id=snapshot.query_id,
-        full_bytes=snapshot.stored.full_bytes,
-        incremental_bytes=snapshot.stored.incremental_bytes,
-        file_count=snapshot.stored.file_count,
-        duration_ms=wall_clock_ms() - began_ms,
-        properties=dict(snapshot.properties),
-    )
+    recorded = record_image(job.catalog, snapshot, BatchFigures(), duration_ms=wall_clock_ms() - began_ms)
+    if isinstance(recorded, NotRecorded):
+        if recorded.is_certain:
+            job.store.discard(snapshot.stored.location)
+        raise CatalogError(recorded.why)
+    return recorded

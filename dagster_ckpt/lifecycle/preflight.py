@@ -62,7 +62,15 @@ def preflight(
     try:
         plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=True))
         check_backend(job, plan)
-        trial, how = _try(job, plan, describe, timeout_s, interrupted, report, wall_clock)
+        trial, how = _try(
+            job,
+            plan,
+            describe,
+            timeout_s=timeout_s,
+            interrupted=interrupted,
+            report=report,
+            wall_clock=wall_clock,
+        )
     except StorageAccessError:
         raise
     except CkptError as error:
@@ -85,10 +93,11 @@ def remove_leftovers(job: StreamingJob, *, now_ms: int) -> None:
             folder.sibling(f"/{name}").delete()
 
 
-def _try(  # noqa: PLR0917
+def _try(
     job: StreamingJob,
     plan: RecoveryPlan,
     describe: Callable[[], DataStreamWriter],
+    *,
     timeout_s: float,
     interrupted: Callable[[], bool],
     report: Callable[[str], None],

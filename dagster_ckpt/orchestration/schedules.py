@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 import pendulum
 
+from dagster_ckpt.lifecycle.image_verification import LATEST
 from dagster_ckpt.options import Blackout, SavepointHistory, blackout_ends_at_ms
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.stream import Stream
@@ -110,14 +112,7 @@ def build_housekeeping_schedule(
         description="Finishes deletions that were cut off and removes bytes that no image refers to.",
     )
     def housekeeping_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
-        due = context.scheduled_execution_time.isoformat()
-        return [
-            dg.RunRequest(
-                run_key=f"{stream.job_id}-{due}",
-                run_config={"ops": {"apply_retention": {"config": {"job_id": stream.job_id}}}},
-            )
-            for stream in streams
-        ]
+        return [_run_for(stream, context, "apply_retention") for stream in streams]
 
     return housekeeping_schedule
 
@@ -150,17 +145,19 @@ def build_verification_schedule(
     def verification_schedule(
         context: dg.ScheduleEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
     ) -> list[dg.RunRequest]:
-        due = context.scheduled_execution_time.isoformat()
         with_images = checkpoint_catalog.catalog().images.newest_of([stream.job_id for stream in streams])
         return [
-            dg.RunRequest(
-                run_key=f"{stream.job_id}-{due}",
-                run_config={
-                    "ops": {"verify_images": {"config": {"job_id": stream.job_id, "image": "latest", "deep": deep}}}
-                },
-            )
+            _run_for(stream, context, "verify_images", image=LATEST, deep=deep)
             for stream in streams
             if stream.job_id in with_images
         ]
 
     return verification_schedule
+
+
+def _run_for(stream: Stream, context: dg.ScheduleEvaluationContext, op: str, **config: Any) -> dg.RunRequest:
+    """One run for a stream and a tick, however often the tick is looked at."""
+    return dg.RunRequest(
+        run_key=f"{stream.job_id}-{context.scheduled_execution_time.isoformat()}",
+        run_config={"ops": {op: {"config": {"job_id": stream.job_id, **config}}}},
+    )

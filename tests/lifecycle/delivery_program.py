@@ -142,8 +142,8 @@ class Shops:
             import os
             import time
 
-            while is_held and os.path.exists(gate):  # noqa: PTH110
-                open(held, "a").close()  # noqa: PTH123
+            while is_held and os.path.exists(gate):  # noqa: PTH110 - pickled, with its imports
+                open(held, "a").close()  # noqa: PTH123 - the same
                 time.sleep(0.02)
             return True
 

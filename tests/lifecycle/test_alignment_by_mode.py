@@ -12,6 +12,7 @@ from dagster_ckpt.catalog import Holder
 from dagster_ckpt.coordinator import Alignment, Attempt, AttemptCompleted, TriggerKind
 from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
 from dagster_ckpt.lifecycle.batch_log import BatchLog
+from dagster_ckpt.lifecycle.owed_changes import OwedChanges
 from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import ExecutionMode, LiveDirectory, QueryFacts
@@ -33,6 +34,7 @@ class Stage:
             PreparedStart(live, 1),
             BatchLog(),
             self.keeper,
+            owed=OwedChanges(),
             facts=lambda: QueryFacts(mode),
             predecessor_ended=False,
             wall_clock=lambda: 1,

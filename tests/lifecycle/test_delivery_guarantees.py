@@ -32,6 +32,7 @@ from delivery_program import (
     run,
 )
 from pyspark.sql import SparkSession
+from small_spark import small_spark
 
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 
@@ -89,16 +90,9 @@ class Trial:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
+    # The partitions that the state of the killed programs has.
+    with small_spark({"spark.sql.shuffle.partitions": "1"}) as session:
+        yield session
 
 
 def kill_at(shops: Shops, point: KillPoint) -> None:

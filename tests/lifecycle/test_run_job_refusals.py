@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from retention_shelf import HOLDER, Shelf
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog import Catalog, ExecutionStatus, ImageStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.errors import (
     CatalogError,
     LeaseHeldError,
@@ -340,6 +340,44 @@ def test_a_refusal_that_the_catalog_does_not_take_holds_nothing_up(
     assert requests.get(first).status is RequestStatus.COMPLETED
     # There is one stop at a time.
     assert requests.get(second).status is RequestStatus.FAILED
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["recorded", "not recorded"])
+def test_a_savepoint_of_a_stopped_job_is_in_the_catalog_or_not_at_all(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    images = shelf.job.catalog.images
+    complete = images.complete
+
+    def cut_off(*args: Any, **facts: Any) -> None:
+        if is_done:
+            complete(*args, **facts)
+        raise CatalogError("the connection broke")
+
+    monkeypatch.setattr(images, "complete", cut_off)
+
+    if is_done:
+        assert operations.trigger_savepoint(shelf.job, OPERATOR).status is ImageStatus.COMPLETED
+        return
+    with pytest.raises(CatalogError, match="the connection broke"):
+        operations.trigger_savepoint(shelf.job, OPERATOR)
+    assert [image.status for image in images.of_job("orders")] == [ImageStatus.FAILED]
+    assert list((shelf.root / "savepoints").rglob("_metadata")) == []
+
+
+def test_a_savepoint_of_a_stopped_job_that_is_interrupted_is_not_under_way_for_ever(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_args: Any, **_how: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shelf.job.store, "write_savepoint", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        operations.trigger_savepoint(shelf.job, OPERATOR)
+
+    [image] = shelf.job.catalog.images.of_job("orders")
+    assert (image.status, image.failure_reason) == (ImageStatus.FAILED, "KeyboardInterrupt")
 
 
 @pytest.mark.parametrize(("room", "method"), [("executions", "running"), ("requests", "resolve")])

@@ -289,7 +289,7 @@ STORIES: list[tuple[Callable[[World], None], bool, bool, UpgradePolicy]] = [
     STORIES,
     ids=[f"{story.__name__}-{policy.mode.value}" for story, _, _, policy in STORIES],
 )
-def test_a_daemon_that_dies_at_any_step_goes_on_where_it_was(  # noqa: PLR0917
+def test_a_daemon_that_dies_at_any_step_goes_on_where_it_was(
     catalog: Catalog,
     clock: Clock,
     story: Callable[[World], None],

@@ -141,6 +141,19 @@ def test_of_another_machine_or_boot_nothing_can_be_proven(
     assert not has_provably_ended(lease_of(replace(holder_of(child), **elsewhere)))
 
 
+def test_of_another_container_of_this_machine_nothing_can_be_proven(
+    spawn: Callable[[], Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = spawn()
+    lease = lease_of(holder_of(child))
+    child.kill()
+
+    # Where this process sees others than the holder saw, by the same numbers and the same name of the host.
+    monkeypatch.setattr(Path, "readlink", lambda _path: Path("pid:[1]"))
+
+    assert not has_provably_ended(lease)
+
+
 def test_a_jvm_that_outlives_its_python_process_may_still_write(spawn: Callable[[], Child]) -> None:
     python, jvm = spawn(), spawn()
     python.kill()

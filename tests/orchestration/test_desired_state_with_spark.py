@@ -17,7 +17,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from small_spark import lay_file
+from small_spark import lay_file, small_spark
 
 from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus, UpgradePhase
 from dagster_ckpt.options import (
@@ -44,17 +44,9 @@ Change = Callable[[DataFrame], DataFrame]
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    apply_state_backend(session, EmbeddedRocksDBStateBackend(True))
-    yield session
-    session.stop()
+    with small_spark({"spark.sql.shuffle.partitions": "1"}) as session:
+        apply_state_backend(session, EmbeddedRocksDBStateBackend(True))
+        yield session
 
 
 class Deployment:

@@ -115,7 +115,7 @@ def test_an_unchanged_verdict_is_reported_again_after_a_day(watch: Watch, monkey
     assert len(watch.tick()) == 2 * len(HealthCheck)
 
 
-def test_many_streams_are_looked_at_in_turn(  # noqa: PLR0917
+def test_many_streams_are_looked_at_in_turn(
     instance: dg.DagsterInstance,
     catalog_resource: CheckpointCatalogResource,
     catalog: Catalog,

@@ -90,7 +90,7 @@ class Supervised:
 
 
 @pytest.fixture
-def supervised(  # noqa: PLR0917
+def supervised(
     instance: dg.DagsterInstance,
     catalog_resource: CheckpointCatalogResource,
     orders: StreamingAsset,

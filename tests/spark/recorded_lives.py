@@ -86,7 +86,7 @@ class Position:
         assert taken.batch_id == self.batch
         return {file.path: self.tree[file.path].digest for file in taken.needed if not file.stable}
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019 - the same
     def written(self) -> Mapping[str, str]:
         """Digests of every file that Spark has written up to here, purged ones too."""
         parent = self.timeline.parent

@@ -126,33 +126,33 @@ class _Processor(StatefulProcessor):
 
 
 class RowProcessor(_Processor):
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         taken = list(rows)
         newest = max(int(row.t.timestamp() * 1000) for row in taken)
         count, recent, rests = self._take([row.v for row in taken], newest)
         yield Row(k=key[0], n=count, recent=recent, rests=rests)
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         yield Row(k=key[0], n=-1, recent=expiredTimerInfo.getExpiryTimeInMs() // 1000, rests=-1)
 
 
 class PandasProcessor(_Processor):
-    def handleInputRows(  # noqa: N802
+    def handleInputRows(
         self,
         key: Any,
         rows: Iterator[pd.DataFrame],
-        timerValues: Any,  # noqa: N803
+        timerValues: Any,
     ) -> Iterator[pd.DataFrame]:
         taken = pd.concat(list(rows))
         newest = int(taken.t.max().timestamp() * 1000)
         count, recent, rests = self._take([int(value) for value in taken.v], newest)
         yield pd.DataFrame({"k": [key[0]], "n": [count], "recent": [recent], "rests": [rests]})
 
-    def handleExpiredTimer(  # noqa: N802
+    def handleExpiredTimer(
         self,
         key: Any,
-        timerValues: Any,  # noqa: N803
-        expiredTimerInfo: Any,  # noqa: N803
+        timerValues: Any,
+        expiredTimerInfo: Any,
     ) -> Iterator[pd.DataFrame]:
         expired = expiredTimerInfo.getExpiryTimeInMs() // 1000
         yield pd.DataFrame({"k": [key[0]], "n": [-1], "recent": [expired], "rests": [-1]})

@@ -45,6 +45,11 @@ class PackTask:
     target_bytes: int
 
 
+def at_once(work: Callable[[], None]) -> None:
+    """Do it now."""
+    work()
+
+
 KnownContent = Callable[[str, Source], FileEntry | None]
 
 
@@ -58,6 +63,7 @@ class Checks:
         go_on: Called before each file; raises ImageAbortedError where the image is given up.
         made: Told of each data object before it is made: one that could be made only in part has to be removed too.
         wrote: Told where each file lies; from several threads, where several write.
+        complete: Given what completes the last data object of a task, to be done before the image is finished.
     """
 
     known: KnownContent
@@ -65,6 +71,7 @@ class Checks:
     go_on: Callable[[], None]
     made: Callable[[str], None]
     wrote: Callable[[Source, FileEntry], None]
+    complete: Callable[[Callable[[], None]], object] = at_once
 
 
 def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
@@ -142,7 +149,9 @@ class Threads:
                 go_on()
                 checks.go_on()
 
-            return write_packs(task, create, replace(checks, go_on=both))
+            # Of several tasks the next one takes the thread: what the one before holds must be gone by then.
+            complete = checks.complete if len(tasks) == 1 else at_once
+            return write_packs(task, create, replace(checks, go_on=both, complete=complete))
 
         return sum(in_threads(self.count, tasks, work))
 
@@ -186,7 +195,8 @@ class _PackWriter:
 
     def __exit__(self, *details: object) -> None:
         if details[0] is None:
-            self._close()
+            self._flush()
+            self._checks.complete(self._open.close)
             return
         with contextlib.suppress(Exception):
             self._open.close()

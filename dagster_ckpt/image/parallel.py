@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from dagster_ckpt.errors import ImageAbortedError
@@ -51,3 +52,17 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], R
     for error in sorted(errors, key=lambda error: isinstance(error, ImageAbortedError)):
         raise error
     return [future.result() for future in futures]
+
+
+def begin(work: Callable[[], Result]) -> Future[Result]:
+    """Do something beside the caller; the error it may raise is the result's."""
+    future: Future[Result] = Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - told to the one who asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=do, name="image", daemon=True).start()
+    return future

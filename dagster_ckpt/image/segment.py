@@ -9,11 +9,14 @@ import gzip
 import io
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 
 from dagster_ckpt.image.entries import AFTER_DIGEST, FileEntry, parse_line, plain_entries, read_entries
 
+_object_of = attrgetter("object")
 # zlib's way to ask for a gzip header.
 _GZIP = 31
 _LINES_AT_A_TIME = 2_000
@@ -113,9 +116,8 @@ class Segment:
             entries = plain_entries(lines)
             if entries is None:
                 return None
-            for entry in entries:
-                segment._count(entry.size, entry.object, entry.offset)
-                paths.add(entry.path)
+            segment._count_all(entries)
+            paths.update([entry.path for entry in entries])
             kept = [] if segment._is_large else kept + lines
         segment._lines = kept
         segment.remember_packed(packed)
@@ -203,10 +205,19 @@ class Segment:
     def _is_large(self) -> bool:
         return self.file_count > _LARGE
 
+    def _count_all(self, entries: Sequence[FileEntry]) -> None:
+        """Count many at once; those of one data object mostly follow one another."""
+        for reference, group in groupby(entries, key=_object_of):
+            sizes, ends = zip(*((entry.size, entry.offset + entry.size) for entry in group), strict=True)
+            self.file_count += len(sizes)
+            self._use(reference, sum(sizes), max(ends))
+
     def _count(self, size: int, reference: str | None, offset: int) -> None:
         self.file_count += 1
+        self._use(reference, size, offset + size)
+
+    def _use(self, reference: str | None, size: int, end: int) -> None:
         self.full_bytes += size
-        end = offset + size
         if reference is None:
             self.inline_length = max(self.inline_length, end)
             return

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -16,6 +17,7 @@ from dagster_ckpt.image.container import pack_metadata
 from dagster_ckpt.image.entries import FileEntry, parse_line, place_of
 from dagster_ckpt.image.manifest import ImageHeader, Manifest
 from dagster_ckpt.image.packs import Checks, PackRunner, PackTask, Threads, read_file
+from dagster_ckpt.image.parallel import begin
 from dagster_ckpt.image.reuse import Base, Reusable, object_name
 from dagster_ckpt.image.segment import Segment
 from dagster_ckpt.image.source import Source
@@ -157,6 +159,8 @@ class _Writer:
         # Of its own for each write: a second try of the same image must not touch what a first one wrote.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._made: list[str] = []
+        # The disk's or the store's time for the last data object, beside the making of the metadata.
+        self._completing: list[Future[None]] = []
         self._taken = 0
         self._written = 0
         self._publishing = False
@@ -219,7 +223,14 @@ class _Writer:
             with lock:
                 self._segment(file).add(entry)
 
-        checks = Checks(self._known.same_content, self._known.is_likely, go_on, self._made.append, wrote)
+        checks = Checks(
+            self._known.same_content,
+            self._known.is_likely,
+            go_on,
+            self._made.append,
+            wrote,
+            complete=lambda work: self._completing.append(begin(work)),
+        )
         create = _Objects(self._space, self._directory)
         tasks = self._tasks(files, runner)
         files.clear()
@@ -231,6 +242,8 @@ class _Writer:
             self._manifest.stable = self._manifest.stable[:-1]
         inline = bytes(self._inline)
         metadata = pack_metadata(self._manifest, inline)
+        for completing in self._completing:
+            completing.result()
         self._publishing = True
         self._space.publish(posixpath.join(self._directory, METADATA_NAME), metadata)
         return WrittenImage(self._manifest, inline, self._written + len(metadata), tuple(self._made))
@@ -239,6 +252,7 @@ class _Writer:
         """Remove what was written of an image that is not to be."""
         if self._may_be_published():
             return
+        wait(self._completing)
         for name in self._made:
             # What cannot be removed now is swept later; the error that led here is the one to tell.
             with contextlib.suppress(CkptError, OSError):

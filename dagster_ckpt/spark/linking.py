@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import cached_property
 from pathlib import Path
 
 from dagster_ckpt.spark.folder import FileVersion, version_of
@@ -21,7 +22,8 @@ class Linker:
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
-        self._directories: set[str] = set()
+        # The root is there; the path of a file without a directory begins with it.
+        self._directories = {""}
         self._descriptors: dict[str, int] = {}
 
     def link(self, tree: str, source: str, path: str) -> bool:
@@ -42,7 +44,7 @@ class Linker:
         if directory not in self._directories:
             self._make(directory)
         try:
-            os.link(source, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=self._target())
+            os.link(source, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=self._target)
         except FileNotFoundError:
             raise
         except OSError:
@@ -59,7 +61,7 @@ class Linker:
 
     def linked_version(self, path: str) -> FileVersion:
         """Version of a file of the new tree."""
-        return version_of(os.stat(path, dir_fd=self._target()))
+        return version_of(os.stat(path, dir_fd=self._target))
 
     def close(self) -> None:
         """Let go of the trees."""
@@ -67,20 +69,17 @@ class Linker:
             os.close(self._descriptors.popitem()[1])
 
     def _make(self, directory: str) -> None:
-        if directory:
-            try:
-                os.mkdir(directory, dir_fd=self._target())
-            except FileExistsError:
-                pass
-            except FileNotFoundError:
-                self._make(directory.rpartition("/")[0])
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(directory, dir_fd=self._target())
+        parent = directory.rpartition("/")[0]
+        if parent not in self._directories:
+            self._make(parent)
+        # Its files may have been given as bytes before.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, dir_fd=self._target)
         self._directories.add(directory)
 
+    @cached_property
     def _target(self) -> int:
-        if self._root not in self._descriptors:
-            os.makedirs(self._root, exist_ok=True)  # noqa: PTH103
+        os.makedirs(self._root, exist_ok=True)  # noqa: PTH103
         return self._descriptor(self._root)
 
     def _descriptor(self, tree: str) -> int:

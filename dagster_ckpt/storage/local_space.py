@@ -7,15 +7,14 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from dagster_ckpt.image import ObjectSpace
 from dagster_ckpt.storage.access import Guarded, accessing, reading
-from dagster_ckpt.storage.write_behind import begin_writing
+from dagster_ckpt.storage.write_behind import WriteBehind
 
 # Many small files lie side by side in one object.
 READ_BYTES = 256 * 1024
-WRITE_BEHIND_BYTES = 256 * 1024
 
 
 class LocalSpace:
@@ -38,7 +37,8 @@ class LocalSpace:
         with accessing("write", f"file://{path}"):
             self._make_folder(path.parent)
             with path.open("xb", buffering=self._buffer_bytes) as stream:
-                yield cast("BinaryIO", _WriteBehind(stream, f"file://{path}"))
+                with WriteBehind(stream) as behind:
+                    yield cast("BinaryIO", Guarded(cast("BinaryIO", behind), f"file://{path}"))
                 stream.flush()
                 os.fsync(stream.fileno())
             _flush_folder(path.parent)
@@ -125,25 +125,6 @@ class LocalSpace:
             folder.mkdir(parents=True, exist_ok=True)
             # The entry of a new folder is lost with the power unless its parent is flushed as well.
             _flush_folder(folder.parent)
-
-
-class _WriteBehind(Guarded):
-    """A stream whose bytes go to the disk as they come."""
-
-    def __init__(self, stream: IO[bytes], where: str) -> None:
-        super().__init__(stream, where)
-        self._descriptor = stream.fileno()
-        self._begun = 0
-        self._written = 0
-
-    def write(self, data: bytes) -> int:
-        """Write all of the data."""
-        done = super().write(data)
-        self._written += done
-        if self._written - self._begun >= WRITE_BEHIND_BYTES:
-            begin_writing(self._descriptor, self._begun, self._written - self._begun)
-            self._begun = self._written
-        return done
 
 
 def _flush_folder(folder: Path) -> None:

@@ -1,17 +1,82 @@
-"""Letting the kernel write to the disk while this process still reads and hashes.
+"""Writing a file while the caller still reads and hashes.
 
-What is written has to be on the disk before an image is visible, so the disk's time is paid in any case. Begun only
-by the `fsync` at the end it is paid all at once; Linux offers `sync_file_range` to begin it early.
+What is written has to be on the disk before an image is visible, so the disk's time is paid in any case. Paid by the
+`fsync` at the end it comes on top; another thread writes meanwhile, and lets the kernel begin with `sync_file_range`
+where there is one (Linux).
 """
 
 from __future__ import annotations
 
 import ctypes
+import queue
 import sys
+import threading
 from collections.abc import Callable
+from typing import BinaryIO
 
 # linux/fs.h: begin writing dirty pages, and wait for nothing.
 _SYNC_FILE_RANGE_WRITE = 2
+# The kernel is asked to begin after so many bytes.
+_BEGIN_BYTES = 256 * 1024
+# Pieces that may wait for the disk, of at most 1 MiB each: beyond this the caller waits.
+_WAITING = 4
+
+
+class WriteBehind:
+    """A stream whose bytes a thread of its own writes, in order.
+
+    Leaving the context waits until all is written; an error of the thread is raised by the next write, or then.
+
+    Args:
+        stream: Where the bytes go.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._pieces: queue.Queue[bytes | None] = queue.Queue(_WAITING)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
+        self._begun = 0
+        self._written = 0
+
+    def __enter__(self) -> WriteBehind:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._pieces.put(None)
+        self._thread.join()
+        if details[0] is None:
+            self._raise_error()
+
+    def write(self, data: bytes) -> int:
+        """Let all of the data be written; the caller must not change it."""
+        self._raise_error()
+        self._pieces.put(data)
+        return len(data)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _write_all(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            # After an error the rest is taken and dropped, so that nobody waits for room.
+            if self._error is None:
+                try:
+                    self._write(piece)
+                except BaseException as error:  # noqa: BLE001 - raised where the caller can see it
+                    self._error = error
+
+    def _write(self, piece: bytes) -> None:
+        done = 0
+        while done < len(piece):
+            # An unbuffered file may take it in parts.
+            done += self._stream.write(memoryview(piece)[done:] if done else piece)
+        self._written += done
+        if self._written - self._begun >= _BEGIN_BYTES:
+            begin_writing(self._stream.fileno(), self._begun, self._written - self._begun)
+            self._begun = self._written
 
 
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:

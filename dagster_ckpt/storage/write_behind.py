@@ -23,7 +23,7 @@ _WAITING = 4
 
 
 class WriteBehind:
-    """A stream whose bytes a thread of its own writes, in order.
+    """A stream whose bytes a thread of its own writes, in order; a single piece needs none.
 
     Leaving the context waits until all is written; an error of the thread is raised by the next write, or then.
 
@@ -35,23 +35,28 @@ class WriteBehind:
         self._stream = stream
         self._pieces: queue.Queue[bytes | None] = queue.Queue(_WAITING)
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
+        self._thread: threading.Thread | None = None
         self._begun = 0
         self._written = 0
 
     def __enter__(self) -> WriteBehind:
-        self._thread.start()
         return self
 
     def __exit__(self, *details: object) -> None:
         self._pieces.put(None)
-        self._thread.join()
+        if self._thread is None:
+            self._write_all()
+        else:
+            self._thread.join()
         if details[0] is None:
             self._raise_error()
 
     def write(self, data: bytes) -> int:
         """Let all of the data be written; the caller must not change it."""
         self._raise_error()
+        if self._thread is None and not self._pieces.empty():
+            self._thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
+            self._thread.start()
         self._pieces.put(data)
         return len(data)
 

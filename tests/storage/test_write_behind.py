@@ -1,0 +1,64 @@
+"""Bytes that another thread writes arrive in order, and its errors where somebody sees them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.storage.local_space import LocalSpace
+from dagster_ckpt.storage.write_behind import WriteBehind
+
+PIECE = 300 * 1024
+
+
+class FullDisk(io.BytesIO):
+    def write(self, _data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2, 20])
+@pytest.mark.parametrize("buffering", [0, 1024 * 1024])
+def test_pieces_are_written_in_order(tmp_path: Path, pieces: int, buffering: int) -> None:
+    sent = [bytes([number]) * PIECE for number in range(pieces)]
+    with (tmp_path / "object").open("wb", buffering=buffering) as stream, WriteBehind(stream) as behind:
+        for piece in sent:
+            assert behind.write(piece) == PIECE
+    assert (tmp_path / "object").read_bytes() == b"".join(sent)
+
+
+def write_on_full_disk(pieces: int, then: type[Exception] | None = None) -> None:
+    with FullDisk() as stream, WriteBehind(stream) as behind:
+        for _ in range(pieces):
+            behind.write(bytes(PIECE))
+        if then is not None:
+            raise then
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 20])
+def test_a_full_disk_is_told_before_the_object_counts_as_written(pieces: int) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        write_on_full_disk(pieces)
+
+
+def test_the_callers_own_error_is_the_one_that_is_told() -> None:
+    with pytest.raises(KeyError):
+        write_on_full_disk(1, then=KeyError)
+
+
+def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    space = LocalSpace(tmp_path, buffer_bytes=-1)
+    refused = pytest.raises(StorageAccessError, match=r"big\.pack: OSError: .*No space left")
+    with refused, space.create("big.pack") as stream:
+        stream.write(bytes(PIECE))

@@ -38,8 +38,8 @@ class Crowd:
         catalog: The catalog.
         instance: A Dagster instance on SQLite.
         rows: Rows in the catalog.
-        sequence: The last event before `fresh` ones.
-        fresh: Checkpoints that no sensor has seen.
+        sequence: The last event that the sensors have seen.
+        rounds: Checkpoints that each of the streams which go on has taken.
     """
 
     streams: list[StreamingAsset]
@@ -48,7 +48,7 @@ class Crowd:
     resource: CheckpointCatalogResource
     rows: int
     sequence: int
-    fresh: int
+    rounds: int
 
     def sensors(self) -> dict[str, dg.SensorDefinition]:
         """The sensors of a code location with all these streams."""
@@ -70,20 +70,27 @@ class Crowd:
         with self.catalog.database.writing() as connection:
             connection.execute(executions.update().values(heartbeat_at_ms=wall_clock_ms()))
 
+    def go_on(self, streams: int) -> None:
+        """Let so many of the streams take their next checkpoint, a minute after the one before."""
+        job_ids = [stream.job_id for stream in self.streams[:streams]]
+        sequence = self.catalog.events.latest_sequence()
+        at_ms = wall_clock_ms() + self.rounds * MINUTE_MS
+        _checkpoints(self.catalog, job_ids, self.rounds, sequence, at_ms=at_ms, deleted=False)
+        self.rounds += 1
+
     def store(self, result: Any) -> None:
         """Store what a tick reports."""
         for event in result.asset_events:
             self.instance.report_runless_asset_event(event)
 
 
-def crowd(folder: Path, *, streams: int, images_each: int, fresh: int) -> Crowd:
+def crowd(folder: Path, *, streams: int, images_each: int) -> Crowd:
     """Make streams that all run, each with checkpoints once a minute up to now.
 
     Args:
         folder: An empty folder.
         streams: How many.
-        images_each: Checkpoints of each, older than what a sensor has seen last.
-        fresh: Checkpoints of as many streams that no sensor has seen.
+        images_each: Checkpoints of each.
     """
     url = f"sqlite:///{folder / 'catalog.db'}"
     catalog = Catalog(url)
@@ -103,9 +110,8 @@ def crowd(folder: Path, *, streams: int, images_each: int, fresh: int) -> Crowd:
             at_ms=began_ms + number * MINUTE_MS,
             deleted=number < images_each - _RETAINED,
         )
-    _checkpoints(catalog, [s.job_id for s in assets[:fresh]], images_each, sequence, at_ms=now_ms, deleted=False)
-    rows = 2 * streams + images_each * streams + sequence + 2 * fresh
-    return Crowd(assets, catalog, instance, CheckpointCatalogResource(url=url), rows, sequence, fresh)
+    rows = 2 * streams + images_each * streams + sequence
+    return Crowd(assets, catalog, instance, CheckpointCatalogResource(url=url), rows, sequence, images_each)
 
 
 def _stream(name: str) -> StreamingAsset:

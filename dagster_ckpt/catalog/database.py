@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, create_engine, event, text
@@ -45,7 +47,7 @@ class Database:
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         self.url = _parsed(url)
         self._clock = clock
-        self.engine = _engine(self.url)
+        self.engine = _engine(self.url, os.getpid())
 
     @property
     def shown_url(self) -> str:
@@ -185,7 +187,10 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-def _engine(url: URL) -> Engine:
+# A sensor opens the catalog at each tick: what an engine has learnt, its compiled queries above all, is kept for the
+# next. By process, as connections must not be shared with a child that was forked.
+@lru_cache(maxsize=16)
+def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
         if url.get_backend_name() != "sqlite":
             return create_engine(url, pool_pre_ping=True)

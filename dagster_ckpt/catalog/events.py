@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Row, bindparam, or_, select
+from sqlalchemy import Row, and_, func, select
 
 from dagster_ckpt.catalog.database import Database, as_dict
 from dagster_ckpt.catalog.records import EventRecord, EventType
-from dagster_ckpt.catalog.tables import event_counter, events
+from dagster_ckpt.catalog.tables import event_counter, events, jobs
+
+_KNOWN = {event.value: event for event in EventType}
 
 
 class EventStore:
@@ -32,24 +34,40 @@ class EventStore:
     def last_of(
         self, job_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
     ) -> dict[str, list[EventRecord]]:
-        """The last events of some types of each of these jobs, oldest first, over one connection.
+        """The last events of some types of each of these jobs, oldest first, by one query.
 
         Args:
-            job_ids: The jobs.
+            job_ids: Jobs that the catalog knows.
             types: The types.
             up_to: No later sequence than this.
             each: At most so many of each job.
         """
-        wanted = (events.c.job_id == bindparam("job")) & (events.c.sequence <= up_to)
+        names = [kind.value for kind in types]
+        past = events.alias("past")
+        # From the job's side: the index finds where to begin, however long the history of a job is.
+        begin = (
+            select(past.c.sequence)
+            .where(past.c.job_id == jobs.c.job_id, past.c.sequence <= up_to, past.c.type.in_(names))
+            .order_by(past.c.sequence.desc())
+            .offset(each - 1)
+            .limit(1)
+            .correlate(jobs)
+            .scalar_subquery()
+        )
+        recent = and_(
+            events.c.job_id == jobs.c.job_id, events.c.sequence >= func.coalesce(begin, 0), events.c.sequence <= up_to
+        )
         query = (
             select(events)
-            # Not in_(): its list is expanded anew for each of many jobs, which takes longer than the query.
-            .where(wanted & or_(*(events.c.type == kind.value for kind in types)))
-            .order_by(events.c.sequence.desc())
-            .limit(each)
+            .select_from(jobs.join(events, recent))
+            .where(jobs.c.job_id.in_(job_ids), events.c.type.in_(names))
+            .order_by(events.c.sequence)
         )
+        found: dict[str, list[EventRecord]] = {job_id: [] for job_id in job_ids}
         with self._database.reading() as connection:
-            return {job: [_record(row) for row in connection.execute(query, {"job": job})][::-1] for job in job_ids}
+            for row in connection.execute(query):
+                found[row.job_id].append(_record(row))
+        return found
 
     def latest_sequence(self) -> int:
         """Sequence of the newest event; 0 where nothing has happened yet."""
@@ -59,7 +77,6 @@ class EventStore:
 
 def _record(row: Row[Any]) -> EventRecord:
     values = dict(row._mapping)
-    known = {event.value for event in EventType}
-    values["type"] = EventType(values["type"]) if values["type"] in known else EventType.UNKNOWN
+    values["type"] = _KNOWN.get(values["type"], EventType.UNKNOWN)
     values["payload"] = as_dict(values["payload"])
     return EventRecord(**values)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Row, Select, bindparam, func, select
+from sqlalchemy import Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, StartCause
-from dagster_ckpt.catalog.tables import executions
+from dagster_ckpt.catalog.tables import executions, jobs
 from dagster_ckpt.errors import CatalogError
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
@@ -173,11 +173,9 @@ class ExecutionStore:
         return next(iter(self.of_job(job_id, limit=1)), None)
 
     def latest_of(self, job_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
-        """The newest execution of each of these jobs that has one, over one connection."""
-        query = _newest_first(bindparam("job")).limit(1)
+        """The newest execution of each of these jobs that has one, by one query."""
         with self._database.reading() as connection:
-            rows = [connection.execute(query, {"job": job_id}).one_or_none() for job_id in job_ids]
-        return {row.job_id: _record(row) for row in rows if row is not None}
+            return {row.job_id: _record(row) for row in connection.execute(_newest_of(job_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
         """Runs whose unsettled executions have given a sign of life since a time, ms since the epoch."""
@@ -185,22 +183,37 @@ class ExecutionStore:
         with self._database.reading() as connection:
             return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
 
-    def unsettled(self) -> list[ExecutionRecord]:
-        """Executions for which something is left to do, or that run, oldest first."""
-        return self._all(
-            select(executions)
-            .where(executions.c.settled.is_(False))
-            .order_by(executions.c.job_id, executions.c.ordinal)
-        )
+    def unsettled_runs(self) -> dict[str, str]:
+        """Runs with an execution for which something is left to do, or that runs, and the job of each."""
+        query = select(executions.c.run_id, executions.c.job_id).where(executions.c.settled.is_(False))
+        with self._database.reading() as connection:
+            return {row.run_id: row.job_id for row in connection.execute(query)}
+
+    def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
+        """Executions for which something is left to do, or that run, oldest first.
+
+        Args:
+            run_ids: Only those of these runs; None for all.
+        """
+        if run_ids is not None and not run_ids:
+            return []
+        query = select(executions).where(executions.c.settled.is_(False))
+        if run_ids is not None:
+            query = query.where(executions.c.run_id.in_(run_ids))
+        return self._all(query.order_by(executions.c.job_id, executions.c.ordinal))
 
     def failures_since_manual_start(self, job_id: str) -> list[int]:
         """When executions failed since a person last started the job, in ms since the epoch, oldest first."""
+        query = _newest_first(job_id).with_only_columns(
+            executions.c.status, executions.c.cause, executions.c.ended_at_ms
+        )
         failed: list[int] = []
-        for execution in self.of_job(job_id):
-            if execution.status is ExecutionStatus.FAILED and execution.ended_at_ms is not None:
-                failed.append(execution.ended_at_ms)
-            if execution.cause is StartCause.MANUAL:
-                break
+        with self._database.reading() as connection:
+            for row in connection.execute(query):
+                if row.status == ExecutionStatus.FAILED.value and row.ended_at_ms is not None:
+                    failed.append(row.ended_at_ms)
+                if row.cause == StartCause.MANUAL.value:
+                    break
         return failed[::-1]
 
     def last_batch(self, job_id: str, live_directory: str | None) -> int | None:
@@ -230,8 +243,16 @@ class ExecutionStore:
             return [_record(row) for row in connection.execute(query)]
 
 
-def _newest_first(job_id: str | BindParameter[Any]) -> Select[Any]:
+def _newest_first(job_id: str) -> Select[Any]:
     return select(executions).where(executions.c.job_id == job_id).order_by(executions.c.ordinal.desc())
+
+
+def _newest_of(job_ids: Sequence[str]) -> Select[Any]:
+    others = executions.alias("others")
+    # From the job's side: one look at the index for each, however often it was restarted.
+    newest = select(func.max(others.c.ordinal)).where(others.c.job_id == jobs.c.job_id).correlate(jobs)
+    is_newest = (executions.c.job_id == jobs.c.job_id) & (executions.c.ordinal == newest.scalar_subquery())
+    return select(executions).select_from(jobs.join(executions, is_newest)).where(jobs.c.job_id.in_(job_ids))
 
 
 def _record(row: Row[Any]) -> ExecutionRecord:

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, func, select
+from sqlalchemy import Connection, Row, Select, select
 
+from dagster_ckpt.catalog import image_queries as queries
 from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ImageHistory, ImageRecord, ImageStatus, ImageTally, ImageTrigger
-from dagster_ckpt.catalog.tables import events, images, jobs
+from dagster_ckpt.catalog.tables import images, jobs
 from dagster_ckpt.errors import ImageNotFoundError
 
 CHECKPOINT = "CHECKPOINT"
+_FIELDS = frozenset(field.name for field in fields(ImageRecord))
 
 
 class ImageStore:
@@ -153,39 +155,50 @@ class ImageStore:
         return {image.image_id: image for image in self._all(select(images).where(images.c.image_id.in_(image_ids)))}
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[ImageTally]:
-        """What the checkpoints of a job amount to that were completed in a span of events, over one connection.
+        """What the checkpoints of a job amount to that were completed in a span of events, by one query.
 
         Args:
             spans: Job, the sequence before the first event, and that of the last.
         """
-        query = (
-            select(func.count(), func.sum(images.c.rows), func.sum(images.c.incremental_bytes))
-            .select_from(events.outerjoin(images, images.c.image_id == events.c.image_id))
-            .where(events.c.job_id == bindparam("job"))
-            .where(events.c.sequence > bindparam("after"), events.c.sequence <= bindparam("last"))
-            .where(events.c.type == EventType.CHECKPOINT_COMPLETED.value)
-        )
+        if not spans:
+            return []
         with self._database.reading() as connection:
-            rows = [
-                connection.execute(query, {"job": job_id, "after": after, "last": last}).one()
-                for job_id, after, last in spans
-            ]
-        return [ImageTally(int(count), int(rows or 0), int(size or 0)) for count, rows, size in rows]
+            found = {row.place: row for row in connection.execute(queries.tallies(spans))}
+        return [
+            ImageTally(int(row.taken), int(row.rows or 0), int(row.incremental_bytes or 0))
+            if (row := found.get(place)) is not None
+            else ImageTally(0, 0, 0)
+            for place in range(len(spans))
+        ]
 
     def newest_of(self, job_ids: Sequence[str]) -> dict[str, ImageRecord]:
-        """The newest restorable image of each of these jobs that has one, over one connection."""
+        """The newest restorable image of each of these jobs that has one, by one query."""
         with self._database.reading() as connection:
-            found = [connection.execute(_NEWEST_RESTORABLE, {"job": job_id}).one_or_none() for job_id in job_ids]
-        return {row.job_id: _record(row) for row in found if row is not None}
+            return {row.job_id: _record(row) for row in connection.execute(queries.newest_restorable(job_ids))}
 
     def histories(self, windows: Mapping[str, int]) -> dict[str, ImageHistory]:
-        """What the images of jobs tell of their health, over one connection.
+        """What the images of jobs tell of their health, by two queries where the windows are alike.
 
         Args:
-            windows: By job, the begin of the window in which its images are compared in size, ms since the epoch.
+            windows: By job that the catalog knows, the begin of the window in which its images are compared in size,
+                ms since the epoch.
         """
+        told: list[Row[Any]] = []
         with self._database.reading() as connection:
-            return {job_id: _history(connection, job_id, since_ms) for job_id, since_ms in windows.items()}
+            for since_ms in set(windows.values()):
+                alike = [job_id for job_id, begin_ms in windows.items() if begin_ms == since_ms]
+                told += connection.execute(queries.histories(alike, since_ms))
+        named = self.by_id([image_id for row in told for image_id in (row.newest, row.verified) if image_id])
+        return {
+            row.job_id: ImageHistory(
+                newest=named.get(row.newest),
+                verified=named.get(row.verified),
+                failures=row.failures,
+                last_failure=row.last_failure,
+                bytes_before=row.bytes_before,
+            )
+            for row in told
+        }
 
     def restorable(self, job_id: str) -> list[ImageRecord]:
         """Images that an automatic recovery may take, newest first.
@@ -221,50 +234,6 @@ class ImageStore:
         )
 
 
-_JOB: BindParameter[str] = bindparam("job")
-_NEWEST_RESTORABLE = (
-    select(images)
-    .join(jobs, jobs.c.job_id == images.c.job_id)
-    .where(images.c.job_id == _JOB, images.c.status == ImageStatus.COMPLETED.value)
-    .where((images.c.timeline == jobs.c.timeline) | (images.c.image_id == jobs.c.restored_image_id))
-    .order_by(images.c.number.desc())
-    .limit(1)
-)
-_LAST_VERIFIED = (
-    select(images)
-    .where(images.c.job_id == _JOB, images.c.verified_at_ms.is_not(None))
-    .order_by(images.c.verified_at_ms.desc())
-    .limit(1)
-)
-_FAILED_SINCE = (
-    select(images.c.failure_reason)
-    .where(images.c.job_id == _JOB, images.c.status == ImageStatus.FAILED.value)
-    .where(images.c.number > bindparam("after"))
-    .order_by(images.c.number.desc())
-)
-_FIRST_SIZE = (
-    select(images.c.full_bytes)
-    .where(images.c.job_id == _JOB, images.c.completed_at_ms >= bindparam("since"), images.c.full_bytes.is_not(None))
-    .order_by(images.c.completed_at_ms)
-    .limit(1)
-)
-
-
-def _history(connection: Connection, job_id: str, since_ms: int) -> ImageHistory:
-    newest = connection.execute(_NEWEST_RESTORABLE, {"job": job_id}).one_or_none()
-    verified = connection.execute(_LAST_VERIFIED, {"job": job_id}).one_or_none()
-    after = newest.number if newest is not None else 0
-    failures = connection.execute(_FAILED_SINCE, {"job": job_id, "after": after}).scalars().all()
-    size = connection.execute(_FIRST_SIZE, {"job": job_id, "since": since_ms}).scalar()
-    return ImageHistory(
-        newest=_record(newest) if newest is not None else None,
-        verified=_record(verified) if verified is not None else None,
-        failures=len(failures),
-        last_failure=failures[0] if failures else None,
-        bytes_before=size,
-    )
-
-
 def _get(connection: Connection, image_id: str) -> ImageRecord:
     row = connection.execute(select(images).where(images.c.image_id == image_id)).one_or_none()
     if row is None:
@@ -275,8 +244,7 @@ def _get(connection: Connection, image_id: str) -> ImageRecord:
 
 
 def _record(row: Row[Any]) -> ImageRecord:
-    names = {field.name for field in fields(ImageRecord)}
-    values = {name: value for name, value in row._mapping.items() if name in names}
+    values = {name: value for name, value in row._mapping.items() if name in _FIELDS}
     troubles: list[str] = []
     values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
     values["trigger"] = read_enum(values["trigger"], ImageTrigger, ImageTrigger.UNKNOWN, "trigger", troubles)

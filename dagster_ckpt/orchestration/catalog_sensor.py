@@ -1,6 +1,7 @@
 """The catalog sensor: it observes. Completed images become events on their streaming asset, each once."""
 
 import json
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -17,12 +18,15 @@ from dagster_ckpt.orchestration.image_report import (
     identity,
     materialization,
 )
+from dagster_ckpt.orchestration.report_memory import Reported, ReportMemory
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.stream import Stream
 
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
 # A tick must end well inside Dagster's 60 s; what is left comes with the next one.
 EVENTS_PER_TICK = 200
+# Half a millisecond for each asset goes into what Dagster knows of it, once in a process.
+EVENTS_IN_FIRST_TICK = 50
 # Materializations read at a time while looking for what an interrupted tick has stored.
 PAGE = 100
 # Nothing is reported before it happened. The clocks of catalog and Dagster may differ, by less than this.
@@ -40,11 +44,13 @@ class SensorCursor:
         sequence: The last catalog event it has dealt with.
         downstream_due: Whether downstream assets are still to be started for what was reported.
         downstream_at_ms: When they were started last.
+        tick: Id of the tick that came to this sequence; see `ReportMemory`.
     """
 
     sequence: int = 0
     downstream_due: bool = False
     downstream_at_ms: int = 0
+    tick: str = ""
 
     @staticmethod
     def parse(text: str | None) -> "SensorCursor":
@@ -85,6 +91,7 @@ def build_catalog_sensor(
         default_status: Whether it runs from the start.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.job_id: stream.keys for stream in streams}
+    memory = ReportMemory()
 
     @dg.sensor(
         name=name,
@@ -99,13 +106,25 @@ def build_catalog_sensor(
     ) -> dg.SensorResult:
         cursor = SensorCursor.parse(context.cursor)
         catalog = checkpoint_catalog.catalog()
-        events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK)
+        # Before the events are read: what is there by now, another process may have reported.
+        known = memory.after(cursor.tick)
+        reported = known or Reported(catalog.events.latest_sequence())
+        events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK if known else EVENTS_IN_FIRST_TICK)
         ours = [event for event in events if event.job_id in keys]
-        reports = _reports(
-            context.instance, catalog, keys, ours, since=cursor.sequence, interval_ms=report_interval_seconds * 1000
+        tidings = _tidings(
+            context.instance,
+            catalog,
+            keys,
+            ours,
+            reported,
+            since=cursor.sequence,
+            interval_ms=report_interval_seconds * 1000,
         )
         news = any(event.type in COMPLETED for event in ours)
-        sequence = events[-1].sequence if events else cursor.sequence
+        sequence, tick = cursor.sequence, cursor.tick
+        if events:
+            sequence, tick = events[-1].sequence, str(uuid.uuid4())
+            memory.keep(tick, tidings.reported)
         due = downstream is not None and (cursor.downstream_due or news)
         started_at_ms = cursor.downstream_at_ms
         requests = []
@@ -115,26 +134,35 @@ def build_catalog_sensor(
             due, started_at_ms = False, wall_clock_ms()
         return dg.SensorResult(
             run_requests=requests,
-            asset_events=reports,
-            cursor=str(SensorCursor(sequence, due, started_at_ms)),
-            skip_reason=None if requests or reports else dg.SkipReason("no new checkpoints"),
+            asset_events=tidings.reports,
+            cursor=str(SensorCursor(sequence, due, started_at_ms, tick)),
+            skip_reason=None if requests or tidings.reports else dg.SkipReason("no new checkpoints"),
         )
 
     return checkpoint_catalog_sensor
 
 
-def _reports(
+@dataclass(frozen=True)
+class _Tidings:
+    """What a tick reports, and what is known once that is stored."""
+
+    reports: Sequence[Report]
+    reported: Reported
+
+
+def _tidings(
     instance: dg.DagsterInstance,
     catalog: Catalog,
     keys: Mapping[str, Sequence[dg.AssetKey]],
     events: Sequence[EventRecord],
+    reported: Reported,
     *,
     since: int,
     interval_ms: int,
-) -> list[Report]:
+) -> _Tidings:
     """What these events put on the assets of their jobs, without what is there already."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
-        return []
+        return _Tidings((), reported)
     jobs = sorted({event.job_id for event in events})
     before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
     # What was before is looked at again where an execution ends: was its last checkpoint reported?
@@ -146,11 +174,12 @@ def _reports(
     for each in told:
         for key in keys[each.event.job_id]:
             told_of.setdefault(key, []).append(each)
-    latest = _latest_of_ours(instance, told_of)
-    reported = {key: _reported(instance, key, of_key, latest.get(key, 0)) for key, of_key in told_of.items()}
-    new = [(key, each) for each in told for key in keys[each.event.job_id] if identity(each.event) not in reported[key]]
+    asked = _latest_of_ours(instance, [key for key in told_of if key not in reported.latest])
+    latest = {**reported.latest, **asked}
+    there = {key: _there(instance, key, of_key, latest.get(key, 0), reported) for key, of_key in told_of.items()}
+    new = [(key, each) for each in told for key in keys[each.event.job_id] if identity(each.event) not in there[key]]
     tallies = _tallies(catalog, new, latest)
-    return [
+    reports = [
         failure_observation(key, each.event)
         if each.is_failure
         else materialization(
@@ -158,6 +187,10 @@ def _reports(
         )
         for key, each in new
     ]
+    for key, each in new:
+        if not each.is_failure:
+            latest[key] = each.event.sequence
+    return _Tidings(reports, Reported(reported.looked_up_to, latest))
 
 
 def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, int]:
@@ -172,9 +205,13 @@ def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey])
     return latest
 
 
-def _reported(instance: dg.DagsterInstance, key: dg.AssetKey, told: Sequence[Told], latest: int) -> frozenset[str]:
-    completed = [each.event for each in told if not each.is_failure]
-    failed = [each.event for each in told if each.is_failure]
+def _there(
+    instance: dg.DagsterInstance, key: dg.AssetKey, told: Sequence[Told], latest: int, reported: Reported
+) -> frozenset[str]:
+    """Which of these events are on an asset already."""
+    doubtful = [each for each in told if each.event.sequence <= reported.looked_up_to]
+    completed = [each.event for each in doubtful if not each.is_failure]
+    failed = [each.event for each in doubtful if each.is_failure]
     found: frozenset[str] = frozenset()
     # Ours are there in the order of the catalog: nothing of a newer sequence is behind an older one.
     if completed and not 0 < latest < completed[0].sequence:

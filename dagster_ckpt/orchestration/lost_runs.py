@@ -46,11 +46,12 @@ def report_lost_runs(
     lively = catalog.executions.lively_run_ids(now_ms - LIVELY_MS)
     under_way = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
     told = []
-    for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)):
-        run = instance.get_run_by_id(run_id) if run_id not in lively else None
-        if run is None or run.tags.get(JOB_ID_TAG) not in job_ids:
+    quiet = [run_id for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)) if run_id not in lively]
+    for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
+        # It may have ended since: then nobody is to record it once more.
+        if run.tags.get(JOB_ID_TAG) not in job_ids or run.status not in under_way:
             continue
-        worker = worker_of(instance, run_id)
+        worker = worker_of(instance, run.run_id)
         if worker is None or not _is_lost(catalog, run, worker, now_ms):
             continue
         told.append(_report(instance, run, worker))

@@ -1,6 +1,6 @@
 """The supervisor sensor: it reconciles. Starts what is wanted, restarts what failed, cleans up after the killed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from random import Random
 
 import dagster as dg
@@ -95,17 +95,16 @@ def build_supervisor_sensor(
     return checkpoint_supervisor_sensor
 
 
-def recorded_end(instance: dg.DagsterInstance, run_id: str) -> RecordedEnd:
-    """What Dagster recorded for a run; a run that was deleted counts as failed.
+def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
+    """What Dagster recorded for a run; a run that was deleted, None, counts as failed.
 
     A run whose process was killed while it was being terminated is a FAILURE to Dagster. A person wanted it to
     end: it counts as cancelled, unless it was a time limit that terminated it.
     """
-    run = instance.get_run_by_id(run_id)
     if run is None:
         return RecordedEnd.FAILED
     if run.status is dg.DagsterRunStatus.FAILURE:
-        asked = instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+        asked = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
         by_a_person = bool(asked) and not has_time_limit(instance, run.tags)
         return RecordedEnd.CANCELED if by_a_person else RecordedEnd.FAILED
     if run.status is dg.DagsterRunStatus.CANCELED:
@@ -115,21 +114,30 @@ def recorded_end(instance: dg.DagsterInstance, run_id: str) -> RecordedEnd:
     return RecordedEnd.STILL_RUNNING
 
 
-def runs_that_go_on(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> frozenset[str]:
+def runs_that_go_on(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
     """Which of these runs Dagster has not recorded the end of."""
     if not run_ids:
         return frozenset()
     return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=_NOT_FINISHED)))
 
 
-def recorded_end_outside(instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord) -> RecordedEnd:
+def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:
+    """What Dagster knows of these runs, by one query."""
+    if not run_ids:
+        return {}
+    return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}
+
+
+def recorded_end_outside(
+    instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
+) -> RecordedEnd:
     """What became of an execution whose process outlives its run: that run's end says nothing, unless it was cancelled.
 
     A driver whose run is under way is that run's affair until it ends.
     """
     if not driver_is_gone(catalog, execution, now_ms=wall_clock_ms()):
         return RecordedEnd.STILL_RUNNING
-    recorded = recorded_end(instance, execution.run_id)
+    recorded = recorded_end(instance, run)
     return RecordedEnd.FAILED if recorded is RecordedEnd.SUCCEEDED else recorded
 
 
@@ -190,17 +198,17 @@ def _reconciled(
     retention_job: str,
     sentences: list[str],
 ) -> Iterator[dg.RunRequest]:
-    unsettled = [execution for execution in catalog.executions.unsettled() if execution.job_id in streams]
-    # One query that reads ids only: nearly all runs go on, and there is nothing to do for them.
-    going_on = runs_that_go_on(context.instance, [execution.run_id for execution in unsettled])
-    for execution in unsettled:
-        if execution.run_id in going_on:
-            continue
+    unsettled = {run_id for run_id, job_id in catalog.executions.unsettled_runs().items() if job_id in streams}
+    # Two queries that read ids only: nearly all runs go on, and there is nothing to do for them.
+    over = unsettled - runs_that_go_on(context.instance, unsettled)
+    runs = runs_by_id(context.instance, over)
+    for execution in catalog.executions.unsettled(over):
         stream = streams[execution.job_id]
+        run = runs.get(execution.run_id)
         recorded = (
-            recorded_end_outside(context.instance, catalog, execution)
+            recorded_end_outside(context.instance, catalog, execution, run)
             if stream.runs_outside
-            else recorded_end(context.instance, execution.run_id)
+            else recorded_end(context.instance, run)
         )
         if recorded is RecordedEnd.FAILED and execution.status in (
             ExecutionStatus.STARTING,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ManualClock, holder
 
 from dagster_ckpt.catalog import Catalog, EventType, StartCause
 from dagster_ckpt.errors import CatalogError
+from tests.catalog.conftest import ManualClock, holder
 
 
 def launch(catalog: Catalog, request_id: str, *, pid: int, job_id: str = "orders") -> None:

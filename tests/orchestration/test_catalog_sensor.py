@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from dagster_ckpt.catalog import Catalog
 from dagster_ckpt.orchestration import CheckpointCatalogResource, StreamingAsset, build_catalog_sensor
-from dagster_ckpt.orchestration.catalog_sensor import EVENTS_PER_TICK, PAGE, SensorCursor
+from dagster_ckpt.orchestration.catalog_sensor import PAGE, SensorCursor
 
 
 @dg.op
@@ -184,15 +184,58 @@ def test_materializations_by_other_code_hide_none_of_ours(
 def test_a_cursor_that_a_person_resets_reports_nothing_twice(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.EVENTS_PER_TICK", 2)
+    for limit in ("EVENTS_PER_TICK", "EVENTS_IN_FIRST_TICK"):
+        monkeypatch.setattr(f"dagster_ckpt.orchestration.catalog_sensor.{limit}", 2)
     images = [take_image(catalog, "orders") for _ in range(5)]
-    for _ in range(3):
+    for _ in range(2):
+        catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+    for _ in range(4):
         daemon.tick()
     daemon.cursor = None
 
-    for _ in range(3):
+    for _ in range(4):
         assert daemon.tick().asset_events == []
 
+    assert on_asset(daemon.instance, orders.key) == ids(images)
+
+
+def test_what_a_tick_was_asked_for_again_is_not_reported_twice(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset
+) -> None:
+    daemon.tick()
+    first = take_image(catalog, "orders")
+    catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+    daemon.tick(dies_after=2)
+    # On the page somebody tries the sensor, before the daemon is back.
+    daemon.evaluate()
+    second = take_image(catalog, "orders")
+
+    assert [type(event) for event in daemon.tick().asset_events] == [dg.AssetMaterialization]
+
+    assert on_asset(daemon.instance, orders.key) == ids([first, second])
+
+
+def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [take_image(catalog, "orders")]
+    daemon.tick()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("Dagster was asked for what this process has reported itself")
+
+    with monkeypatch.context() as patch:
+        for name in ("get_asset_records", "fetch_materializations", "fetch_observations"):
+            patch.setattr(type(daemon.instance), name, refuse)
+        for _ in range(2):
+            images.append(take_image(catalog, "orders"))
+            catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+            daemon.tick()
+
+    newest = daemon.instance.get_latest_materialization_event(orders.key)
+    assert newest is not None
+    assert newest.asset_materialization is not None
+    assert newest.asset_materialization.metadata["dagster_ckpt/checkpoints_since_report"].value == 1
     assert on_asset(daemon.instance, orders.key) == ids(images)
 
 
@@ -215,12 +258,13 @@ def test_images_of_a_catalog_that_was_made_anew_are_reported(
 
 
 def test_more_events_than_a_tick_takes_come_with_the_next_ones(
-    daemon: Daemon, catalog: Catalog, orders: StreamingAsset
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images = [take_image(catalog, "orders") for _ in range(EVENTS_PER_TICK + 3)]
+    monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.EVENTS_IN_FIRST_TICK", 2)
+    monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.EVENTS_PER_TICK", 4)
+    images = [take_image(catalog, "orders") for _ in range(7)]
 
-    assert len(daemon.tick().asset_events) == EVENTS_PER_TICK
-    assert len(daemon.tick().asset_events) == 3
+    assert [len(daemon.tick().asset_events) for _ in range(4)] == [2, 4, 1, 0]
 
     assert on_asset(daemon.instance, orders.key) == ids(images)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         run_streaming_job,
     )
     from dagster_ckpt.options import (
+        Blackout,
         CheckpointConfig,
         CheckpointingMode,
         CheckpointStorage,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         RestartStrategyConfiguration,
         RocksDBOptionsFactory,
         RocksDBStateBackend,
+        SavepointHistory,
         Semantic,
         StateBackend,
         TimeCharacteristic,
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
         CheckpointSettings,
         CheckpointStorageResource,
         DriverLaunch,
+        HealthCheck,
+        HealthSettings,
+        PeriodicSavepoints,
         RestartSettings,
         StateBackendResource,
         Stream,
@@ -60,17 +65,20 @@ if TYPE_CHECKING:
         UpgradeSettings,
         build_catalog_sensor,
         build_desired_state_jobs,
+        build_health_sensor,
         build_operator_jobs,
         build_savepoint_schedule,
         build_supervisor_sensor,
         declare_stream,
         external_streaming_asset,
+        reading_checkpoint,
         stream_definitions,
         streaming_asset,
         streaming_multi_asset,
     )
 
 __all__ = [
+    "Blackout",
     "CheckpointCatalogResource",
     "CheckpointConfig",
     "CheckpointSettings",
@@ -89,16 +97,20 @@ __all__ = [
     "FileSystemCheckpointStorage",
     "FsStateBackend",
     "HashMapStateBackend",
+    "HealthCheck",
+    "HealthSettings",
     "JobExecutionResult",
     "JobManagerCheckpointStorage",
     "KafkaDelivery",
     "MemoryStateBackend",
+    "PeriodicSavepoints",
     "PredefinedOptions",
     "RestartSettings",
     "RestartStrategies",
     "RestartStrategyConfiguration",
     "RocksDBOptionsFactory",
     "RocksDBStateBackend",
+    "SavepointHistory",
     "Semantic",
     "StateBackend",
     "StateBackendResource",
@@ -116,50 +128,20 @@ __all__ = [
     "UpgradeSettings",
     "build_catalog_sensor",
     "build_desired_state_jobs",
+    "build_health_sensor",
     "build_operator_jobs",
     "build_savepoint_schedule",
     "build_supervisor_sensor",
     "declare_stream",
     "external_streaming_asset",
     "kafka_delivery",
+    "reading_checkpoint",
     "run_streaming_job",
     "stream_definitions",
     "streaming_asset",
     "streaming_multi_asset",
 ]
 
-_OPTIONS = frozenset(
-    {
-        "CheckpointConfig",
-        "CheckpointStorage",
-        "CheckpointingMode",
-        "CustomCheckpointStorage",
-        "CustomStateBackend",
-        "DesiredState",
-        "Duration",
-        "EmbeddedRocksDBStateBackend",
-        "ExecutionConfig",
-        "ExternalizedCheckpointCleanup",
-        "ExternalizedCheckpointRetention",
-        "FileSystemCheckpointStorage",
-        "FsStateBackend",
-        "HashMapStateBackend",
-        "JobManagerCheckpointStorage",
-        "KafkaDelivery",
-        "MemoryStateBackend",
-        "PredefinedOptions",
-        "RestartStrategies",
-        "RestartStrategyConfiguration",
-        "RocksDBOptionsFactory",
-        "RocksDBStateBackend",
-        "Semantic",
-        "StateBackend",
-        "TimeCharacteristic",
-        "UpgradeMode",
-        "UpgradePolicy",
-        "kafka_delivery",
-    }
-)
 _ENVIRONMENT = frozenset({"JobExecutionResult", "StreamExecution", "StreamExecutionEnvironment", "run_streaming_job"})
 
 
@@ -167,7 +149,10 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: reading a live directory or a catalog needs no Dagster."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = "options" if name in _OPTIONS else "environment" if name in _ENVIRONMENT else "orchestration"
+    options = import_module(f"{__name__}.options")
+    if name in options.__all__:
+        return getattr(options, name)
+    room = "environment" if name in _ENVIRONMENT else "orchestration"
     return getattr(import_module(f"{__name__}.{room}"), name)
 
 

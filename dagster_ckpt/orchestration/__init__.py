@@ -6,6 +6,7 @@ decides is a pure function there. Start with `streaming_asset.py` and `stream_de
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from dagster_ckpt.lifecycle.health import HealthCheck, HealthSettings
 from dagster_ckpt.lifecycle.launch import DriverLaunch
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
@@ -45,6 +46,8 @@ __all__ = [
     "CheckpointSettings",
     "CheckpointStorageResource",
     "DriverLaunch",
+    "HealthCheck",
+    "HealthSettings",
     "PeriodicSavepoints",
     "ReadCheckpoint",
     "RestartSettings",

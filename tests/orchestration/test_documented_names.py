@@ -1,0 +1,58 @@
+"""README.md and docs/ name what is there: classes and functions, jobs, sensors and schedules, errors."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dagster_ckpt
+from dagster_ckpt import environment, errors, options, orchestration, stream_definitions, streaming_asset
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = {*environment.__all__, *options.__all__, *orchestration.__all__}
+# What everybody knows from Python, and what never leaves the package.
+NOT_EXPLAINED = {
+    *(errors.CkptError, errors.OptionError, errors.OptionTypeError),
+    *(errors.CutOvertakenError, errors.ImageAbortedError),
+}
+
+
+@streaming_asset()
+def orders(context: Any, pyspark: Any) -> Any: ...
+
+
+def examples() -> list[ast.Module]:
+    blocks = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    return [ast.parse(block) for block in blocks]
+
+
+def words() -> set[str]:
+    return {word for page in PAGES for word in re.findall(r"`(\w+)`", page.read_text())}
+
+
+def test_what_an_example_uses_can_be_imported_from_the_package() -> None:
+    used = {node.id for example in examples() for node in ast.walk(example) if isinstance(node, ast.Name)}
+
+    assert used & OURS <= set(dagster_ckpt.__all__)
+    assert {"HealthCheck", "streaming_asset"} <= used & OURS
+
+
+@pytest.mark.parametrize("kind", ["job", "sensor", "schedule"])
+def test_the_jobs_sensors_and_schedules_that_are_named_are_those_that_are_there(kind: str) -> None:
+    definitions = stream_definitions(orders)
+    there = {str(each.name) for each in getattr(definitions, f"{kind}s")} - {"orders_stream"}
+    named = {word for word in words() if re.fullmatch(rf"(?!build_|cron_|run_|test_)\w+_{kind}", word)}
+
+    assert named == there
+
+
+def test_every_error_is_explained() -> None:
+    raised = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.CkptError)}
+
+    assert {kind.__name__ for kind in raised - NOT_EXPLAINED} <= words()

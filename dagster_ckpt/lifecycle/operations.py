@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import DesiredRecord, ImageRecord, ImageTrigger, RequestKind, RequestRecord, RequestStatus
@@ -184,6 +185,12 @@ def prefer_savepoint(job: StreamingJob, reference: str) -> ImageRecord:
             f"{reference!r} of job {job.job_id!r} is not a savepoint: checkpoints belong to the system and may be "
             "subsumed at any time. Take a savepoint and prefer that."
         )
+    listed = job.catalog.images.by_id([image.image_id]).get(image.image_id)
+    if listed is None or listed.location != image.location:
+        raise ImageNotFoundError(
+            f"The catalog of job {job.job_id!r} does not list a savepoint at {reference!r}, so it would not be found "
+            "there later. Start from its location, or prefer one that is listed."
+        )
     job.catalog.jobs.update(job.job_id, preferred_savepoint_id=image.image_id)
     return image
 
@@ -278,7 +285,7 @@ def await_answer(
     timeout_s: float,
     gave_up: Callable[[], str | None] = lambda: None,
 ) -> RequestRecord:
-    """Wait until a request is answered; withdraw it if it is not.
+    """Wait until a request is answered; withdraw it if it is not, also where the waiting is interrupted.
 
     Args:
         job: The job.
@@ -287,9 +294,21 @@ def await_answer(
         gave_up: Asked at each poll; a sentence ends the waiting at once.
 
     Raises:
-        RequestFailedError: It failed, or nobody is left to answer.
+        RequestFailedError: It failed or was taken back, or nobody is left to answer.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
+    try:
+        return _await_answer(job, request, timeout_s, gave_up)
+    except BaseException:
+        # Whoever waits is told to stop, and what nobody waits for is not to be done later.
+        with suppress(CatalogError):
+            job.catalog.requests.withdraw(request.request_id)
+        raise
+
+
+def _await_answer(
+    job: StreamingJob, request: RequestRecord, timeout_s: float, gave_up: Callable[[], str | None]
+) -> RequestRecord:
     deadline = time.monotonic() + timeout_s
     while True:
         answer = job.catalog.requests.get(request.request_id)
@@ -298,6 +317,8 @@ def await_answer(
         what = f"{answer.kind.value} of job {job.job_id!r} (request {answer.request_id})"
         if answer.status is RequestStatus.FAILED:
             raise RequestFailedError(f"{what} failed: {answer.error}")
+        if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
+            raise RequestFailedError(f"{what} is {answer.status.value}: somebody has taken it back. Ask again.")
         why = gave_up()
         if why is not None and job.catalog.requests.withdraw(request.request_id):
             raise RequestFailedError(f"{what} was withdrawn: {why}")

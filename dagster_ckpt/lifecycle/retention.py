@@ -177,16 +177,19 @@ def _apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termi
 
 
 def housekeeping(
-    job: StreamingJob, *, now_ms: int, older_than_ms: int = ORPHAN_AGE_MS, dry_run: bool = False
+    job: StreamingJob, *, now_ms: int, older_than_ms: int | None = None, dry_run: bool = False
 ) -> RetentionReport:
     """Finish deletions that were cut off, and remove bytes that crashed attempts left behind.
 
     Args:
         job: The job.
         now_ms: The time now, ms since the epoch.
-        older_than_ms: Younger bytes stay: they may belong to an attempt under way.
+        older_than_ms: Younger bytes stay: they may belong to an attempt under way. Default: six hours, or twice what
+            an attempt may take.
         dry_run: Say what would be done, and do nothing.
     """
+    if older_than_ms is None:
+        older_than_ms = max(ORPHAN_AGE_MS, 2 * job.options.timeout_ms)
     interrupted = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
     if dry_run:
         would = job.store.sweep(older_than_ms=older_than_ms, now_ms=now_ms, dry_run=True)

@@ -26,7 +26,8 @@ from dagster_ckpt.spark import (
 )
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
-_PAGE = 1000
+# A file that was undone by a roll-back before these is told as undone by the first of them.
+_REWINDS_TOLD = 1000
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,9 @@ def _named_in_image(job: StreamingJob, location: str) -> set[str]:
 
 
 def _rewinds(job: StreamingJob) -> list[EventRecord]:
-    found: list[EventRecord] = []
-    sequence = 0
-    while events := job.catalog.events.after(sequence, limit=_PAGE):
-        found += [event for event in events if event.job_id == job.job_id and event.type is EventType.RESTORED]
-        sequence = events[-1].sequence
-    return found
+    events = job.catalog.events
+    found = events.last_of([job.job_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_REWINDS_TOLD)
+    return found[job.job_id]
 
 
 def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from dagster_ckpt.catalog import Catalog, DesiredRecord, JobRecord
-from dagster_ckpt.errors import JobNotFoundError
+from dagster_ckpt.errors import CkptError, JobNotFoundError
 from dagster_ckpt.lifecycle.desired_state import is_steady
 from dagster_ckpt.lifecycle.job import register
 from dagster_ckpt.lifecycle.managed_job import StepRun
@@ -84,11 +84,16 @@ def bring_to_desired_states(
     alerts: list[str] = []
     for job_id in sorted(managed):
         stream = streams[job_id]
-        row = rows.get(job_id) or _first_row(catalog, stream)
         definition = _definition(stream)
-        if is_steady(row, definition.declared, newest.get(job_id), definition.code_version):
+        try:
+            row = rows.get(job_id) or _first_row(catalog, stream)
+            if is_steady(row, definition.declared, newest.get(job_id), definition.code_version):
+                continue
+            step = reconcile_desired(catalog, row, definition, _orchestrator(instance))
+        except CkptError as error:
+            # One row that cannot be read must not keep every other stream from being looked after.
+            alerts.append(f"{job_id}: nothing is done for it: {error}")
             continue
-        step = reconcile_desired(catalog, row, definition, _orchestrator(instance))
         sentences.append(f"{job_id}: {step.decision.reason}")
         if step.decision.holds_restart:
             held.add(job_id)

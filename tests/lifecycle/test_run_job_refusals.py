@@ -342,6 +342,26 @@ def test_a_refusal_that_the_catalog_does_not_take_holds_nothing_up(
     assert requests.get(second).status is RequestStatus.FAILED
 
 
+def test_what_nobody_waits_for_any_more_is_not_done_later(shelf: Shelf) -> None:
+    def interrupted() -> str | None:
+        raise KeyboardInterrupt
+
+    request = shelf.job.catalog.requests.get(asked_to_stop(shelf))
+    with pytest.raises(KeyboardInterrupt):
+        operations.await_answer(shelf.job, request, timeout_s=60, gave_up=interrupted)
+
+    assert shelf.job.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
+
+
+def test_what_somebody_else_has_taken_back_is_not_waited_for(shelf: Shelf) -> None:
+    requests = shelf.job.catalog.requests
+    request = requests.get(asked_to_stop(shelf))
+    requests.withdraw(request.request_id)
+
+    with pytest.raises(RequestFailedError, match="somebody has taken it back"):
+        operations.await_answer(shelf.job, request, timeout_s=60)
+
+
 @pytest.mark.parametrize("is_done", [True, False], ids=["recorded", "not recorded"])
 def test_a_savepoint_of_a_stopped_job_is_in_the_catalog_or_not_at_all(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, is_done: bool

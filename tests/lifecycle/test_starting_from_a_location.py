@@ -12,7 +12,7 @@ from retention_shelf import Shelf
 
 from dagster_ckpt.catalog import ImageRecord
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
-from dagster_ckpt.lifecycle.operations import preview_start
+from dagster_ckpt.lifecycle.operations import prefer_savepoint, preview_start
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
 
@@ -51,6 +51,16 @@ def test_a_savepoint_that_was_moved_is_started_from_where_it_is_now(
     assert plan.image is not None
     assert (plan.image.image_id, plan.to_batch) == (savepoint.image_id, savepoint.batch_id)
     assert shelf.job.store.verify(plan.image.location or "") == []
+
+
+def test_a_savepoint_that_was_moved_cannot_be_preferred(shelf: Shelf, tmp_path: Path) -> None:
+    moved = tmp_path / "archive"
+    shutil.move(folder(shelf.savepoint("mine")), moved)
+
+    with pytest.raises(ImageNotFoundError, match="does not list a savepoint at"):
+        prefer_savepoint(shelf.job, str(moved))
+
+    assert shelf.job.catalog.jobs.get("orders").preferred_savepoint_id is None
 
 
 def test_an_image_whose_recording_was_cut_off_is_started_from_by_its_location(shelf: Shelf) -> None:

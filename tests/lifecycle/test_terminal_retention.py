@@ -258,6 +258,17 @@ def test_a_lost_live_directory_without_any_image_that_could_replace_it_is_no_obs
     assert shelf.listed(ImageStatus.DELETED) == {left_behind.image_id}
 
 
+def test_housekeeping_leaves_what_an_attempt_that_may_take_days_has_written(shelf: Shelf) -> None:
+    written = shelf.root / "images" / "orders" / "shared" / "of-an-attempt-under-way"
+    written.parent.mkdir(parents=True)
+    written.write_bytes(b"data")
+    day_ms = 24 * 3_600_000
+    slow = replace(shelf.job, options=replace(shelf.job.options, timeout_ms=2 * day_ms))
+
+    assert housekeeping(slow, now_ms=wall_clock_ms() + day_ms).swept == ()
+    assert len(housekeeping(shelf.job, now_ms=wall_clock_ms() + day_ms).swept) == 1
+
+
 def test_a_deletion_that_was_cut_off_is_finished_by_housekeeping(shelf: Shelf) -> None:
     first = shelf.checkpoint()
     second = shelf.checkpoint(base=first)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import begin_execution, take_image
+from sqlalchemy import text
 
 from dagster_ckpt.catalog import Catalog, RequestKind, RequestStatus, UpgradePhase
 from dagster_ckpt.errors import OptionError
@@ -26,9 +27,11 @@ from dagster_ckpt.orchestration import (
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG
 
 
-def managed(code_version: str, desired: DesiredState | None = DesiredState.RUNNING) -> StreamingAsset:
+def managed(
+    code_version: str, desired: DesiredState | None = DesiredState.RUNNING, *, name: str = "clicks"
+) -> StreamingAsset:
     @streaming_asset(
-        name="clicks",
+        name=name,
         checkpointing=CheckpointConfig(interval=1000),
         restart_strategy=RestartStrategies.fixed_delay_restart(10, 0),
         desired_state=desired,
@@ -50,14 +53,17 @@ class Location:
         self.definitions = dg.Definitions()
         self.load("1")
 
-    def load(self, code_version: str, desired: DesiredState | None = DesiredState.RUNNING) -> None:
+    def load(
+        self, code_version: str, desired: DesiredState | None = DesiredState.RUNNING, *, beside: Sequence[str] = ()
+    ) -> None:
         resources = {
             "pyspark": dg.ResourceDefinition.none_resource(),
             "checkpoint_storage": CheckpointStorageResource(path="file:///nowhere"),
             "state_backend": StateBackendResource(live_directory="/nowhere"),
             "checkpoint_catalog": self.resource,
         }
-        streams = stream_definitions(managed(code_version, desired))
+        others = [managed(code_version, desired, name=name) for name in beside]
+        streams = stream_definitions(managed(code_version, desired), *others)
         self.definitions = dg.Definitions.merge(streams, dg.Definitions(resources=resources))
 
     def tick(self) -> list[Any]:
@@ -103,6 +109,15 @@ def location(instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogRe
     catalog = catalog_resource.catalog()
     yield Location(instance, catalog_resource, catalog)
     catalog.close()
+
+
+def test_a_stream_whose_row_cannot_be_read_keeps_no_other_from_being_started(location: Location) -> None:
+    location.load("1", beside=["broken"])
+    location.catalog.jobs.ensure("broken", name="broken", asset_key="broken", options={})
+    with location.catalog.database.writing() as connection:
+        connection.execute(text("UPDATE jobs SET pending_restore = 'nothing that can be read'"))
+
+    assert [request.job_name for request in location.ticks()] == ["clicks_stream"]
 
 
 def test_a_stream_that_is_to_run_is_started_once_by_the_first_sensor_that_sees_it(location: Location) -> None:

@@ -91,6 +91,7 @@ class DesiredStateStore:
             False where somebody has changed what is wanted meanwhile: nothing is recorded.
         """
         with self._database.writing() as connection:
+            _hold(connection, before.job_id)
             row = _find(connection, before.job_id)
             if row is None or row.generation != before.generation:
                 return False
@@ -125,13 +126,17 @@ class DesiredStateStore:
         now_ms = self._database.now_ms(connection)
         new = {"generation": 1, "reached": 0, "origin": origin, "changed_at_ms": now_ms, "updated_at_ms": now_ms}
         self._database.insert_if_absent(connection, desired_states, job_id=job_id, **new)
-        # On PostgreSQL the row is ours from here to the commit.
-        connection.execute(select(desired_states.c.job_id).where(_of(job_id)).with_for_update())
+        _hold(connection, job_id)
         return _get(connection, job_id)
 
 
 def _of(job_id: str) -> Any:
     return desired_states.c.job_id == job_id
+
+
+def _hold(connection: Connection, job_id: str) -> None:
+    """On PostgreSQL the row is ours from here to the commit; on SQLite everything is, from the begin."""
+    connection.execute(select(desired_states.c.job_id).where(_of(job_id)).with_for_update())
 
 
 def _change(connection: Connection, job_id: str, now_ms: int, values: dict[str, Any]) -> None:

@@ -35,20 +35,12 @@ class BatchLog:
     latest: QueryProgress | None = None
     _batches: deque[QueryProgress] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def note(self, progress: Iterable[QueryProgress]) -> bool:
-        """Note what is new; True if a batch ended since the last call.
-
-        Spark reports an idle query under the id of its next batch, without a batch having run: those are passed over.
-        """
-        news = False
-        for report in progress:
-            if not report.ran:
-                continue
+    def note(self, reports: Iterable[QueryProgress]) -> None:
+        """Note reports of batches that ran, oldest first."""
+        for report in reports:
             self._batches.append(report)
             self.latest = report
             self.total_rows += report.input_rows
-            news = True
-        return news
 
     def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
         """Figures at a batch.

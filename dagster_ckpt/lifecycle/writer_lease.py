@@ -98,11 +98,6 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.job_id}", daemon=True)
 
     @property
-    def token(self) -> int:
-        """The fencing token of the lease."""
-        return self._lease.token
-
-    @property
     def lost(self) -> LeaseLostError | None:
         """Why this process is no longer the writer, or None while it is.
 

@@ -12,11 +12,12 @@ from sqlalchemy import event
 
 from dagster_ckpt.catalog import Catalog, JobRecord
 from dagster_ckpt.errors import LeaseHeldError
+from dagster_ckpt.options import DesiredState
 from tests.catalog.conftest import holder
 
 PATIENCE_S = 120
 # Where the second writer waits for the first: SQLite's from its begin, PostgreSQL's at the row.
-WAITS_AT = ("BEGIN IMMEDIATE", "INSERT INTO", "UPDATE jobs")
+WAITS_AT = ("BEGIN IMMEDIATE", "INSERT INTO", "UPDATE jobs", "UPDATE desired_states")
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def beside_an_uncommitted(url: str, change: Callable[[Catalog], object]) -> Iter
 
     @event.listens_for(second.database.engine, "before_cursor_execute")
     def notice(_connection: object, _cursor: object, statement: str, *_rest: Any) -> None:
-        if statement.startswith(WAITS_AT):
+        if statement.startswith(WAITS_AT) or statement.endswith("FOR UPDATE"):
             waiting.set()
 
     thread = threading.Thread(target=change, args=(first,))
@@ -71,6 +72,20 @@ def test_two_switches_of_the_live_directory_both_count(url: str, catalog: Catalo
     with beside_an_uncommitted(url, lambda first: switch(first, "/live/a")) as second:
         switched = switch(second, "/live/b")
     assert (switched.live_generation, switched.timeline, switched.live_directory) == (2, 2, "/live/b")
+
+
+def test_what_a_person_says_while_the_sensor_records_is_not_undone(url: str, catalog: Catalog) -> None:
+    row = catalog.desired_states.ensure("orders", origin="a test")
+
+    def say(first: Catalog) -> None:
+        first.desired_states.say("orders", DesiredState.CANCELLED, origin="anna")
+
+    with beside_an_uncommitted(url, say) as second:
+        assert not second.desired_states.advance(row, upgrade=None, alert=None, request_id=None, reached=True)
+
+    after = catalog.desired_states.find("orders")
+    assert after is not None
+    assert (after.generation, after.reached, after.desired) == (row.generation + 1, 0, DesiredState.CANCELLED)
 
 
 def test_an_image_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:

@@ -107,8 +107,12 @@ def build_catalog_sensor(
         cursor = SensorCursor.parse(context.cursor)
         catalog = checkpoint_catalog.catalog()
         # Before the events are read: what is there by now, another process may have reported.
+        latest = catalog.events.latest_sequence()
+        if latest < cursor.sequence:
+            # A catalog that was made anew counts from one again: nothing would be reported until it has caught up.
+            cursor = SensorCursor(downstream_due=cursor.downstream_due, downstream_at_ms=cursor.downstream_at_ms)
         known = memory.after(cursor.tick)
-        reported = known or Reported(catalog.events.latest_sequence())
+        reported = known or Reported(latest)
         events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK if known else EVENTS_IN_FIRST_TICK)
         ours = [event for event in events if event.job_id in keys]
         tidings = _tidings(

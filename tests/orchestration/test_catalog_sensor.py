@@ -249,7 +249,6 @@ def test_images_of_a_catalog_that_was_made_anew_are_reported(
         connection.execute(text("DELETE FROM images"))
         connection.execute(text("UPDATE event_counter SET last_sequence = 0"))
     after = [take_image(catalog, "orders") for _ in range(2)]
-    daemon.cursor = None
 
     daemon.tick(dies_after=1)
     daemon.tick()

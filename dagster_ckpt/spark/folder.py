@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -18,12 +19,15 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import fsspec
 
 from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.options.file_systems import fsspec_arguments, has_folders
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
 # What the fsspec file systems call an entity tag, a generation or a time of change.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _DELETE_ATTEMPTS = 10
 _READ_BYTES = 1024 * 1024
+# A file up to this size is held in memory and put by one request.
+_PUT_AT_ONCE_BYTES = 8 * 1024 * 1024
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -69,9 +73,14 @@ class Folder(ABC):
     Hidden names are left out of listings: Spark's are unfinished files (`.<name>.<uuid>.tmp`) and Hadoop's
     `.crc` siblings, and neither belongs into a copy (a stale `.crc` makes Hadoop refuse a good file).
     A file that is not there raises FileNotFoundError; every other trouble is a StorageAccessError.
+
+    Attributes:
+        url: Where it is.
+        moves_at_once: Whether the whole tree can be moved at once. In an object store it would be copied, file by file.
     """
 
     url: str
+    moves_at_once = True
 
     def __init__(self) -> None:
         # What was read of a file that did not change since: path to token and meaning. A running query is looked at
@@ -336,8 +345,9 @@ class RemoteFolder(Folder):
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__()
         self.url = url.rstrip("/")
+        self.moves_at_once = has_folders(self.url)
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(self.url, **storage_options)
+            self._fs, self._root = fsspec.core.url_to_fs(self.url, **fsspec_arguments(self.url, storage_options))
         except (ImportError, ValueError) as error:
             raise StorageAccessError(
                 f"{url} cannot be opened: {error}. Install the fsspec driver of that file system, or correct the URL."
@@ -376,13 +386,20 @@ class RemoteFolder(Folder):
             return _remote_version(self._fs.info(self._at(path)))
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file: object stores show it when it is closed."""
+        """Write a file: object stores show it when it is whole."""
         where = self._at(path)
-        with _access("write", self.url, path):
-            self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
-            with self._fs.open(where, "wb") as stream:
-                for chunk in chunks:
-                    stream.write(chunk)
+        with tempfile.SpooledTemporaryFile(_PUT_AT_ONCE_BYTES) as spool:
+            # All of it first: what fails halfway, such as a check of the bytes, leaves nothing of it.
+            size = sum(map(spool.write, chunks))
+            spool.seek(0)
+            with _access("write", self.url, path):
+                if self.moves_at_once:
+                    self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
+                if size <= _PUT_AT_ONCE_BYTES:
+                    self._fs.pipe_file(where, spool.read())
+                    return
+                with self._fs.open(where, "wb") as stream:
+                    shutil.copyfileobj(spool, stream, _READ_BYTES)
 
     def create(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file where none is."""

@@ -45,6 +45,9 @@ def materialize(
 ) -> Materialized:
     """Build a live directory aside, check that it is whole, then move it into place.
 
+    In an object store, where nothing can be moved at once, it is built in place: a job goes over to it only when it is
+    whole, and the next start removes what a crash left.
+
     Args:
         target: Where it is to be; nothing may be there.
         fill: Called once with what takes the files of the image; gives it every file, from several threads if it likes.
@@ -62,14 +65,15 @@ def materialize(
             f"{target.url} exists already, and a live directory in use must not be overwritten. Restore into "
             "another one, or delete it if nothing of it is needed."
         )
-    unfinished = target.sibling(".partial")
+    unfinished = target.sibling(".partial") if target.folder.moves_at_once else target
     unfinished.delete()
     filler = Filler(unfinished.folder, target, new_query_id)
     try:
         with contextlib.closing(filler):
             fill(filler)
         batch_id = _newest_commit(unfinished) if is_whole else _checked(unfinished)
-        unfinished.folder.rename(target.url)
+        if unfinished != target:
+            unfinished.folder.rename(target.url)
     except BaseException:
         unfinished.delete()
         raise

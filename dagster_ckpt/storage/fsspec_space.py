@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.image import ObjectSpace
+from dagster_ckpt.options.file_systems import fsspec_arguments, has_folders
 from dagster_ckpt.storage.access import Guarded, accessing, reading
 
 # Object stores take parts of at least 5 MiB; fsspec's files are cut into blocks of this size.
@@ -21,8 +22,6 @@ BLOCK_BYTES = 8 * 1024 * 1024
 # Objects up to this size are held in memory and put by one request: each request costs as much as a megabyte.
 PUT_AT_ONCE_BYTES = 12 * 1024 * 1024
 FETCHED_AT_ONCE_BYTES = 16 * 1024 * 1024
-# Here a put is not atomic but a rename is, and folders have to be made. Everything else is taken for an object store.
-WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", "ssh", "webhdfs"})
 
 
 class FsspecSpace:
@@ -31,7 +30,7 @@ class FsspecSpace:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url = url.rstrip("/")
         try:
-            self._fs, root = fsspec.core.url_to_fs(self._url, **_with_defaults(self._url, options))
+            self._fs, root = fsspec.core.url_to_fs(self._url, **fsspec_arguments(self._url, options))
         except ImportError as error:
             raise StorageAccessError(
                 f"{url} needs a driver that is not installed: {error}. For S3: pip install 'dagster-ckpt[s3]'; for "
@@ -42,7 +41,7 @@ class FsspecSpace:
                 f"{url} is of a kind that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or hdfs://."
             ) from error
         self._root = root.rstrip("/")
-        self._has_folders = url.partition("://")[0] in WITH_FOLDERS
+        self._has_folders = has_folders(url)
 
     @property
     def url(self) -> str:
@@ -157,15 +156,6 @@ class FsspecSpace:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
-
-
-def _with_defaults(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a file system, with what images need where the user says nothing."""
-    if not url.startswith(("s3://", "s3a://")):
-        return dict(options)
-    # Images carry digests of their own, and servers that are not Amazon's get these checksums wrong.
-    config = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
-    return {**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}}
 
 
 class _Upload:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import time
@@ -11,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyspark
-import pytest
+from maven import from_maven, java
 
 BROKER = ("org.apache.kafka", "kafka_2.13", "3.9.1")
 # The connector of Spark 4.3 itself was not to be had when this was written. One version before talks to it as well;
@@ -73,23 +71,6 @@ def running_broker(folder: Path) -> Iterator[Kafka]:
     finally:
         process.kill()
         process.wait()
-
-
-def from_maven(folder: Path, module: tuple[str, str, str], conf: str) -> None:
-    """Fetch a module (`master`), or what it needs (`runtime`); from Ivy's cache where it was fetched before."""
-    (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
-    command = [java(), "-jar", str(ivy), "-dependency", *module, "-confs", conf]
-    command += ["-notransitive"] if conf == "master" else []
-    command += ["-retrieve", f"{folder}/[artifact]-[revision].[ext]"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    said = done.stdout + done.stderr
-    if done.returncode or "UNRESOLVED" in said or not any(folder.glob("*.jar")):
-        pytest.fail(f"Maven Central does not give {':'.join(module)}, which this test needs:\n{said[-2000:]}")
-
-
-def java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return f"{home}/bin/java" if home else "java"
 
 
 def free_port() -> int:

@@ -1,0 +1,168 @@
+"""A job whose live directories, images and output are all in one bucket, and what becomes of it.
+
+`python live_in_s3_program.py FOLDER BUCKET`; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
+from small_spark import lay_file, small_spark
+
+from dagster_ckpt import CheckpointConfig, RestartStrategies, run_streaming_job
+from dagster_ckpt.catalog import EventType
+from dagster_ckpt.environment.deployment import Deployment
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.doctor import examine_live_directory
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.options.rocksdb_options import ROCKSDB
+
+JOB = "sales"
+SCHEMA = "at timestamp, shop long"
+CHECKPOINTING = CheckpointConfig(interval=500)
+
+
+@dataclass
+class Sales:
+    """The job and its places.
+
+    Attributes:
+        spark: A session that reaches the bucket.
+        folder: Input and catalog, on this machine.
+        bucket: The bucket, as `name`.
+    """
+
+    spark: SparkSession
+    folder: Path
+    bucket: str
+    files: int = 0
+
+    @property
+    def output(self) -> str:
+        """Where the rows go."""
+        return f"s3a://{self.bucket}/output"
+
+    def feed(self, files: int) -> None:
+        """Lay files, an hour each."""
+        for number in range(self.files, self.files + files):
+            rows = [{"at": f"2024-01-01T{number:02}:{minute:02}:00Z", "shop": minute % 3} for minute in range(9)]
+            lay_file(self.folder, number, rows)
+        self.files += files
+
+    def run(self, start_from: str = "latest") -> str:
+        """Run the job until it has taken all files; returns what it began with."""
+        run_streaming_job(
+            JOB,
+            self.describe,
+            catalog=self.catalog_url,
+            storage=self.images,
+            live_root=self.live_root,
+            checkpointing=CHECKPOINTING,
+            spark=self.spark,
+            start_from=start_from,
+        )
+        execution = self.job.catalog.executions.latest(JOB)
+        assert execution is not None
+        return str((execution.recovery or {})["kind"])
+
+    def describe(self, spark: SparkSession) -> DataStreamWriter:
+        """Sales by shop and half hour, one file a batch."""
+        sales = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self.folder))
+        counts = self.counts(sales.withWatermark("at", "10 minutes"))
+        return counts.writeStream.format("parquet").option("path", self.output).trigger(availableNow=True)
+
+    def counts(self, sales: DataFrame) -> DataFrame:
+        """Sales by shop and half hour."""
+        counted = sales.groupBy(F.window("at", "30 minutes"), "shop").count()
+        return counted.select("window.start", "shop", "count")
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """What came out."""
+        return sorted(map(tuple, self.spark.read.parquet(self.output).collect()))
+
+    def uninterrupted(self) -> list[tuple[object, ...]]:
+        """What an uninterrupted query over the same files has written: all but the window that is still open."""
+        rows = sorted(map(tuple, self.counts(self.spark.read.schema(SCHEMA).json(str(self.folder))).collect()))
+        return [row for row in rows if row[0] != rows[-1][0]]
+
+    @property
+    def catalog_url(self) -> str:
+        """The catalog."""
+        return f"sqlite:///{self.folder}.db"
+
+    @property
+    def images(self) -> FileSystemCheckpointStorage:
+        """Where images go."""
+        return FileSystemCheckpointStorage(f"s3://{self.bucket}/images")
+
+    @property
+    def live_root(self) -> str:
+        """Where live directories go."""
+        return f"s3a://{self.bucket}/live"
+
+    @property
+    def job(self) -> StreamingJob:
+        """The job as operators see it."""
+        deployment = Deployment(self.live_root, self.catalog_url, self.images)
+        return deployment.job(
+            JOB,
+            catalog=deployment.open_catalog(),
+            query_name=JOB,
+            options=CHECKPOINTING.options,
+            restart=RestartStrategies.no_restart(),
+            backend=None,
+            savepoint_url=None,
+        )
+
+
+def steps(sales: Sales) -> Iterator[dict[str, object]]:
+    """One step after the other, and what came of each."""
+
+    def ran(what: str, began_with: str) -> dict[str, object]:
+        record = sales.job.catalog.jobs.get(JOB)
+        return {
+            "step": what,
+            "began_with": began_with,
+            "live": record.live_directory,
+            "is_as_uninterrupted": sales.rows() == sales.uninterrupted(),
+            "rows": len(sales.rows()),
+        }
+
+    sales.feed(3)
+    yield ran("first run", sales.run())
+    savepoint = operations.trigger_savepoint(sales.job, operations.Operator("test"))
+    sales.feed(2)
+    yield ran("goes on", sales.run())
+    yield ran("back to the savepoint", sales.run(str(savepoint.location)))
+    yield ran("back to batch 4", sales.run("batch-4"))
+    told = sales.job.catalog.events.after(0)
+    yield {
+        "step": "end",
+        "checkpoints": sum(event.type is EventType.CHECKPOINT_COMPLETED for event in told),
+        "failures": [event.payload["reason"] for event in told if event.type is EventType.CHECKPOINT_FAILED],
+        "can_resume": examine_live_directory(sales.job).diagnosis.can_resume,
+    }
+
+
+def main(folder: Path, bucket: str) -> None:
+    """Do all steps and print what came of them."""
+    landing = folder / "landing"
+    landing.mkdir()
+    settings = {
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }
+    with small_spark(settings) as spark:
+        print(json.dumps(list(steps(Sales(spark, landing, bucket)))))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,110 @@
+"""Live directories in an object store: a real query, its images, and every way back, beside an uninterrupted run.
+
+The bucket is moto's. Hadoop's S3A and the modules of the AWS SDK that it needs come from Maven Central, without the
+SDK's bundle of half a gigabyte. Where that cannot be reached these tests fail and say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+import s3fs
+from maven import from_maven
+
+pytestmark = pytest.mark.spark
+
+AWS_SDK = "2.35.4"
+# S3A reads through the first, copies through the second, and looks for credentials in the third.
+MODULES = [
+    ("software.amazon.s3.analyticsaccelerator", "analyticsaccelerator-s3", "1.3.1"),
+    ("software.amazon.awssdk", "s3-transfer-manager", AWS_SDK),
+    ("software.amazon.awssdk", "sts", AWS_SDK),
+]
+# Spark brings these itself, in versions of its own.
+OF_SPARK = (
+    "netty-buffer",
+    "netty-codec",
+    "netty-common",
+    "netty-handler",
+    "netty-resolver",
+    "netty-transport",
+    "slf4j",
+)
+DEADLINE_S = 400.0
+
+
+@pytest.fixture(scope="module")
+def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("s3a")
+    (hadoop,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
+    version = hadoop.stem.removeprefix("hadoop-client-api-")
+    from_maven(folder, ("org.apache.hadoop", "hadoop-aws", version), "master")
+    for module in MODULES:
+        from_maven(folder, module, "default")
+    jars = [jar for jar in sorted(folder.glob("*.jar")) if not jar.name.startswith(OF_SPARK)]
+    return os.pathsep.join(map(str, jars))
+
+
+def steps_of(folder: Path, class_path: str, s3_options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run the program in a process of its own, whose JVM has S3A; returns what it says."""
+    bucket = folder.name.replace("_", "-")
+    s3fs.S3FileSystem(**s3_options).mkdir(bucket)
+    key, secret, endpoint = s3_options["key"], s3_options["secret"], s3_options["endpoint_url"]
+    settings = {
+        "endpoint": endpoint,
+        "endpoint.region": "us-east-1",
+        "path.style.access": "true",
+        "access.key": key,
+        "secret.key": secret,
+    }
+    submit = ["--driver-class-path", class_path]
+    for name, value in settings.items():
+        submit += ["--conf", f"spark.hadoop.fs.s3a.{name}={value}"]
+    # fsspec's driver is told in the environment, as AWS's own tools are.
+    environment = {
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_ENDPOINT_URL": endpoint,
+        "PYSPARK_SUBMIT_ARGS": " ".join([*submit, "pyspark-shell"]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
+    }
+    program = str(Path(__file__).with_name("live_in_s3_program.py"))
+    done = subprocess.run(
+        [sys.executable, program, str(folder), bucket],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    steps: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return steps
+
+
+@pytest.mark.timeout(DEADLINE_S + 200)
+def test_a_job_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
+    tmp_path: Path, class_path: str, s3_options: dict[str, Any]
+) -> None:
+    *ran, end = steps_of(tmp_path, class_path, s3_options)
+
+    assert [(step["step"], step["began_with"]) for step in ran] == [
+        ("first run", "START_EMPTY"),
+        ("goes on", "RESUME"),
+        ("back to the savepoint", "RESTORE"),
+        ("back to batch 4", "REWIND"),
+    ]
+    assert [step["is_as_uninterrupted"] for step in ran] == [True] * 4, ran
+    assert [step["live"].rpartition("/")[2] for step in ran] == ["live-1", "live-1", "live-2", "live-3"]
+    assert all(step["live"].startswith("s3a://") for step in ran)
+    assert end["can_resume"]
+    assert end["checkpoints"] > 0
+    # An attempt under way when there is nothing left to read ends with the query.
+    assert all("is stopping or has stopped" in reason for reason in end["failures"]), end["failures"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +34,12 @@ class DesiredStateStore:
         """Every managed job by its id."""
         with self._database.reading() as connection:
             rows = connection.execute(select(desired_states).order_by(desired_states.c.job_id))
+            return {row.job_id: _record(row) for row in rows}
+
+    def of(self, job_ids: Sequence[str]) -> dict[str, DesiredRecord]:
+        """Those of these jobs that are managed."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(desired_states).where(desired_states.c.job_id.in_(job_ids)))
             return {row.job_id: _record(row) for row in rows}
 
     def ensure(self, job_id: str, *, origin: str) -> DesiredRecord:

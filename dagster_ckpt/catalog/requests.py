@@ -91,9 +91,15 @@ class RequestStore:
         """Take a request up; False if it was withdrawn or taken up meanwhile."""
         return self._move(request_id, (RequestStatus.PENDING.value,), status=RequestStatus.ACCEPTED.value)
 
-    def withdraw(self, request_id: str) -> bool:
-        """Take a request back; False if it is answered already."""
-        return self._move(request_id, _OPEN, status=RequestStatus.WITHDRAWN.value, resolved=True)
+    def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
+        """Take a request back; False if it is answered already.
+
+        Args:
+            request_id: The request.
+            only_pending: One that was taken up is left, too.
+        """
+        allowed = (RequestStatus.PENDING.value,) if only_pending else _OPEN
+        return self._move(request_id, allowed, status=RequestStatus.WITHDRAWN.value, resolved=True)
 
     def resolve(
         self, request_id: str, status: RequestStatus, *, image_id: str | None = None, error: str | None = None

@@ -6,6 +6,8 @@ started again behind their back, and one that somebody started is not stopped.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dagster_ckpt.catalog import (
     DesiredRecord,
     ExecutionRecord,
@@ -26,11 +28,11 @@ from dagster_ckpt.lifecycle.managed_job import (
     StepRun,
     Withdraw,
     ask,
-    ask_to_stop,
     move,
     quieten,
     stay,
 )
+from dagster_ckpt.lifecycle.stopping import NOT_STOPPED, ask_to_stop
 from dagster_ckpt.options import DesiredState, UpgradePolicy
 
 _ENDED_BY_HAND = {
@@ -54,6 +56,8 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
         seen: What it is.
     """
     desired = row.desired or declared
+    if not seen.is_alive and row.alert is not None and row.alert.startswith(NOT_STOPPED):
+        row = replace(row, alert=None)
     if row.broken is not None:
         return stay(row, f"nothing is done for it: its row cannot be read: {row.broken}")
     under_way = row.upgrade if row.upgrade is not None and not row.upgrade.phase.is_over else None
@@ -64,7 +68,7 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
     if seen.start_pending:
         return stay(row, "a start that somebody asked for goes first")
     if desired is not DesiredState.RUNNING:
-        return _to_stopped(row, desired, under_way, seen)
+        return _to_stopped(row, desired, under_way, policy, seen)
     if under_way is not None:
         return upgrades.go_on(row, under_way, policy, seen)
     return _to_running(row, policy, seen)
@@ -86,14 +90,16 @@ def is_steady(
     return not runs and execution.settled
 
 
-def _to_stopped(row: DesiredRecord, desired: DesiredState, under_way: UpgradeRecord | None, seen: Seen) -> Decision:
+def _to_stopped(
+    row: DesiredRecord, desired: DesiredState, under_way: UpgradeRecord | None, policy: UpgradePolicy, seen: Seen
+) -> Decision:
     request = seen.open_request
     if under_way is not None:
         dropped = stay(row, f"the upgrade is given up: it is to be {desired.value}").but(upgrade=None)
         is_start = request is not None and request.kind is RequestKind.START
         return dropped.but(*((Withdraw(request.request_id),) if request is not None and is_start else ()))
     if seen.is_alive:
-        return _stop(row, desired, seen).but(holds_restart=True)
+        return _stop(row, desired, policy, seen).but(holds_restart=True)
     quiet = quieten(seen)
     if quiet:
         return stay(row, "it does not run").but(*quiet, holds_restart=True)
@@ -106,14 +112,22 @@ def _to_stopped(row: DesiredRecord, desired: DesiredState, under_way: UpgradeRec
     return stay(row, f"it is {desired.value}").but(reached=True)
 
 
-def _stop(row: DesiredRecord, desired: DesiredState, seen: Seen) -> Decision:
+def _stop(row: DesiredRecord, desired: DesiredState, policy: UpgradePolicy, seen: Seen) -> Decision:
     execution = seen.execution
     is_by_hand = execution is not None and execution.cause is StartCause.MANUAL and not seen.is_ours
     if is_by_hand and execution is not None and execution.started_at_ms > row.changed_at_ms:
         return stay(row, "somebody has started it by hand").but(Adopt(DesiredState.RUNNING))
     first, again = _STOP_BY[desired]
     request = seen.request
-    asked = ask_to_stop(row, seen, first, again=again, since_ms=row.changed_at_ms, reason=f"to be {desired.value}")
+    asked = ask_to_stop(
+        row,
+        seen,
+        first,
+        again=again,
+        since_ms=row.changed_at_ms,
+        timeout_ms=policy.stop_timeout_ms,
+        reason=f"to be {desired.value}",
+    )
     has_failed = request is not None and request.status is RequestStatus.FAILED and bool(asked.actions)
     if request is not None and has_failed and request.kind is RequestKind.STOP_WITH_SAVEPOINT:
         alert = f"the savepoint failed ({request.error}): it is stopped without one, its live directory is kept"

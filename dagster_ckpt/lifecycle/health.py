@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dagster_ckpt.catalog import ImageRecord
+from dagster_ckpt.catalog import DesiredRecord, ImageRecord, UpgradePhase
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.source_health import SourceFacts, lag, retention
 from dagster_ckpt.options import CheckpointOptions
 from dagster_ckpt.options.durations import iso_duration
-
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 
 
 class HealthCheck(StrEnum):
@@ -25,6 +23,7 @@ class HealthCheck(StrEnum):
     SIZE_GROWTH = "size_growth"
     SOURCE_LAG = "source_lag"
     SOURCE_RETENTION = "source_retention"
+    DESIRED_STATE = "desired_state"
 
 
 class Verdict(StrEnum):
@@ -34,41 +33,6 @@ class Verdict(StrEnum):
     WARN = "WARN"
     ERROR = "ERROR"
     UNKNOWN = "UNKNOWN"
-
-
-@dataclass(frozen=True)
-class HealthSettings:
-    """From when on something is not well.
-
-    Attributes:
-        max_checkpoint_age_ms: Recovery point objective: the newest image may be so old; half of it warns. None: the
-            rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2); with periodic
-            checkpoints off, any age.
-        failures_to_warn: Failed attempts in a row that warn.
-        failures_to_fail: Failed attempts in a row that are an error.
-        max_verification_age_ms: The last verification of an image may be so old.
-        size_growth_factor: An image so many times as large as at the begin of the window warns.
-        size_window_ms: That window.
-        size_floor_bytes: Smaller images may grow as they like.
-        max_image_bytes: A larger image is an error; None for any size.
-        max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
-        source_retention_ms: How long the sources keep what they had, where they do not tell (Kafka's `retention.ms`).
-        file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
-        retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
-    """
-
-    max_checkpoint_age_ms: int | None = None
-    failures_to_warn: int = 1
-    failures_to_fail: int = 3
-    max_verification_age_ms: int = 2 * DAY_MS
-    size_growth_factor: float = 2.0
-    size_window_ms: int = DAY_MS
-    size_floor_bytes: int = 64 * 1024 * 1024
-    max_image_bytes: int | None = None
-    max_catch_up_ms: int = 10 * 60_000
-    source_retention_ms: int | None = None
-    file_max_age_ms: int = 7 * DAY_MS
-    retention_margin_ms: int = 6 * HOUR_MS
 
 
 @dataclass(frozen=True)
@@ -84,6 +48,7 @@ class HealthFacts:
         bytes_before: Full bytes of the first image in the window of `size_window_ms`, or None.
         sources: Its sources, as the last batch reported them; None where none has.
         rows_per_second: Speed of the last batch, or None.
+        desired: What it is meant to be and how far its last upgrade is; None where nobody has said anything.
     """
 
     running_since_ms: int | None = None
@@ -94,6 +59,7 @@ class HealthFacts:
     bytes_before: int | None = None
     sources: Sequence[SourceFacts] | None = None
     rows_per_second: float | None = None
+    desired: DesiredRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +95,13 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
         size_growth(facts, settings),
         source_lag(facts, settings),
         source_retention(facts, settings, now_ms=now_ms),
+        desired_state(facts),
     ]
+
+
+def worst(findings: Sequence[Finding]) -> Verdict:
+    """The worst of several verdicts."""
+    return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
 
 
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
@@ -223,7 +195,7 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
         return say(Verdict.UNKNOWN, "there is no image to be recovered from")
     if not facts.sources:
         return say(Verdict.UNKNOWN, "no batch has told what the sources are")
-    worst, sentences = Verdict.PASS, []
+    so_far, sentences = Verdict.PASS, []
     for source in facts.sources:
         left = retention(
             source,
@@ -240,9 +212,32 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
             verdict = Verdict.UNKNOWN
         else:
             verdict = Verdict.WARN if left.left_ms <= settings.retention_margin_ms else Verdict.PASS
-        worst = max(worst, verdict, key=_WORSE.index)
+        so_far = max(so_far, verdict, key=_WORSE.index)
         sentences.append(f"{source.name}: {left.sentence}")
-    return say(worst, "; ".join(sentences), {"restore_point": describe_image(facts.newest)})
+    return say(so_far, "; ".join(sentences), {"restore_point": describe_image(facts.newest)})
+
+
+def desired_state(facts: HealthFacts) -> Finding:
+    """Whether it is being brought to what it is meant to be, and its last upgrade went through."""
+    say = _about(HealthCheck.DESIRED_STATE)
+    row = facts.desired
+    if row is None:
+        return say(Verdict.PASS, "people start and stop it")
+    if row.broken is not None:
+        return say(Verdict.ERROR, f"nothing is done for it: what it is meant to be cannot be read: {row.broken}")
+    upgrade = row.upgrade
+    figures = {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
+    if upgrade is not None and upgrade.phase.refuses:
+        runs_on = upgrade.phase is UpgradePhase.REFUSED and facts.running_since_ms is not None
+        sentence = f"the upgrade to {upgrade.to_version} ended {upgrade.phase.value}: {upgrade.reason}. "
+        sentence += "The stream runs on as it was" if runs_on else "The stream does not run"
+        sentence += "; load another code version, run set_desired_state_job with retry_refused, or start it by hand"
+        return say(Verdict.WARN if runs_on else Verdict.ERROR, sentence, figures)
+    if row.alert is not None:
+        return say(Verdict.ERROR, row.alert, figures)
+    if upgrade is not None and not upgrade.phase.is_over:
+        return say(Verdict.PASS, f"an upgrade is under way: {upgrade.phase.value}, {upgrade.reason}", figures)
+    return say(Verdict.PASS, "nothing waits for a person", figures)
 
 
 _WORSE = (Verdict.PASS, Verdict.UNKNOWN, Verdict.WARN, Verdict.ERROR)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus
-from dagster_ckpt.lifecycle.health import HealthFacts, HealthSettings
+from dagster_ckpt.lifecycle.health import HealthFacts
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.source_health import sources_of
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
@@ -23,6 +24,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
     executions = catalog.executions.latest_of(job_ids)
     windows = {job_id: now_ms - each.size_window_ms for job_id, each in settings.items()}
     histories = catalog.images.histories(windows)
+    desired = catalog.desired_states.of(job_ids)
     facts = {}
     for job_id in job_ids:
         execution, history = executions.get(job_id), histories[job_id]
@@ -37,6 +39,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             bytes_before=history.bytes_before,
             sources=sources_of(progress),
             rows_per_second=speed if isinstance(speed, int | float) else None,
+            desired=desired.get(job_id),
         )
     return facts
 

@@ -114,9 +114,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Take a request back that nobody is left to answer."""
+    """Take a request back.
+
+    Attributes:
+        request_id: The request.
+        only_pending: Whether one that was taken up meanwhile is left; else nobody is left to answer it.
+    """
 
     request_id: str
+    only_pending: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,41 +187,6 @@ def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **argumen
     """Ask something of the job, once for each step of a generation."""
     request_id = str(uuid.uuid5(_REQUESTS, f"{row.job_id}/{row.generation}/{step}"))
     return stay(row, reason).but(Ask(request_id, kind, arguments), request_id=request_id)
-
-
-def ask_to_stop(
-    row: DesiredRecord,
-    seen: Seen,
-    first: RequestKind,
-    *,
-    again: RequestKind,
-    since_ms: int,
-    reason: str,
-    step: str = "stop",
-) -> Decision:
-    """Ask a job that is alive to stop, then wait; where that came to nothing, ask in another way.
-
-    Args:
-        row: The managed job.
-        seen: The job, which is alive.
-        first: How it is asked to stop.
-        again: How it is asked where the first request failed, or a later execution has begun since.
-        since_ms: Requests made before have nothing to do with it.
-        reason: Why.
-        step: A name for the request, unlike that of any other of the generation.
-    """
-    request = seen.request
-    execution = seen.execution
-    if request is None or request.kind not in STOPPING or request.created_at_ms < since_ms:
-        return ask(row, reason, step, first)
-    if seen.open_request is not None:
-        return stay(row, f"{reason}: waits for the answer to {request.kind.value}")
-    if execution is None or (
-        request.status is RequestStatus.COMPLETED and execution.started_at_ms <= (request.resolved_at_ms or 0)
-    ):
-        return stay(row, f"{reason}: waits until its run is over")
-    why = f"{request.kind.value} came to nothing ({request.error or 'an execution began after it'})"
-    return ask(row, f"{reason}: {why}", f"{step} {execution.execution_id}", again)
 
 
 def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason: str, **changes: Any) -> Decision:

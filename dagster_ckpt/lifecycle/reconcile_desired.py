@@ -145,7 +145,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
                 request_id=action.request_id,
             )
         elif isinstance(action, Withdraw):
-            catalog.requests.withdraw(action.request_id)
+            catalog.requests.withdraw(action.request_id, only_pending=action.only_pending)
         elif isinstance(action, Settle):
             catalog.executions.settle(action.execution_id, ExecutionStatus.FAILED)
         elif isinstance(action, Adopt):

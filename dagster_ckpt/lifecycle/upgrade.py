@@ -32,12 +32,13 @@ from dagster_ckpt.lifecycle.managed_job import (
     Run,
     Seen,
     StepRun,
+    Withdraw,
     ask,
-    ask_to_stop,
     move,
     quieten,
     stay,
 )
+from dagster_ckpt.lifecycle.stopping import ask_to_stop, overdue
 from dagster_ckpt.options import UpgradeMode, UpgradePolicy
 
 # A preflight that ended so often without a result is taken for one that cannot be done.
@@ -67,7 +68,7 @@ def go_on(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, see
     if upgrade.phase is UpgradePhase.UPGRADING:
         return _upgrading(row, upgrade, policy, seen)
     if upgrade.phase is UpgradePhase.ROLLING_BACK:
-        return _rolling_back(row, upgrade, seen)
+        return _rolling_back(row, upgrade, policy, seen)
     return _restoring(row, upgrade, seen)
 
 
@@ -100,6 +101,12 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
         ).but(*quieten(seen))
     first, why = _way_to_stop(upgrade.mode, policy.max_checkpoint_age_ms, seen)
     request = seen.request
+    late = overdue(seen, policy.stop_timeout_ms)
+    if late is not None and request is not None and request.status is RequestStatus.PENDING:
+        # First out of reach of whoever may answer it yet, then given up: a job that stops after all is upgraded.
+        return stay(row, late).but(Withdraw(request.request_id, only_pending=True), holds_restart=True)
+    if late is not None and request is not None and request.status is RequestStatus.WITHDRAWN:
+        return move(row, upgrade, UpgradePhase.REFUSED, late)
     failed = (
         request is not None
         and request.kind is RequestKind.STOP_WITH_SAVEPOINT
@@ -109,7 +116,15 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
         assert request is not None
         reason = f"the savepoint failed ({request.error or 'it was withdrawn'}), so it runs on as it was"
         return move(row, upgrade, UpgradePhase.REFUSED, reason)
-    asked = ask_to_stop(row, seen, first, again=RequestKind.SUSPEND, since_ms=upgrade.began_at_ms, reason=why)
+    asked = ask_to_stop(
+        row,
+        seen,
+        first,
+        again=RequestKind.SUSPEND,
+        since_ms=upgrade.began_at_ms,
+        timeout_ms=policy.stop_timeout_ms,
+        reason=why,
+    )
     return asked.but(holds_restart=True)
 
 
@@ -168,12 +183,19 @@ def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
     return stay(row, "waits for the first batch or checkpoint")
 
 
-def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decision:
+def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
     if seen.is_alive:
         began_ms = upgrade.started_at_ms or upgrade.began_at_ms
         stop = RequestKind.SUSPEND
         asked = ask_to_stop(
-            row, seen, stop, again=stop, since_ms=began_ms, reason="stop the new code", step="roll back"
+            row,
+            seen,
+            stop,
+            again=stop,
+            since_ms=began_ms,
+            timeout_ms=policy.stop_timeout_ms,
+            reason="stop the new code",
+            step="roll back",
         )
         return asked.but(holds_restart=True)
     if upgrade.image_id is None:

@@ -25,6 +25,8 @@ class UpgradeMode(StrEnum):
 class UpgradePolicy:
     """What is done where the code version of a managed job is another one than it was started with.
 
+    `stop_timeout_ms` holds for every stop of a managed job, also to suspend or cancel it.
+
     Attributes:
         mode: What the new code starts from.
         max_checkpoint_age_ms: With LAST_STATE: where the newest image of a running job is older, and the job runs for
@@ -34,6 +36,9 @@ class UpgradePolicy:
             else it is stopped and the job is brought back to where the old code stopped. None: it is left to the
             restart strategy. Off by default, as `kubernetes.operator.deployment.rollback.enabled`.
         preflight: Before the job is stopped, run the new code for one batch on a copy of its state, without output.
+        stop_timeout_ms: A job that was asked to stop has so long to answer and to end, half an hour by default. Then an
+            upgrade is given up and the job left as it is; in every case people are told what was found and what to do.
+            A savepoint has to fit into it: make it longer than the checkpoint timeout. None: however long.
 
     Raises:
         OptionError: A duration is not positive.
@@ -47,10 +52,11 @@ class UpgradePolicy:
     max_checkpoint_age_ms: int | None = None
     rollback_after_ms: int | None = None
     preflight: bool = True
+    stop_timeout_ms: int | None = 30 * 60_000
 
     def __post_init__(self) -> None:
         """Check the durations."""
-        for name in ("max_checkpoint_age_ms", "rollback_after_ms"):
+        for name in ("max_checkpoint_age_ms", "rollback_after_ms", "stop_timeout_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise OptionError(

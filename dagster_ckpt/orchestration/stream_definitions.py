@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import dagster as dg
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.health import HealthCheck, HealthSettings
+from dagster_ckpt.lifecycle.health import HealthCheck
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.desired_state_jobs import ROLL_BACK_JOB, build_desired_state_jobs

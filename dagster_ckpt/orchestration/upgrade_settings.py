@@ -45,6 +45,12 @@ class UpgradeSettings(dg.Config):
         default=True,
         description="Before the stream is stopped, run the new code for one batch on a copy of its state.",
     )
+    stop_timeout_ms: int | None = Field(
+        default=30 * 60_000,
+        description="A stream that was asked to stop, also to be suspended or cancelled, has so long to answer and to "
+        "end; then an upgrade is given up, and people are told. Longer than the checkpoint timeout; null: no limit. "
+        "Default: half an hour.",
+    )
 
     def upgrade_policy(self) -> UpgradePolicy:
         """The policy.
@@ -53,5 +59,9 @@ class UpgradeSettings(dg.Config):
             OptionError: A duration is not positive.
         """
         return UpgradePolicy(
-            UpgradeMode(self.mode.value), self.max_checkpoint_age_ms, self.rollback_after_ms, self.preflight
+            UpgradeMode(self.mode.value),
+            self.max_checkpoint_age_ms,
+            self.rollback_after_ms,
+            self.preflight,
+            self.stop_timeout_ms,
         )

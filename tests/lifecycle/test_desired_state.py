@@ -131,7 +131,7 @@ def _execution(given: dict[str, Any]) -> ExecutionRecord:
         recovery=None,
         live_directory="/live",
         progress=None,
-        heartbeat_at_ms=0,
+        heartbeat_at_ms=facts.pop("heartbeat_at_ms", 0),
         **facts,
     )
 

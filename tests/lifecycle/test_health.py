@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.catalog import Catalog, ImageRecord, ImageStatus, ImageTrigger
-from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts, HealthSettings, judge
+from dagster_ckpt.catalog import (
+    Catalog,
+    DesiredRecord,
+    ImageRecord,
+    ImageStatus,
+    ImageTrigger,
+    UpgradePhase,
+    UpgradeRecord,
+)
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts, judge
 from dagster_ckpt.lifecycle.health_facts import health_facts
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.source_health import SourceFacts, sources_of, with_earliest
-from dagster_ckpt.options import CheckpointConfig
+from dagster_ckpt.options import CheckpointConfig, DesiredState, UpgradeMode
 
 CASES = yaml.safe_load((Path(__file__).parent / "health.yaml").read_text(encoding="utf-8"))
 NOW_MS = 1_800_000_000_000
@@ -28,6 +38,13 @@ def image(number: int = 7, *, age: int = 0, problem: str | None = None, **facts:
     )  # fmt: skip
 
 
+def desired(*, upgrade: str | None = None, alert: str | None = None, broken: str | None = None) -> DesiredRecord:
+    reason = "as the test says"
+    phase = UpgradePhase(upgrade) if upgrade is not None else None
+    under_way = UpgradeRecord(phase, "1", "2", UpgradeMode.SAVEPOINT, 1, reason) if phase is not None else None
+    return DesiredRecord("orders", None, 3, 2, None, under_way, None, alert, "a test", 1, 1, broken)
+
+
 def facts_of(case: dict[str, Any]) -> HealthFacts:
     told = dict(case["facts"])
     sources = told.pop("sources", None)
@@ -36,6 +53,7 @@ def facts_of(case: dict[str, Any]) -> HealthFacts:
         running_since_ms=None if running is None else NOW_MS - running * MINUTE_MS,
         newest=image(**told.pop("image")) if "image" in told else None,
         verified=image(**told.pop("verified")) if "verified" in told else None,
+        desired=desired(**told.pop("desired")) if "desired" in told else None,
         sources=None if sources is None else [SourceFacts(**source) for source in sources],
         **told,
     )
@@ -52,6 +70,19 @@ def test_a_stream_is_judged(case: dict[str, Any]) -> None:
     assert found.verdict.value == case["verdict"], found.sentence
     assert case.get("words", "") in found.sentence
     assert list(findings) == list(HealthCheck)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"max_catch_up_ms": -1}, "max_catch_up_ms is -1"),
+        ({"failures_to_warn": 0}, "failures_to_warn is 0"),
+        ({"failures_to_warn": 4}, "failures_to_warn is 4 and failures_to_fail is 3"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_told(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        HealthSettings(**wrong)
 
 
 def test_every_check_has_cases() -> None:
@@ -114,4 +145,6 @@ def test_what_the_catalog_knows_of_a_stream(tmp_path: Path) -> None:
     assert (orders.verified.number, orders.verified.verified_problem) == (2, None)
     assert (orders.failures, orders.last_failure, orders.bytes_before) == (2, "the disk is still full", 20)
     assert facts["idle"] == HealthFacts()
+    catalog.desired_states.say("idle", DesiredState.SUSPENDED, origin="a person")
+    assert health_facts(catalog, {"idle": HealthSettings()}, now_ms=clock[0])["idle"].desired is not None
     catalog.close()

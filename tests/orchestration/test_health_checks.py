@@ -11,7 +11,8 @@ import pytest
 from orchestration_catalog import begin_execution, begin_image, take_image
 
 from dagster_ckpt.catalog import Catalog
-from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts, HealthSettings
+from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.options import CheckpointConfig
 from dagster_ckpt.orchestration import (

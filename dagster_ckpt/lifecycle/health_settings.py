@@ -1,0 +1,59 @@
+"""From when on something about a stream is not well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_ckpt.errors import OptionError
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+@dataclass(frozen=True)
+class HealthSettings:
+    """From when on something is not well.
+
+    Attributes:
+        max_checkpoint_age_ms: Recovery point objective: the newest image may be so old; half of it warns. None: the
+            rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2); with periodic
+            checkpoints off, any age.
+        failures_to_warn: Failed attempts in a row that warn.
+        failures_to_fail: Failed attempts in a row that are an error.
+        max_verification_age_ms: The last verification of an image may be so old.
+        size_growth_factor: An image so many times as large as at the begin of the window warns.
+        size_window_ms: That window.
+        size_floor_bytes: Smaller images may grow as they like.
+        max_image_bytes: A larger image is an error; None for any size.
+        max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
+        source_retention_ms: How long the sources keep what they had, where they do not tell (Kafka's `retention.ms`).
+        file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
+        retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
+
+    Raises:
+        OptionError: A threshold is not positive, or warns after it fails.
+    """
+
+    max_checkpoint_age_ms: int | None = None
+    failures_to_warn: int = 1
+    failures_to_fail: int = 3
+    max_verification_age_ms: int = 2 * DAY_MS
+    size_growth_factor: float = 2.0
+    size_window_ms: int = DAY_MS
+    size_floor_bytes: int = 64 * 1024 * 1024
+    max_image_bytes: int | None = None
+    max_catch_up_ms: int = 10 * 60_000
+    source_retention_ms: int | None = None
+    file_max_age_ms: int = 7 * DAY_MS
+    retention_margin_ms: int = 6 * HOUR_MS
+
+    def __post_init__(self) -> None:
+        """Check the thresholds."""
+        for name, value in vars(self).items():
+            if value is not None and value < 0:
+                raise OptionError(f"HealthSettings: {name} is {value}, but must not be negative. Give a larger one.")
+        if not 1 <= self.failures_to_warn <= self.failures_to_fail:
+            raise OptionError(
+                f"HealthSettings: failures_to_warn is {self.failures_to_warn} and failures_to_fail is "
+                f"{self.failures_to_fail}. Warn from 1 on, and not after it is an error."
+            )

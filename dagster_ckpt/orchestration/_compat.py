@@ -7,7 +7,8 @@ streaming step therefore captures interrupts and looks at a flag between short w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from dagster._check import CheckError
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterExecutionInterruptedError
+from dagster._core.events import AssetMaterializationPlannedData
+from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 from dagster._utils.interrupts import capture_interrupts, check_captured_interrupt
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
     "capture_interrupts",
     "check_captured_interrupt",
     "latest_check_evaluations",
+    "plan_outside_runs",
 ]
 
 
@@ -68,3 +72,20 @@ def latest_check_evaluations(
         if evaluation is not None:
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)
     return found
+
+
+def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> None:
+    """Make the newest materialization that is planned of each asset one of no run.
+
+    To `AutomationCondition` an asset is in progress from the moment when a run is launched for it until that same run
+    has materialized it, and `eager()` starts nothing downstream meanwhile. A stream's run goes on for weeks, and its
+    checkpoints are reported outside of it, as events of no run. So is what is planned of it, then.
+    """
+    for key in keys:
+        event = dg.DagsterEvent(
+            event_type_value=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value,
+            job_name=RUNLESS_JOB_NAME,
+            message=f"Checkpoints of {key.to_user_string()} are reported as they come.",
+            event_specific_data=AssetMaterializationPlannedData(asset_key=key),
+        )
+        instance.report_dagster_event(event, run_id=RUNLESS_RUN_ID, log_level=logging.DEBUG)

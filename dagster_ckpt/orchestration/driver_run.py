@@ -22,7 +22,7 @@ from dagster_ckpt.lifecycle.launch import DriverLaunch, LaunchedDriver, driver_o
 from dagster_ckpt.lifecycle.outside import driver_is_gone
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import RecoveryClaimMode
-from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt
+from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
 from dagster_ckpt.orchestration.operator_jobs import ACCEPT_LOSS, CLAIM_MODE, NEW_QUERY_ID, START_FROM
 from dagster_ckpt.orchestration.run_status import cancelled_by_a_person, start_cause
@@ -61,6 +61,7 @@ def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch
     with capture_interrupts():
         # A run that was launched from the asset's page does not say yet whose it is.
         context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: stream.job_id})
+        plan_outside_runs(context.instance, stream.keys)
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
         try:
             job = streaming_job(stream, context.resources)

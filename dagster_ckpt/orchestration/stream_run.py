@@ -28,6 +28,7 @@ from dagster_ckpt.orchestration._compat import (
     DagsterExecutionInterruptedError,
     capture_interrupts,
     check_captured_interrupt,
+    plan_outside_runs,
 )
 from dagster_ckpt.orchestration.checkpoint_settings import overridden
 from dagster_ckpt.orchestration.giving_up import tell_given_up
@@ -113,6 +114,7 @@ def _run_to_its_end(
 ) -> Outcome | None:
     # A run that was launched from the asset's page does not say yet whose it is.
     context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: spec.job_id})
+    plan_outside_runs(context.instance, [each.key for each in _written(context)])
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
     try:
         check(context)
@@ -153,7 +155,7 @@ def _as_told(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
 
 def _job_of_this_step(context: StepContext, spec: StreamSpec, resources: Any) -> StreamingJob:
     step = context.op_execution_context
-    written = list(step.assets_def.specs) if step.has_assets_def else []
+    written = _written(context)
     return open_job(
         spec,
         resources,
@@ -161,6 +163,12 @@ def _job_of_this_step(context: StepContext, spec: StreamSpec, resources: Any) ->
         writes=asset_names([each.key for each in written]) or step.op_handle.name,
         code_version=written[0].code_version if written else None,
     )
+
+
+def _written(context: StepContext) -> list[dg.AssetSpec]:
+    """The assets that the step writes; none for an op outside assets."""
+    step = context.op_execution_context
+    return list(step.assets_def.specs) if step.has_assets_def else []
 
 
 def _run(

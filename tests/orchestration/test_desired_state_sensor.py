@@ -199,13 +199,19 @@ def test_a_dead_run_of_the_old_code_is_not_restarted_with_code_that_was_not_trie
 
 
 def test_yaml_says_the_same_as_python() -> None:
-    given = {"mode": "LAST_STATE", "max_checkpoint_age_ms": 5, "rollback_after_ms": 7, "preflight": False}
+    given = {
+        "mode": "LAST_STATE",
+        "max_checkpoint_age_ms": 5,
+        "rollback_after_ms": 7,
+        "preflight": False,
+        "stop_timeout_ms": 9,
+    }
     settings = UpgradeSettings.model_validate(given)
-    assert settings.upgrade_policy() == UpgradePolicy(UpgradeMode.LAST_STATE, 5, 7, preflight=False)
+    assert settings.upgrade_policy() == UpgradePolicy(UpgradeMode.LAST_STATE, 5, 7, preflight=False, stop_timeout_ms=9)
     assert UpgradeSettings().upgrade_policy() == UpgradePolicy()
 
 
-@pytest.mark.parametrize("name", ["max_checkpoint_age_ms", "rollback_after_ms"])
+@pytest.mark.parametrize("name", ["max_checkpoint_age_ms", "rollback_after_ms", "stop_timeout_ms"])
 def test_a_duration_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(OptionError, match=f"{name} is 0, but must be a positive number"):
         UpgradeSettings.model_validate({name: 0}).upgrade_policy()

@@ -114,6 +114,26 @@ def test_automation_conditions_start_what_is_downstream_of_a_reported_checkpoint
     assert (made.total_requested, wanted(made.cursor).total_requested) == (0, 2)
 
 
+def test_a_streams_run_holds_nothing_back_once_it_has_begun(house: House) -> None:
+    job = dg.Definitions.merge(house.definitions, dg.Definitions(jobs=[house.orders.start_job])).resolve_job_def(
+        "orders_stream"
+    )
+    launched = {"status": dg.DagsterRunStatus.STARTED, "asset_selection": frozenset({house.orders.key})}
+    house.instance.create_run_for_job(job, **launched)
+    held_back = dg.evaluate_automation_conditions(house.definitions, house.instance)
+    house.checkpoint(640)
+    held_back = dg.evaluate_automation_conditions(house.definitions, house.instance, cursor=held_back.cursor)
+
+    # Its resources are none: it comes no further than to its begin.
+    assert not job.execute_in_process(instance=house.instance, raise_on_error=False).success
+    started = dg.evaluate_automation_conditions(house.definitions, house.instance, cursor=held_back.cursor)
+
+    assert (held_back.total_requested, started.total_requested) == (0, 2)
+    planned = house.instance.event_log_storage.get_latest_planned_materialization_info(house.orders.key)
+    assert planned is not None
+    assert planned.run_id == ""
+
+
 def test_a_failed_attempt_starts_nothing(house: House) -> None:
     house.checkpoint(640)
     house.make("revenue", "counts")

@@ -132,6 +132,14 @@ class Driven:
 
 
 @pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """In files: threads that share a database in memory may find its tables locked."""
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield instance
+
+
+@pytest.fixture
 def driven(
     tmp_path: Path, catalog_resource: CheckpointCatalogResource, instance: dg.DagsterInstance
 ) -> Iterator[Driven]:

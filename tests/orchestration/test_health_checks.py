@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 import pytest
-from orchestration_catalog import begin_execution, begin_image, take_image
+from orchestration_catalog import begin_execution, begin_image, register, take_image
 
-from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.catalog import Catalog, UpgradePhase, UpgradeRecord
 from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.job import wall_clock_ms
-from dagster_ckpt.options import CheckpointConfig
+from dagster_ckpt.options import CheckpointConfig, UpgradeMode
 from dagster_ckpt.orchestration import (
     CheckpointCatalogResource,
     StreamingAsset,
@@ -23,6 +24,7 @@ from dagster_ckpt.orchestration import (
     default_freshness,
     stream_definitions,
     streaming_asset,
+    streaming_multi_asset,
 )
 
 
@@ -205,3 +207,69 @@ def test_without_periodic_checkpoints_nobody_can_say_what_is_fresh_and_a_policy_
     def orders(context: Any) -> Any: ...
 
     assert next(iter(orders.asset.specs)).freshness_policy == own
+
+
+class TestAStreamThatWritesSeveralAssets:
+    @pytest.fixture
+    def sorted_orders(self, catalog: Catalog) -> StreamingAsset:
+        @streaming_multi_asset(specs=[dg.AssetSpec("good"), dg.AssetSpec("bad")])
+        def sorted_orders(context: Any) -> Any: ...
+
+        register(catalog, "sorted_orders")
+        return sorted_orders
+
+    def test_its_checks_are_on_the_first_and_each_further_one_says_how_they_are(
+        self,
+        instance: dg.DagsterInstance,
+        catalog_resource: CheckpointCatalogResource,
+        catalog: Catalog,
+        sorted_orders: StreamingAsset,
+    ) -> None:
+        watch = Watch(instance, catalog_resource, [sorted_orders], checks=[HealthCheck.CONSECUTIVE_FAILURES])
+        first = watch.tick()
+        for _ in range(3):
+            catalog.images.fail(begin_image(catalog, "sorted_orders").image_id, "the disk is full")
+        news = watch.tick()
+
+        assert {key: each.passed for key, each in first.items()} == {
+            ("good", "consecutive_failures"): True,
+            ("bad", "stream_health"): True,
+        }
+        summary = news["bad", "stream_health"]
+        assert (summary.passed, summary.severity) == (False, dg.AssetCheckSeverity.ERROR)
+        assert re.search("checks of good: consecutive_failures: 3 .*the disk is full", summary.description or "")
+
+    def test_each_can_be_run_from_the_page(
+        self, instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, sorted_orders: StreamingAsset
+    ) -> None:
+        [checks] = build_health_checks([sorted_orders])
+        selection = dg.AssetSelection.checks(dg.AssetCheckKey(dg.AssetKey("bad"), "stream_health"))
+        definitions = dg.Definitions(
+            assets=[sorted_orders.asset],
+            asset_checks=[checks],
+            jobs=[dg.define_asset_job("look", selection=selection)],
+            resources=dict.fromkeys(("pyspark", "checkpoint_storage", "state_backend"), "unused")
+            | {"checkpoint_catalog": catalog_resource},
+        )
+
+        result = definitions.resolve_job_def("look").execute_in_process(instance=instance)
+
+        assert [each.check_name for each in result.get_asset_check_evaluations()] == ["stream_health"]
+
+
+def test_an_upgrade_that_was_refused_is_an_asset_check_that_fails_until_it_is_tried_again(
+    watch: Watch, catalog: Catalog
+) -> None:
+    begin_execution(catalog, "orders", "run")
+    row = catalog.desired_states.ensure("orders", origin="a test")
+    watch.tick()
+    refused = UpgradeRecord(UpgradePhase.REFUSED, "1", "2", UpgradeMode.SAVEPOINT, 1, "the state has another schema")
+    catalog.desired_states.advance(row, upgrade=refused, alert="2: the state has another schema", request_id=None)
+
+    evaluation = watch.tick()["orders", "desired_state"]
+    catalog.desired_states.say("orders", None, origin="a person", retry_refused=True)
+    again = watch.tick()["orders", "desired_state"]
+
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "the state has another schema. The stream runs on as it was" in (evaluation.description or "")
+    assert again.passed

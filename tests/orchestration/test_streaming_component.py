@@ -5,20 +5,25 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 import yaml
+from dagster.components.core.component_tree import ComponentTree
 from dagster.components.resolved.errors import ResolutionException
 from dagster.components.testing import create_defs_folder_sandbox
 from dagster_shared.libraries import DagsterLibraryRegistry
+from orchestration_catalog import begin_image, register
 from pyspark.sql import DataFrame, SparkSession
 from small_spark import lay_file, small_spark
 
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.orchestration import (
+    CheckpointCatalogResource,
     CheckpointSettings,
     CheckpointStorageResource,
     RestartSettings,
@@ -27,11 +32,13 @@ from dagster_ckpt.orchestration import (
     StreamingJobsComponent,
     streaming_asset,
 )
+from dagster_ckpt.orchestration._compat import plan_outside_runs
+from dagster_ckpt.orchestration.component.health import Health
 from dagster_ckpt.orchestration.component.job import EveryMinute
 from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings
 
 PAGE = Path(__file__).parents[2] / "docs/components.md"
-[EXAMPLE] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
+EXAMPLE, DOWNSTREAM = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
 SHOPS = ("north", "south")
 
 
@@ -177,6 +184,7 @@ class TestFields:
             "Trigger",
             "Savepoints",
             "Freshness",
+            "Health",
             "StreamingJobDeclarationModel",
             "StreamResourcesModel",
         ]
@@ -201,6 +209,10 @@ class TestFields:
         assert stream.upgrade == UpgradeSettings(mode="LAST_STATE", preflight=False).upgrade_policy()
         assert stream.desired_state is not None
         assert stream.desired_state.name == "RUNNING"
+
+    def test_thresholds_of_health_have_the_names_and_defaults_of_python(self) -> None:
+        assert Health().settings() == HealthSettings()
+        assert set(Health.model_fields) == {field.name for field in fields(HealthSettings)}
 
     def test_by_default_a_checkpoint_is_taken_every_minute(self) -> None:
         assert stream_of().options.interval_ms == 60_000
@@ -235,6 +247,64 @@ class TestFields:
         assert [stream.job_id for stream in streams] == ["rates", "written_in_python"]
 
 
+class TestHealth:
+    @pytest.mark.parametrize(
+        ("health", "passed"), [(None, False), ({"failures_to_warn": 5, "failures_to_fail": 9}, True)]
+    )
+    def test_the_sensor_judges_by_the_thresholds_of_the_yaml(
+        self, tmp_path: Path, health: dict[str, Any] | None, passed: bool
+    ) -> None:
+        resource = CheckpointCatalogResource(url=f"sqlite:///{tmp_path}/catalog.db")
+        catalog = resource.catalog()
+        register(catalog, "rates-1")
+        for _ in range(4):
+            catalog.images.fail(begin_image(catalog, "rates-1").image_id, "the disk is full")
+        made = component(
+            streams=[a_job(job_id="rates-1", health=health)],
+            health_checks=["consecutive_failures"],
+            resources={
+                "spark_config": {},
+                "checkpoint_storage": {"path": f"file://{tmp_path}"},
+                "state_backend": {"live_directory": str(tmp_path)},
+                "checkpoint_catalog": {"url": resource.url},
+            },
+        )
+        sensor = made.build_defs(ComponentTree.for_test().load_context).get_sensor_def("checkpoint_health_sensor")
+
+        with dg.DagsterInstance.ephemeral() as instance:
+            context = dg.build_sensor_context(instance, resources={"checkpoint_catalog": resource})
+            [evaluation] = sensor.evaluate_tick(context).asset_events
+
+        assert (evaluation.check_name, evaluation.passed) == ("consecutive_failures", passed)
+        catalog.close()
+
+
+class TestDownstream:
+    """What another component declares with a condition on the stream's asset."""
+
+    def test_the_example_of_the_page_is_started_by_checkpoints_while_the_stream_runs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("STREAMS_HOME", str(tmp_path))
+        with create_defs_folder_sandbox() as sandbox, dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+            for made, text in ((StreamingJobsComponent, EXAMPLE), (dg.PythonScriptComponent, DOWNSTREAM)):
+                sandbox.scaffold_component(component_cls=made, defs_yaml_contents=yaml.safe_load(text))
+            with sandbox.build_all_defs() as definitions:
+                stream = dg.AssetKey(["shop", "hourly_orders"])
+                job = definitions.resolve_job_def("hourly_orders_stream")
+                instance.create_run_for_job(
+                    job, status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset({stream})
+                )
+                # The first thing that the step does.
+                plan_outside_runs(instance, [stream])
+                before = dg.evaluate_automation_conditions(definitions, instance)
+                instance.report_runless_asset_event(dg.AssetMaterialization(stream, tags={"dagster/data_version": "7"}))
+                after = dg.evaluate_automation_conditions(definitions, instance, cursor=before.cursor)
+
+        assert (before.total_requested, after.total_requested) == (0, 1)
+        assert after.get_num_requested(dg.AssetKey(["shop", "revenue"])) == 1
+
+
 class TestMistakes:
     """Each is told with the field where it is, and with what to do."""
 
@@ -262,6 +332,8 @@ class TestMistakes:
             ({"sink": {"format": "console", "output_mode": "upsert"}}, ["output_mode", "complete"]),
             ({"trigger": {}}, ["trigger", "give one of"]),
             ({"freshness": {"fail_after_ms": 5}}, ["freshness", "60000"]),
+            ({"health": {"max_age": 5}}, ["health", "max_age"]),
+            ({"health": {"failures_to_warn": 4}}, ["health", "failures_to_fail is 3"]),
             ({"job_id": "../up"}, ["job_id", "cannot name a folder"]),
             ({"assets": [{"key": "a", "partitions_def": {"type": "static", "partition_keys": ["x"]}}]}, ["partitions"]),
             ({"sink": None}, ["sink", "required"]),

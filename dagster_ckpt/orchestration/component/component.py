@@ -7,6 +7,7 @@ import dagster as dg
 from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.lifecycle.health import HealthCheck
 from dagster_ckpt.orchestration.component.in_yaml import Scalar, as_text, imported, in_yaml, said
 from dagster_ckpt.orchestration.component.job import StreamingJobDeclaration
 from dagster_ckpt.orchestration.component.scaffolder import StreamingJobsScaffolder
@@ -68,6 +69,10 @@ class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
             "streaming_multi_asset, external_streaming_asset or declare_stream."
         ),
     ] = ()
+    health_checks: Annotated[
+        Sequence[HealthCheck] | None,
+        said("Which health checks there are; leave out what nobody can know, such as source_lag. Default: all."),
+    ] = None
     resources: Annotated[
         StreamResources | None,
         said("Their resources. Default: those of the code location, under the same names."),
@@ -103,7 +108,17 @@ class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
             for declared in self.streams
             if declared.savepoints is not None
         }
-        definitions = stream_definitions(*self.all_streams(), savepoint_schedules=schedules)
+        health = {
+            declared.job_id or declared.name: declared.health.settings()
+            for declared in self.streams
+            if declared.health is not None
+        }
+        definitions = stream_definitions(
+            *self.all_streams(),
+            savepoint_schedules=schedules,
+            health=health,
+            health_checks=tuple(HealthCheck) if self.health_checks is None else self.health_checks,
+        )
         if self.resources is None:
             return definitions
         return dg.Definitions.merge(definitions, dg.Definitions(resources=self.resources.named()))

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from dagster_ckpt.options import DesiredState, SavepointHistory
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.component.health import Health
 from dagster_ckpt.orchestration.component.in_yaml import in_yaml, said, templated
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.orchestration.freshness import SHORTEST_MS
@@ -116,6 +117,10 @@ class StreamingJobDeclaration(dg.Resolvable, dg.Model):
     freshness: Annotated[
         Annotated[Freshness, templated(Freshness)] | None,
         said("How old the newest checkpoint may get. Default: six checkpoint intervals."),
+    ] = None
+    health: Annotated[
+        Annotated[Health, templated(Health)] | None,
+        said("From when on its health checks warn and fail. Default: those of HealthSettings."),
     ] = None
     pool: Annotated[str | None, said("Dagster's concurrency pool of its op. Default: none.")] = None
 

@@ -6,7 +6,8 @@ decides is a pure function there. Start with `streaming_asset.py` and `stream_de
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from dagster_ckpt.lifecycle.health import HealthCheck, HealthSettings
+from dagster_ckpt.lifecycle.health import HealthCheck
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.launch import DriverLaunch
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings

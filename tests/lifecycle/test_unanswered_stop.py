@@ -17,8 +17,9 @@ from dagster_ckpt.catalog import (
     StartCause,
     UpgradePhase,
 )
-from dagster_ckpt.lifecycle.health import HealthCheck, HealthSettings, Verdict, judge
+from dagster_ckpt.lifecycle.health import HealthCheck, Verdict, judge
 from dagster_ckpt.lifecycle.health_facts import health_facts
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.reconcile_desired import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.options import CheckpointConfig, DesiredState, UpgradePolicy
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
-from dagster_ckpt.catalog import ImageRecord, ImageTrigger, RequestRecord, RequestStatus
+from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageTrigger, RequestRecord, RequestStatus
 from dagster_ckpt.coordinator import (
     Abort,
     Alignment,
@@ -36,6 +36,8 @@ from dagster_ckpt.lifecycle.retention import delete_older_live_directories, disc
 from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder, sharing_base
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import QueryFacts, can_replay_a_batch, guarantees
+
+STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
 
 
 class AttemptRunner:
@@ -276,6 +278,10 @@ class AttemptRunner:
         del self._running[result.number]
         self._completed[result.number] = recorded
         self._last_image_batch = snapshot.batch_id
+        if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+            # Before the operator is told: a process that is killed from here on was stopped, and stays so.
+            finished = ExecutionStatus.FINISHED
+            self._owed.make(lambda: self._catalog.executions.end(self._execution_id, finished, STOPPED_WITH_SAVEPOINT))
         self._answer(running.attempt.request_id, RequestStatus.COMPLETED, image_id=recorded.image_id)
         return AttemptCompleted(monotonic_ms(), result.number)
 

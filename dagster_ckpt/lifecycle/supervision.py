@@ -35,7 +35,7 @@ from dagster_ckpt.coordinator import (
     TriggerRequest,
 )
 from dagster_ckpt.errors import CatalogError, LeaseLostError, StorageAccessError
-from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
+from dagster_ckpt.lifecycle.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.owed_changes import OwedChanges
@@ -71,7 +71,10 @@ class EndKind(Enum):
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
 
 
-_ENDS_BY_REQUEST = {RequestKind.CANCEL: EndKind.CANCEL_REQUESTED, RequestKind.SUSPEND: EndKind.SUSPENDED}
+_ENDS_BY_REQUEST = {
+    RequestKind.CANCEL: (EndKind.CANCEL_REQUESTED, ExecutionStatus.CANCELED),
+    RequestKind.SUSPEND: (EndKind.SUSPENDED, ExecutionStatus.SUSPENDED),
+}
 _TRIGGERS = {
     RequestKind.CHECKPOINT: TriggerKind.CHECKPOINT,
     RequestKind.SAVEPOINT: TriggerKind.SAVEPOINT,
@@ -242,7 +245,7 @@ class Supervisor:
             self._end = self._end or QueryEnd(EndKind.FAILED, f"{action.reason.name}: {action.detail}")
         elif isinstance(action, StopQuery):
             savepoint = self._attempts.image(action.number)
-            self._end = QueryEnd(EndKind.FINISHED, "stopped with a savepoint", savepoint)
+            self._end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, savepoint)
         return []
 
     def _refuse(self, action: Refuse) -> None:
@@ -291,16 +294,14 @@ class Supervisor:
     def _take_requests(self) -> None:
         for request in self._catalog.requests.pending(self._job_id):
             if request.kind in _ENDS_BY_REQUEST:
-                if request.kind is RequestKind.CANCEL:
-                    # Before the operator is told: a process that is killed from here on was cancelled, and stays so.
-                    self._catalog.executions.end(
-                        self._execution_id, ExecutionStatus.CANCELED, f"cancelled by {request.origin}"
-                    )
+                end, status = _ENDS_BY_REQUEST[request.kind]
+                reason = f"{request.kind.value.lower()} asked for by {request.origin}"
+                # Before the operator is told: a process that is killed from here on was stopped, and stays so. What was
+                # suspended keeps everything, so nothing is left to do for it.
+                settled = end is EndKind.SUSPENDED
+                self._catalog.executions.end(self._execution_id, status, reason, settled=settled)
                 self._catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED)
-                self._end = QueryEnd(
-                    _ENDS_BY_REQUEST[request.kind],
-                    f"{request.kind.value.lower()} asked for by {request.origin}",
-                )
+                self._end = QueryEnd(end, reason)
                 return
             kind = _TRIGGERS.get(request.kind)
             if kind is not None and self._is_ready and self._catalog.requests.accept(request.request_id):

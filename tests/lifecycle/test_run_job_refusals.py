@@ -320,6 +320,33 @@ def test_a_stop_whose_savepoint_is_complete_only_after_its_time_has_failed_and_t
     assert shelf.job.catalog.requests.get(request_id).status is RequestStatus.FAILED
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (RequestKind.STOP_WITH_SAVEPOINT, ExecutionStatus.FINISHED),
+        (RequestKind.CANCEL, ExecutionStatus.CANCELED),
+        (RequestKind.SUSPEND, ExecutionStatus.SUSPENDED),
+    ],
+)
+def test_who_stops_a_job_is_told_once_a_kill_could_not_bring_it_back(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
+) -> None:
+    catalog = shelf.job.catalog
+    resolve, recorded = catalog.requests.resolve, []
+
+    def tell(*args: Any, **how: Any) -> bool:
+        recorded.append([(each.status, each.settled) for each in catalog.executions.of_job("orders", limit=1)])
+        return resolve(*args, **how)
+
+    monkeypatch.setattr(catalog.requests, "resolve", tell)
+    catalog.requests.submit("orders", kind, origin="a test")
+
+    Stage(shelf.job, [PlayedQuery()]).run()
+
+    # Of what is suspended everything is kept, so nothing is left to settle.
+    assert recorded == [[(status, kind is RequestKind.SUSPEND)]]
+
+
 def test_a_refusal_that_the_catalog_does_not_take_holds_nothing_up(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

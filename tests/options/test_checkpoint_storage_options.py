@@ -125,7 +125,7 @@ def test_what_cannot_be_imported_is_rejected(factory: str) -> None:
 
 def test_wrong_types_are_rejected() -> None:
     with pytest.raises(OptionTypeError, match="factory is None"):
-        CustomCheckpointStorage(None)  # type: ignore[arg-type]
+        CustomCheckpointStorage(None)
     with pytest.raises(OptionTypeError, match="storage_options has the key 5"):
         FileSystemCheckpointStorage("file:///c", storage_options={5: "x"})  # type: ignore[arg-type]
 

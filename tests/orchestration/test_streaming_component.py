@@ -378,14 +378,14 @@ class TestQueries:
     ) -> None:
         [declared] = component(streams=[a_job(transform=transform)]).streams
 
-        assert described(declared, spark)._df.columns == columns  # type: ignore[attr-defined]
+        assert described(declared, spark)._df.columns == columns
 
     def test_several_sources_are_given_in_their_order(self, spark: SparkSession) -> None:
         sources = [{"name": name, "format": "rate", "options": {"rowsPerSecond": 1}} for name in ("left", "right")]
         transform = {"function": f"{__name__}:doubled"}
         [declared] = component(streams=[a_job(sources=sources, transform=transform)]).streams
 
-        assert described(declared, spark)._df.columns == ["timestamp", "value"]  # type: ignore[attr-defined]
+        assert described(declared, spark)._df.columns == ["timestamp", "value"]
 
     @pytest.mark.parametrize(
         "trigger", [{"processing_time": "10 seconds"}, {"available_now": True}, {"continuous": "1 second"}]

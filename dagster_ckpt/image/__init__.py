@@ -16,6 +16,7 @@ from dagster_ckpt.image.packs import (
     pack_names,
     write_packs,
 )
+from dagster_ckpt.image.parallel import GoOn, in_threads
 from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, read_references, verify_image
 from dagster_ckpt.image.reuse import Base, object_name
 from dagster_ckpt.image.source import Source, SourceFile
@@ -29,6 +30,7 @@ __all__ = [
     "Checks",
     "Create",
     "FileEntry",
+    "GoOn",
     "Hold",
     "ImageHeader",
     "ImageKind",
@@ -44,6 +46,7 @@ __all__ = [
     "WriteOptions",
     "WrittenImage",
     "extract",
+    "in_threads",
     "object_name",
     "pack_metadata",
     "pack_names",

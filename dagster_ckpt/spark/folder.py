@@ -77,10 +77,12 @@ class Folder(ABC):
     Attributes:
         url: Where it is.
         moves_at_once: Whether the whole tree can be moved at once. In an object store it would be copied, file by file.
+        width: How many files to look at, or to read, at the same time: worth it where each is a request.
     """
 
     url: str
     moves_at_once = True
+    width = 1
 
     def __init__(self) -> None:
         # What was read of a file that did not change since: path to token and meaning. A running query is looked at
@@ -341,6 +343,8 @@ class RemoteListing(Listing):
 
 class RemoteFolder(Folder):
     """A directory tree behind fsspec."""
+
+    width = 16
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__()

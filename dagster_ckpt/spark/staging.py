@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
-from dagster_ckpt.image import Base, Source
+from dagster_ckpt.image import Base, GoOn, Source, in_threads
 from dagster_ckpt.spark.cut import ATTEMPTS, Cut, cut
 from dagster_ckpt.spark.folder import FileVersion, LocalFolder, version_of
 from dagster_ckpt.spark.layout import LiveDirectory
@@ -87,10 +87,14 @@ class StagedCut:
         place = _Place.beside(self._live)
         self._release.callback(place.remove, len(unread))
         folder = LocalFolder(place.path)
-        for index, file in enumerate(unread):
-            if place.hold(file, str(index)):
+
+        def hold(index: int, go_on: GoOn) -> None:
+            go_on()
+            if place.hold(unread[index], str(index)):
                 # In place: an image of a hundred thousand files has no room for a second list of them.
-                file.folder, file.source = folder, str(index)
+                unread[index].folder, unread[index].source = folder, str(index)
+
+        in_threads(self._live.folder.width, range(len(unread)), hold)
         return list(wanted)
 
 

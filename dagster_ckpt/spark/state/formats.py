@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.image import GoOn, in_threads
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import store_directory
 from dagster_ckpt.spark.logs import CommitEntry, OffsetEntry
@@ -47,6 +50,18 @@ class CommittedState:
     commit: CommitEntry
 
 
+class StorePlace(NamedTuple):
+    """One state store of a query.
+
+    Attributes:
+        path: Its directory in the live directory.
+        unique_id: In checkpoint format v2 the id of its newest version.
+    """
+
+    path: str
+    unique_id: str | None
+
+
 @dataclass(frozen=True)
 class StateFiles:
     """Files of one version of a query's state.
@@ -70,25 +85,39 @@ def state_files(state: CommittedState) -> StateFiles:
         IncompleteCutError: A file is missing.
         LiveDirectoryError: The state cannot be understood.
     """
+    version = state.commit.batch_id + 1
+    of_version = _version_files(state.offsets)
+
+    def files_of(place: StorePlace, go_on: GoOn) -> list[NeededFile]:
+        go_on()
+        store = StoreDirectory(state.folder, place.path)
+        if place.unique_id is not None:
+            return rocksdb_v2.version_files(store, version, place.unique_id)
+        return of_version(store, version)
+
+    stores = in_threads(state.folder.width, store_places(state), files_of)
+    chain = max((sum(file.source.endswith(_CHANGES) for file in files) for files in stores), default=0)
+    return StateFiles(list(itertools.chain.from_iterable(stores)), chain)
+
+
+def store_places(state: CommittedState) -> list[StorePlace]:
+    """Every state store of a query.
+
+    Raises:
+        IncompleteCutError: The commit does not name them.
+        LiveDirectoryError: Nothing says how many there are.
+    """
     folder, offsets, commit = state.folder, state.offsets, state.commit
-    version = commit.batch_id + 1
-    of_version = _version_files(offsets)
-    files: list[NeededFile] = []
-    chain = 0
+    places: list[StorePlace] = []
     for operator in state.operators:
         ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
         # An offline repartition leaves old partition directories behind, so the log counts, not the listing.
         partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
         for partition in range(partitions):
             for index, name in enumerate(operator.stores):
-                store = StoreDirectory(folder, store_directory(operator.number, partition, name))
-                if ids is not None:
-                    found = rocksdb_v2.version_files(store, version, ids[partition][index])
-                else:
-                    found = of_version(store, version)
-                chain = max(chain, sum(file.source.endswith(_CHANGES) for file in found))
-                files += found
-    return StateFiles(files, chain)
+                path = store_directory(operator.number, partition, name)
+                places.append(StorePlace(path, ids[partition][index] if ids is not None else None))
+    return places
 
 
 def _version_files(offsets: OffsetEntry) -> VersionFiles:

@@ -8,15 +8,16 @@ then.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.image import Base
+from dagster_ckpt.image import Base, GoOn, in_threads
 from dagster_ckpt.spark.folder import Folder
-from dagster_ckpt.spark.layout import COMMITS, store_directory
+from dagster_ckpt.spark.layout import COMMITS
 from dagster_ckpt.spark.needed import HELD_IN_MEMORY_BYTES, HELD_IN_MEMORY_FILES, NeededFile
-from dagster_ckpt.spark.state.formats import HEAP, ROCKSDB, CommittedState, partitions_of, unique_ids
+from dagster_ckpt.spark.state.formats import HEAP, ROCKSDB, CommittedState, StorePlace, store_places
 from dagster_ckpt.spark.state.lineage import read_lineage
 
 # Spark makes a snapshot every ten versions (`minDeltasForSnapshot`); a little more, as it uploads them later.
@@ -80,22 +81,19 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
         return []
     versions = range(header.batch_id + 2, commit.batch_id + 2)
     look = _Look(folder, _read_at_once(len(versions), state))
-    files: list[NeededFile] = []
-    for operator in state.operators:
-        ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
-        partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
-        for partition in range(partitions):
-            for index, name in enumerate(operator.stores):
-                path = store_directory(operator.number, partition, name)
-                try:
-                    if ids is None:
-                        files += [look.at(f"{path}/{version}{suffix}") for version in versions]
-                    else:
-                        files += _with_ids(base, look, path, versions, ids[partition][index])
-                except FileNotFoundError:
-                    # A snapshot instead of a change, for example.
-                    return None
-    return files
+
+    def new_in(place: StorePlace, go_on: GoOn) -> list[NeededFile]:
+        go_on()
+        if place.unique_id is None:
+            return [look.at(f"{place.path}/{version}{suffix}") for version in versions]
+        return list(_with_ids(base, look, place.path, versions, place.unique_id))
+
+    try:
+        stores = in_threads(folder.width, store_places(state), new_in)
+    except FileNotFoundError:
+        # A snapshot instead of a change, for example.
+        return None
+    return list(itertools.chain.from_iterable(stores))
 
 
 def _is_ancestor(base: Base, folder: Folder) -> bool:

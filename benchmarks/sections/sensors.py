@@ -48,7 +48,7 @@ def _measure(bench: Bench) -> Findings:
     }
     kept = _bytes_of_events(bench.repetition(1), many)
     return Findings(
-        tables=(_tick_table(ticks, many.rows), _byte_table(kept)), targets=tuple(_targets(ticks, kept)), versions={}
+        tables=(_tick_table(ticks, many.rows), _byte_table(kept)), targets=tuple(_targets(ticks)), versions={}
     )
 
 
@@ -185,11 +185,9 @@ def _byte_table(kept: dict[str, float]) -> Table:
     )
 
 
-def _targets(ticks: dict[str, list[Sample]], kept: dict[str, float]) -> Iterable[Target]:
+def _targets(ticks: dict[str, list[Sample]]) -> Iterable[Target]:
     for what, samples in ticks.items():
         yield at_most(f"{what}: a tick", TICK_MS, _median_ms(samples), unit="ms")
-    a_day = (REPORTS_A_DAY * kept["checkpoint"] + len(HealthCheck) * kept["health check"]) / 1e6
-    yield at_most("event log of a stream with a checkpoint every second, in a day", 10, a_day, unit="MB")
 
 
 def _median_ms(samples: list[Sample]) -> float:

@@ -10,7 +10,8 @@ from dagster_ckpt.orchestration.catalog_sensor import SensorCursor
 
 
 def test_the_sensors_find_running_streams_with_a_past_and_new_checkpoints(tmp_path: Path) -> None:
-    many = crowd(tmp_path, streams=3, images_each=5, fresh=2)
+    many = crowd(tmp_path, streams=3, images_each=5)
+    many.go_on(2)
     many.beat()
     sensors = many.sensors()
 
@@ -19,7 +20,7 @@ def test_the_sensors_find_running_streams_with_a_past_and_new_checkpoints(tmp_pa
     supervised = many.tick(sensors["supervisor"], None)
 
     assert [event.asset_key.to_user_string() for event in reported] == ["stream_0000", "stream_0001"]
-    assert len(checks) == 3 * 6
+    assert len(checks) == 3 * 7
     assert not supervised.run_requests
     assert "all streams are as they should be" in supervised.skip_message
 

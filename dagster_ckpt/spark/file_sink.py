@@ -14,9 +14,10 @@ from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.spark.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.folder import Folder, open_folder
+from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.logs import check_log_version
 from dagster_ckpt.spark.needed import NeededFile
+from dagster_ckpt.spark.opening import open_folder
 from dagster_ckpt.spark.sinks import file_sink_path
 
 LOG = "_spark_metadata"

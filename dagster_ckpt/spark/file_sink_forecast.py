@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.spark.file_sink import LOG, SinkEntry
 from dagster_ckpt.spark.file_source import entry_id
-from dagster_ckpt.spark.folder import open_folder
 from dagster_ckpt.spark.logs import parse_log_lines
+from dagster_ckpt.spark.opening import open_folder
 from dagster_ckpt.spark.rewind import own_past
 from dagster_ckpt.spark.sink_effect import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.spark.sinks import file_sink_path

@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.spark.folder import Folder, local_path, open_folder
+from dagster_ckpt.spark.folder import Folder, local_path
+from dagster_ckpt.spark.opening import open_folder
 
 METADATA = "metadata"
 OFFSETS = "offsets"

@@ -10,7 +10,8 @@ import os
 from functools import cached_property
 from pathlib import Path
 
-from dagster_ckpt.spark.folder import FileVersion, version_of
+from dagster_ckpt.spark.folder import FileVersion
+from dagster_ckpt.spark.local_folder import version_of
 
 
 class Linker:

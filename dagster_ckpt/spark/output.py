@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dagster_ckpt.spark.described_query import described_field
 from dagster_ckpt.spark.file_sink import LOG, SinkEntry, roll_back
 from dagster_ckpt.spark.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.folder import local_path, open_folder
+from dagster_ckpt.spark.folder import local_path
+from dagster_ckpt.spark.opening import open_folder
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

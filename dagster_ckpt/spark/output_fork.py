@@ -16,8 +16,10 @@ from urllib.parse import quote, unquote
 
 from dagster_ckpt.errors import RestoreError, StorageAccessError
 from dagster_ckpt.spark.file_sink import SinkEntry, roll_back
-from dagster_ckpt.spark.folder import LocalFolder, local_path, open_folder
+from dagster_ckpt.spark.folder import local_path
+from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.spark.logs import parse_log_lines
+from dagster_ckpt.spark.opening import open_folder
 
 # What Hadoop leaves as it is in the path of a URI.
 _SAFE = "/=:@!$&'()*+,;~"

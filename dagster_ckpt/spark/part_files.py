@@ -16,8 +16,9 @@ import fsspec
 from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
 from dagster_ckpt.spark.file_sink import LOG
 from dagster_ckpt.spark.file_source import entry_id
-from dagster_ckpt.spark.folder import local_path, open_folder
+from dagster_ckpt.spark.folder import local_path
 from dagster_ckpt.spark.logs import parse_log_lines
+from dagster_ckpt.spark.opening import open_folder
 from dagster_ckpt.spark.rewind import own_past
 
 # `ManifestFileCommitProtocol`: every file has a uuid of its own, so its bare name tells it from all others.

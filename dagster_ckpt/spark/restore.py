@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from dagster_ckpt.errors import CkptError, RestoreError
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
-from dagster_ckpt.spark.folder import Folder, LocalFolder
+from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.linking import Linker
+from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.spark.logs import parse_query_id
 from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.operators import is_metadata_v2, rewrite_schema_paths

@@ -22,8 +22,9 @@ from typing import TypeVar, cast
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.image import Base, GoOn, Source, in_threads
 from dagster_ckpt.spark.cut import ATTEMPTS, Cut, cut
-from dagster_ckpt.spark.folder import FileVersion, LocalFolder, version_of
+from dagster_ckpt.spark.folder import FileVersion
 from dagster_ckpt.spark.layout import LiveDirectory
+from dagster_ckpt.spark.local_folder import LocalFolder, version_of
 from dagster_ckpt.spark.needed import HELD_IN_MEMORY_BYTES, HELD_IN_MEMORY_FILES, NeededFile
 
 _MARK = ".cut-"

@@ -6,8 +6,8 @@ import re
 
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.spark.delta_log import read_delta_memory
-from dagster_ckpt.spark.folder import open_folder
 from dagster_ckpt.spark.iceberg_metadata import read_iceberg_memory
+from dagster_ckpt.spark.opening import open_folder
 from dagster_ckpt.spark.sink_effect import Replay, SinkEffect, SinkForecast
 
 # A folder, as a path or a URL.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.jobs import JobStore
-from dagster_ckpt.spark.folder import LocalFolder
+from dagster_ckpt.spark.local_folder import LocalFolder
 
 
 class Killed(BaseException):

@@ -7,7 +7,7 @@ from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
 from dagster_ckpt.spark import cut
 from dagster_ckpt.spark.file_source import log_offset
-from dagster_ckpt.spark.folder import LocalFolder
+from dagster_ckpt.spark.local_folder import LocalFolder
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError
 from dagster_ckpt.spark import SinkEntry, can_replay_a_batch, file_sink_path, roll_back
 from dagster_ckpt.spark.file_sink import capture
-from dagster_ckpt.spark.folder import LocalFolder
+from dagster_ckpt.spark.local_folder import LocalFolder
 
 INTERVAL = 10
 

@@ -4,7 +4,8 @@ import pytest
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark import LiveDirectory
-from dagster_ckpt.spark.folder import Folder, open_folder
+from dagster_ckpt.spark.folder import Folder
+from dagster_ckpt.spark.opening import open_folder
 
 
 @pytest.fixture(params=["local", "memory"])

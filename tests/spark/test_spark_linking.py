@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.spark.folder import LocalFolder
 from dagster_ckpt.spark.linking import Linker
+from dagster_ckpt.spark.local_folder import LocalFolder
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ from dagster_ckpt.spark.doctor.finding import Code, Finding, error, warning
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.spark.file_sink import LOG
 from dagster_ckpt.spark.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.folder import Folder, open_folder
+from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import COMMITS, OFFSETS, batch_ids
 from dagster_ckpt.spark.logs import parse_log_lines
+from dagster_ckpt.spark.opening import open_folder
 from dagster_ckpt.spark.sinks import file_sink_path
 
 

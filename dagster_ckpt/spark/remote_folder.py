@@ -1,0 +1,135 @@
+"""A directory tree behind fsspec."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, BinaryIO, cast
+
+import fsspec
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.options.file_systems import fsspec_arguments, has_folders
+from dagster_ckpt.spark.folder import Entry, FileVersion, Folder, Listing, accessing
+
+# What the fsspec file systems call an entity tag, a generation or a time of change.
+_VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+_READ_BYTES = 1024 * 1024
+# A file up to this size is held in memory and put by one request.
+_PUT_AT_ONCE_BYTES = 8 * 1024 * 1024
+
+
+class RemoteListing(Listing):
+    """Names and versions from one call."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = entries
+        self.names = entries.keys()
+
+    def version(self, name: str) -> FileVersion:
+        """Version of a file."""
+        return self._entries[name].version()
+
+
+class RemoteFolder(Folder):
+    """A directory tree behind fsspec."""
+
+    width = 16
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.url = url.rstrip("/")
+        self.moves_at_once = has_folders(self.url)
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self.url, **fsspec_arguments(self.url, storage_options))
+        except (ImportError, ValueError) as error:
+            raise StorageAccessError(
+                f"{url} cannot be opened: {error}. Install the fsspec driver of that file system, or correct the URL."
+            ) from error
+
+    def list(self, path: str = "") -> dict[str, Entry]:
+        """Names in a directory, hidden ones left out; empty if there is no such directory."""
+        where = self._at(path)
+        try:
+            with accessing("list", self.url, path):
+                # Listings must show what Spark wrote a moment ago.
+                self._fs.invalidate_cache(where)
+                infos = self._fs.ls(where, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        entries: dict[str, Entry] = {}
+        for info in infos:
+            name = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
+            if name and not name.startswith(".") and str(info["name"]).strip("/") != where.strip("/"):
+                entries[name] = Entry(name, info["type"] == "directory", partial(_remote_version, info))
+        return entries
+
+    def listing(self, path: str) -> Listing:
+        """Names in a directory."""
+        return RemoteListing(self.list(path))
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading."""
+        with accessing("read", self.url, path):
+            return cast("BinaryIO", self._fs.open(self._at(path), "rb"))
+
+    def version(self, path: str) -> FileVersion:
+        """Version of a file as it is now."""
+        with accessing("read", self.url, path):
+            self._fs.invalidate_cache(self._at(path).rsplit("/", 1)[0])
+            return _remote_version(self._fs.info(self._at(path)))
+
+    def write(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file: object stores show it when it is whole."""
+        where = self._at(path)
+        with tempfile.SpooledTemporaryFile(_PUT_AT_ONCE_BYTES) as spool:
+            # All of it first: what fails halfway, such as a check of the bytes, leaves nothing of it.
+            size = sum(map(spool.write, chunks))
+            spool.seek(0)
+            with accessing("write", self.url, path):
+                if self.moves_at_once:
+                    self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
+                if size <= _PUT_AT_ONCE_BYTES:
+                    self._fs.pipe_file(where, spool.read())
+                    return
+                with self._fs.open(where, "wb") as stream:
+                    shutil.copyfileobj(spool, stream, _READ_BYTES)
+
+    def create(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file where none is."""
+        self.write(path, chunks)
+
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError), accessing("delete", self.url, path):
+            self._fs.rm_file(self._at(path))
+
+    def delete_all(self) -> None:
+        """Delete the whole tree; one that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError), accessing("delete", self.url):
+            self._fs.rm(self._root, recursive=True)
+
+    def exists(self) -> bool:
+        """Whether the root exists."""
+        with accessing("list", self.url):
+            self._fs.invalidate_cache(self._root)
+            return bool(self._fs.exists(self._root))
+
+    def rename(self, url: str) -> None:
+        """Move the whole tree to a place where nothing is yet."""
+        with accessing("move", self.url):
+            self._fs.mv(self._root, self._fs._strip_protocol(url), recursive=True)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}".rstrip("/")
+
+
+def _remote_version(info: Mapping[str, Any]) -> FileVersion:
+    marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
+    # Some file systems give one and the same time as a number in a listing and as a date elsewhere.
+    texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
+    return FileVersion(int(info["size"] or 0), ":".join(texts) or None)

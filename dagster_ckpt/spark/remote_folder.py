@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO, cast
 
 import fsspec
 
-from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.options.file_systems import fsspec_arguments, has_folders
 from dagster_ckpt.spark.folder import Entry, FileVersion, Folder, Listing, accessing
 
@@ -55,7 +55,7 @@ class RemoteFolder(Folder):
         """Names in a directory, hidden ones left out; empty if there is no such directory."""
         where = self._at(path)
         try:
-            with accessing("list", self.url, path):
+            with _reaching("list", self.url, path):
                 # Listings must show what Spark wrote a moment ago.
                 self._fs.invalidate_cache(where)
                 infos = self._fs.ls(where, detail=True)
@@ -74,12 +74,20 @@ class RemoteFolder(Folder):
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""
-        with accessing("read", self.url, path):
+        with _reaching("read", self.url, path):
             return cast("BinaryIO", self._fs.open(self._at(path), "rb"))
+
+    def read(self, path: str, at_most: int = -1) -> bytes:
+        """Content of a file, or the first bytes of it."""
+        with _reaching("read", self.url, path):
+            if at_most < 0:
+                return cast("bytes", self._fs.cat_file(self._at(path)))
+            with self._fs.open(self._at(path), "rb") as stream:
+                return cast("bytes", stream.read(at_most))
 
     def version(self, path: str) -> FileVersion:
         """Version of a file as it is now."""
-        with accessing("read", self.url, path):
+        with _reaching("read", self.url, path):
             self._fs.invalidate_cache(self._at(path).rsplit("/", 1)[0])
             return _remote_version(self._fs.info(self._at(path)))
 
@@ -90,7 +98,7 @@ class RemoteFolder(Folder):
             # All of it first: what fails halfway, such as a check of the bytes, leaves nothing of it.
             size = sum(map(spool.write, chunks))
             spool.seek(0)
-            with accessing("write", self.url, path):
+            with _reaching("write", self.url, path):
                 if self.moves_at_once:
                     self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
                 if size <= _PUT_AT_ONCE_BYTES:
@@ -105,27 +113,39 @@ class RemoteFolder(Folder):
 
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there is no error."""
-        with contextlib.suppress(FileNotFoundError), accessing("delete", self.url, path):
+        with contextlib.suppress(FileNotFoundError), _reaching("delete", self.url, path):
             self._fs.rm_file(self._at(path))
 
     def delete_all(self) -> None:
         """Delete the whole tree; one that is not there is no error."""
-        with contextlib.suppress(FileNotFoundError), accessing("delete", self.url):
+        with contextlib.suppress(FileNotFoundError), _reaching("delete", self.url):
             self._fs.rm(self._root, recursive=True)
 
     def exists(self) -> bool:
         """Whether the root exists."""
-        with accessing("list", self.url):
+        with _reaching("list", self.url):
             self._fs.invalidate_cache(self._root)
             return bool(self._fs.exists(self._root))
 
     def rename(self, url: str) -> None:
         """Move the whole tree to a place where nothing is yet."""
-        with accessing("move", self.url):
+        with _reaching("move", self.url):
             self._fs.mv(self._root, self._fs._strip_protocol(url), recursive=True)
 
     def _at(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}".rstrip("/")
+
+
+@contextlib.contextmanager
+def _reaching(verb: str, url: str, path: str = "") -> Iterator[None]:
+    with accessing(verb, url, path):
+        try:
+            yield
+        except (OSError, CkptError):
+            raise
+        # Drivers raise their own kinds of errors (botocore, gcsfs, ...), which have no base in common.
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _remote_version(info: Mapping[str, Any]) -> FileVersion:

@@ -35,8 +35,7 @@ class LocalSpace:
         """Open a new data object for writing."""
         path = self._root / name
         with accessing("write", f"file://{path}"):
-            self._make_folder(path.parent)
-            with path.open("xb", buffering=self._buffer_bytes) as stream:
+            with self._new_file(path) as stream:
                 with WriteBehind(stream) as behind:
                     yield cast("BinaryIO", Guarded(cast("BinaryIO", behind), f"file://{path}"))
                 stream.flush()
@@ -119,6 +118,15 @@ class LocalSpace:
                     }
             except FileNotFoundError:
                 return {}
+
+    def _new_file(self, path: Path) -> BinaryIO:
+        self._make_folder(path.parent)
+        try:
+            return path.open("xb", buffering=self._buffer_bytes)
+        except FileNotFoundError:
+            # The folder went with the last other object in it, in the moment between.
+            self._make_folder(path.parent)
+            return path.open("xb", buffering=self._buffer_bytes)
 
     def _make_folder(self, folder: Path) -> None:
         if not folder.is_dir():

@@ -1,6 +1,8 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark import LiveDirectory
@@ -78,6 +80,31 @@ def test_a_tree_is_moved_and_deleted(folder: Folder) -> None:
     assert not folder.exists()
     open_folder(moved).delete_all()
     assert not open_folder(moved).exists()
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda folder: folder.read("a"),
+        lambda folder: folder.read("a", 3),
+        lambda folder: folder.list("a"),
+        lambda folder: folder.version("a"),
+        lambda folder: folder.write("a", [b"x"]),
+    ],
+)
+def test_what_a_driver_throws_is_told_as_trouble_with_the_storage(
+    touch: Callable[[Folder], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCredentialsError(Exception):
+        """As botocore's, which is no OSError."""
+
+    def refuse(*_: object, **__: object) -> object:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    for call in ("cat_file", "open", "ls", "info", "pipe_file"):
+        monkeypatch.setattr(MemoryFileSystem, call, refuse)
+    with pytest.raises(StorageAccessError, match=r"memory://tree/a: NoCredentialsError: Unable to locate credentials"):
+        touch(open_folder("memory://tree"))
 
 
 def test_a_file_system_without_a_driver_is_an_error_that_says_so() -> None:

@@ -1,4 +1,4 @@
-"""Bytes that another thread writes arrive in order, and its errors where somebody sees them."""
+"""Objects on a local disk: bytes that another thread writes, and errors where somebody sees them."""
 
 from __future__ import annotations
 
@@ -62,3 +62,21 @@ def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(
     refused = pytest.raises(StorageAccessError, match=r"big\.pack: OSError: .*No space left")
     with refused, space.create("big.pack") as stream:
         stream.write(bytes(PIECE))
+
+
+def test_a_folder_that_is_cleared_away_in_between_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = LocalSpace(tmp_path, buffer_bytes=-1)
+    with space.create("shared/last.pack") as stream:
+        stream.write(b"last")
+    make = LocalSpace._make_folder
+
+    def make_and_lose(self: LocalSpace, folder: Path) -> None:
+        monkeypatch.setattr(LocalSpace, "_make_folder", make)
+        space.delete("shared/last.pack")
+
+    monkeypatch.setattr(LocalSpace, "_make_folder", make_and_lose)
+    with space.create("shared/next.pack") as stream:
+        stream.write(b"next")
+    assert space.read("shared/next.pack") == b"next"

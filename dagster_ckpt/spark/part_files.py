@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import fsspec
 
 from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
+from dagster_ckpt.options.file_systems import fsspec_arguments
 from dagster_ckpt.spark.file_sink import LOG
 from dagster_ckpt.spark.file_source import entry_id
 from dagster_ckpt.spark.folder import local_path
@@ -136,7 +137,7 @@ def _local_files(root: Path) -> Iterator[PartFile]:
 
 
 def _remote_files(path: str) -> Iterator[PartFile]:
-    file_system, root = fsspec.core.url_to_fs(path)
+    file_system, root = fsspec.core.url_to_fs(path, **fsspec_arguments(path, {}))
     file_system.invalidate_cache(root)
     infos: Mapping[str, Mapping[str, Any]] = file_system.find(root, detail=True)
     for name, info in infos.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,11 +21,13 @@ from dagster_ckpt.catalog import EventType
 from dagster_ckpt.environment.deployment import Deployment
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.doctor import examine_live_directory
-from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.fork import fork
+from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
+from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import FileSystemCheckpointStorage
 from dagster_ckpt.options.rocksdb_options import ROCKSDB
 
-JOB = "sales"
 SCHEMA = "at timestamp, shop long"
 CHECKPOINTING = CheckpointConfig(interval=500)
 
@@ -37,18 +39,21 @@ class Sales:
     Attributes:
         spark: A session that reaches the bucket.
         folder: Input and catalog, on this machine.
-        bucket: The bucket, as `name`.
+        bucket: The bucket.
+        name: Id of the job.
+        files: How many files there are.
     """
 
     spark: SparkSession
     folder: Path
     bucket: str
+    name: str = "sales"
     files: int = 0
 
     @property
     def output(self) -> str:
         """Where the rows go."""
-        return f"s3a://{self.bucket}/output"
+        return f"s3a://{self.bucket}/output/{self.name}"
 
     def feed(self, files: int) -> None:
         """Lay files, an hour each."""
@@ -60,7 +65,7 @@ class Sales:
     def run(self, start_from: str = "latest") -> str:
         """Run the job until it has taken all files; returns what it began with."""
         run_streaming_job(
-            JOB,
+            self.name,
             self.describe,
             catalog=self.catalog_url,
             storage=self.images,
@@ -69,7 +74,7 @@ class Sales:
             spark=self.spark,
             start_from=start_from,
         )
-        execution = self.job.catalog.executions.latest(JOB)
+        execution = self.job.catalog.executions.latest(self.name)
         assert execution is not None
         return str((execution.recovery or {})["kind"])
 
@@ -113,9 +118,9 @@ class Sales:
         """The job as operators see it."""
         deployment = Deployment(self.live_root, self.catalog_url, self.images)
         return deployment.job(
-            JOB,
+            self.name,
             catalog=deployment.open_catalog(),
-            query_name=JOB,
+            query_name=self.name,
             options=CHECKPOINTING.options,
             restart=RestartStrategies.no_restart(),
             backend=None,
@@ -125,30 +130,37 @@ class Sales:
 
 def steps(sales: Sales) -> Iterator[dict[str, object]]:
     """One step after the other, and what came of each."""
-
-    def ran(what: str, began_with: str) -> dict[str, object]:
-        record = sales.job.catalog.jobs.get(JOB)
-        return {
-            "step": what,
-            "began_with": began_with,
-            "live": record.live_directory,
-            "is_as_uninterrupted": sales.rows() == sales.uninterrupted(),
-            "rows": len(sales.rows()),
-        }
-
     sales.feed(3)
-    yield ran("first run", sales.run())
+    yield ran(sales, "first run", sales.run())
     savepoint = operations.trigger_savepoint(sales.job, operations.Operator("test"))
     sales.feed(2)
-    yield ran("goes on", sales.run())
-    yield ran("back to the savepoint", sales.run(str(savepoint.location)))
-    yield ran("back to batch 4", sales.run("batch-4"))
+    yield ran(sales, "goes on", sales.run())
+    yield ran(sales, "back to the savepoint", sales.run(str(savepoint.location)))
+    yield ran(sales, "back to batch 4", sales.run("batch-4"))
+    cleaned = clean_sinks(sales.job, now_ms=wall_clock_ms(), dry_run=False, grace_ms=0)
+    yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
     told = sales.job.catalog.events.after(0)
+    copy = replace(sales, name="copy-of-sales")
+    fork(sales.job, copy.job, StartFrom.parse("latest"), origin="test", outputs={sales.output: copy.output})
+    copy.feed(1)
+    yield ran(copy, "goes on as a fork", copy.run())
     yield {
         "step": "end",
         "checkpoints": sum(event.type is EventType.CHECKPOINT_COMPLETED for event in told),
         "failures": [event.payload["reason"] for event in told if event.type is EventType.CHECKPOINT_FAILED],
         "can_resume": examine_live_directory(sales.job).diagnosis.can_resume,
+    }
+
+
+def ran(sales: Sales, what: str, began_with: str) -> dict[str, object]:
+    """How a job stands after a step."""
+    record = sales.job.catalog.jobs.get(sales.name)
+    return {
+        "step": what,
+        "began_with": began_with,
+        "live": record.live_directory,
+        "is_as_uninterrupted": sales.rows() == sales.uninterrupted(),
+        "rows": len(sales.rows()),
     }
 
 

@@ -100,9 +100,12 @@ def test_a_job_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
         ("goes on", "RESUME"),
         ("back to the savepoint", "RESTORE"),
         ("back to batch 4", "REWIND"),
+        ("orphans removed", "REMOVED"),
+        ("goes on as a fork", "FINISH_RESTORE"),
     ]
-    assert [step["is_as_uninterrupted"] for step in ran] == [True] * 4, ran
-    assert [step["live"].rpartition("/")[2] for step in ran] == ["live-1", "live-1", "live-2", "live-3"]
+    assert [step["is_as_uninterrupted"] for step in ran] == [True] * 6, ran
+    lives = ["sales/live-1", "sales/live-1", "sales/live-2", "sales/live-3", "sales/live-3", "copy-of-sales/live-1"]
+    assert [step["live"].partition("/live/")[2] for step in ran] == lives
     assert all(step["live"].startswith("s3a://") for step in ran)
     assert end["can_resume"]
     assert end["checkpoints"] > 0

@@ -11,6 +11,7 @@ from functools import cached_property
 import fsspec
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.options.file_systems import fsspec_arguments
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
 from dagster_ckpt.spark.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
@@ -119,7 +120,9 @@ class Subject:
                 below = os.path.relpath(directory, root)
                 yield from (os.path.normpath(f"{below}/{name}") for name in names if name.startswith("."))
             return
-        file_system, where = fsspec.core.url_to_fs(self.live.url, **self.live.storage_options)
+        file_system, where = fsspec.core.url_to_fs(
+            self.live.url, **fsspec_arguments(self.live.url, self.live.storage_options)
+        )
         for path in file_system.find(where):
             relative = str(path).removeprefix(where).lstrip("/")
             if relative.rpartition("/")[2].startswith("."):

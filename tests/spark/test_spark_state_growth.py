@@ -256,3 +256,33 @@ def test_in_format_v2_the_lineage_has_to_lead_to_the_base(tmp_path: Path) -> Non
     files.put("state/0/0/1_x.zip", snapshot_zip())
     batch(2, "d", {1: "x", 2: "b"})
     assert not query.image(base=query.images[0])
+
+
+def test_in_format_v2_the_snapshot_that_the_lineage_begins_with_has_to_be_in_the_base(tmp_path: Path) -> None:
+    files = LiveFiles(tmp_path / "live-0")
+    files.batches(0, provider=ROCKSDB)
+    files.operator()
+    query = Query(files, open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job"), ROCKSDB)
+
+    def batch(number: int, uid: str, lineage: dict[int, str]) -> None:
+        files.offsets(number, f'{{"logOffset":{number}}}', provider=ROCKSDB)
+        files.source_entry(str(number))
+        files.put(f"state/0/0/{number + 1}_{uid}.changelog", changelog(lineage))
+        files.commit(number, {"0": [[uid]]})
+
+    files.put("state/0/0/1_a.changelog", changelog({}))
+    files.commit(0, {"0": [["a"]]})
+    batch(1, "b", {1: "a"})
+    query.image()
+    assert "state/0/0/2_b.changelog" in query.contents(query.images[0])
+
+    # Uploaded after the image was cut; from now on lineages begin with it.
+    files.put("state/0/0/2_b.zip", snapshot_zip())
+    batch(2, "c", {2: "b"})
+    assert not query.image(base=query.images[0])
+    query.assert_last_is_whole()
+    assert "state/0/0/2_b.zip" in query.contents(query.images[1])
+
+    batch(3, "d", {2: "b", 3: "c"})
+    assert query.image(base=query.images[1])
+    query.assert_last_is_whole()

@@ -9,7 +9,7 @@ then.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dagster_ckpt.errors import LiveDirectoryError
@@ -123,6 +123,7 @@ def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: st
     known = f"{path}/{before}_{lineage.get(before)}"
     if not any(base.metadata.manifest.find(f"{known}{suffix}") for suffix in (".changelog", ".zip")):
         raise FileNotFoundError(known)
+    _check_anchor(base, path, {version: lineage[version] for version in lineage if version <= before})
     for version in versions:
         if version not in lineage:
             raise LiveDirectoryError(f"{folder.url}/{newest} does not name the version {version} that it is built on.")
@@ -135,3 +136,19 @@ def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: st
         except FileNotFoundError:
             # Spark's checksum is written only where it is switched on.
             continue
+
+
+def _check_anchor(base: Base, path: str, lineage: Mapping[int, str]) -> None:
+    """Refuse a lineage that begins with a snapshot which the image does not have.
+
+    A lineage goes back to the snapshot that was uploaded last when its changelog was written, and nothing tells what
+    was before. An image that was cut earlier has an older snapshot and the changes since.
+
+    Raises:
+        FileNotFoundError: None of its snapshots is in the image.
+    """
+    if 1 in lineage:
+        return
+    snapshots = [f"{path}/{version}_{lineage[version]}.zip" for version in sorted(lineage, reverse=True)]
+    if not any(map(base.metadata.manifest.find, snapshots)):
+        raise FileNotFoundError(snapshots[-1])

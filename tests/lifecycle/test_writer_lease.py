@@ -273,7 +273,6 @@ def test_a_keeper_renews_and_gives_the_lease_back(catalog: Catalog, clock: Manua
         renewed = catalog.leases.current(JOB)
         assert renewed is not None
         assert renewed.expires_at_ms == clock.now_ms + KEPT_MS
-        assert keeper.token == lease.token
         keeper.check()
         assert keeper.lost is None
 

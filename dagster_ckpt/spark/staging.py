@@ -89,13 +89,15 @@ class StagedCut:
         self._release.callback(place.remove, len(unread))
         folder = LocalFolder(place.path)
 
-        def hold(index: int, go_on: GoOn) -> None:
-            go_on()
-            if place.hold(unread[index], str(index)):
-                # In place: an image of a hundred thousand files has no room for a second list of them.
-                unread[index].folder, unread[index].source = folder, str(index)
+        def hold(indexes: range, go_on: GoOn) -> None:
+            for index in indexes:
+                go_on()
+                if place.hold(unread[index], str(index)):
+                    # In place: an image of a hundred thousand files has no room for a second list of them.
+                    unread[index].folder, unread[index].source = folder, str(index)
 
-        in_threads(self._live.folder.width, range(len(unread)), hold)
+        width = self._live.folder.width
+        in_threads(width, [range(first, len(unread), width) for first in range(width)], hold)
         return list(wanted)
 
 

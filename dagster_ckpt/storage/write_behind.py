@@ -18,8 +18,13 @@ from typing import BinaryIO
 _SYNC_FILE_RANGE_WRITE = 2
 # The kernel is asked to begin after so many bytes.
 _BEGIN_BYTES = 256 * 1024
-# Pieces that may wait for the disk, of at most 1 MiB each: beyond this the caller waits.
-_WAITING = 4
+# Pieces that may wait for the disk, of at most 1 MiB each: beyond this the caller waits. More would be memory for
+# nothing, as the disk is behind anyway.
+_WAITING = 1
+
+
+# One such thread in a process: where several files are written at once, they fill each other's pauses.
+_BESIDE = threading.Lock()
 
 
 class WriteBehind:
@@ -33,6 +38,8 @@ class WriteBehind:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self._first: bytes | None = None
+        self._is_direct = False
         self._pieces: queue.Queue[bytes | None] = queue.Queue(_WAITING)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -43,35 +50,57 @@ class WriteBehind:
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._pieces.put(None)
-        if self._thread is None:
-            self._write_all()
-        else:
+        if self._thread is not None:
+            self._pieces.put(None)
             self._thread.join()
+            _BESIDE.release()
+        elif details[0] is None:
+            self._write_first()
         if details[0] is None:
             self._raise_error()
 
     def write(self, data: bytes) -> int:
         """Let all of the data be written; the caller must not change it."""
         self._raise_error()
-        if self._thread is None and not self._pieces.empty():
-            self._thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
-            self._thread.start()
-        self._pieces.put(data)
+        if self._thread is None and not self._is_direct and self._first is None:
+            self._first = data
+            return len(data)
+        if self._thread is None and not self._is_direct:
+            self._begin()
+        if self._thread is not None:
+            self._pieces.put(data)
+        else:
+            self._write(data)
         return len(data)
+
+    def _begin(self) -> None:
+        """There is a second piece: a thread for them, if none is at work yet."""
+        if not _BESIDE.acquire(blocking=False):
+            self._is_direct = True
+            self._write_first()
+            return
+        self._thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
+        self._thread.start()
+
+    def _write_first(self) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            self._write(first)
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
     def _write_all(self) -> None:
-        while (piece := self._pieces.get()) is not None:
+        piece, self._first = self._first, None
+        while piece is not None:
             # After an error the rest is taken and dropped, so that nobody waits for room.
             if self._error is None:
                 try:
                     self._write(piece)
                 except BaseException as error:  # noqa: BLE001 - raised where the caller can see it
                     self._error = error
+            piece = self._pieces.get()
 
     def _write(self, piece: bytes) -> None:
         done = 0

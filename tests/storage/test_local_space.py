@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,19 @@ def test_pieces_are_written_in_order(tmp_path: Path, pieces: int, buffering: int
         for piece in sent:
             assert behind.write(piece) == PIECE
     assert (tmp_path / "object").read_bytes() == b"".join(sent)
+
+
+def test_several_files_are_written_at_once(tmp_path: Path) -> None:
+    sent = [bytes([number]) * PIECE for number in range(5)]
+    with ExitStack() as open_files:
+        writers = []
+        for name in "abc":
+            stream = open_files.enter_context((tmp_path / name).open("wb"))
+            writers.append(open_files.enter_context(WriteBehind(stream)))
+        for piece in sent:
+            for writer in writers:
+                writer.write(piece)
+    assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"".join(sent)] * 3
 
 
 def write_on_full_disk(pieces: int, then: type[Exception] | None = None) -> None:

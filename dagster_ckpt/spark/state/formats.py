@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +96,12 @@ def state_files(state: CommittedState) -> StateFiles:
 
     stores = in_threads(state.folder.width, store_places(state), files_of)
     chain = max((sum(file.source.endswith(_CHANGES) for file in files) for files in stores), default=0)
-    return StateFiles(list(itertools.chain.from_iterable(stores)), chain)
+    files: list[NeededFile] = []
+    # One list goes as the other grows: there may be a hundred thousand.
+    stores.reverse()
+    while stores:
+        files += stores.pop()
+    return StateFiles(files, chain)
 
 
 def store_places(state: CommittedState) -> list[StorePlace]:

@@ -80,7 +80,7 @@ class Linker:
 
     @cached_property
     def _target(self) -> int:
-        os.makedirs(self._root, exist_ok=True)  # noqa: PTH103
+        Path(self._root).mkdir(parents=True, exist_ok=True)
         return self._descriptor(self._root)
 
     def _descriptor(self, tree: str) -> int:

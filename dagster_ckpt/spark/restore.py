@@ -11,13 +11,15 @@ from dagster_ckpt.errors import CkptError, RestoreError
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, LiveDirectory
 from dagster_ckpt.spark.linking import Linker
 from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.spark.logs import parse_query_id
 from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.staging import overtaken, staged_cut, until_not_overtaken
+
+_LOGS = (OFFSETS, COMMITS)
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ def materialize(
 ) -> Materialized:
     """Build a live directory aside, check that it is whole, then move it into place.
 
-    In an object store, where nothing can be moved at once, it is built in place: a job goes over to it only when it is
-    whole, and the next start removes what a crash left.
+    In an object store, where nothing can be moved at once, it is built in place, the logs last: until then there is
+    nothing that a query could resume from, and a start that was killed here is simply made again.
 
     Args:
         target: Where it is to be; nothing may be there.
@@ -68,10 +70,11 @@ def materialize(
         )
     unfinished = target.sibling(".partial") if target.folder.moves_at_once else target
     unfinished.delete()
-    filler = Filler(unfinished.folder, target, new_query_id)
+    filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target)
     try:
         with contextlib.closing(filler):
             fill(filler)
+            filler.write_logs()
         batch_id = _newest_commit(unfinished) if is_whole else _checked(unfinished)
         if unfinished != target:
             unfinished.folder.rename(target.url)
@@ -120,13 +123,23 @@ class Filler:
     """Takes the files of an image, each to its place in a new live directory.
 
     Bytes may come from several threads at once, links from one.
+
+    Args:
+        folder: Where the files go.
+        target: Where the directory will be in the end.
+        new_query_id: A query id of its own, or None.
+        logs_last: Hold the entries of offset and commit log back until `write_logs`.
     """
 
-    def __init__(self, folder: Folder, target: LiveDirectory, new_query_id: str | None) -> None:
+    def __init__(
+        self, folder: Folder, target: LiveDirectory, new_query_id: str | None, *, logs_last: bool = False
+    ) -> None:
         self._folder = folder
         self._target = target
         self._new_query_id = new_query_id
         self._linker = Linker(folder.root) if isinstance(folder, LocalFolder) else None
+        self._logs_last = logs_last
+        self._logs: dict[tuple[str, str], bytes] = {}
         self.sinks: dict[int, list[SinkEntry]] = {}
 
     def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
@@ -151,8 +164,16 @@ class Filler:
             except CkptError as error:
                 raise RestoreError(f"The image cannot be restored: {error}") from error
             self._folder.create(path, [data])
+        elif self._logs_last and parts[0] in _LOGS:
+            self._logs[parts[0], "/".join(parts[1:])] = b"".join(chunks)
         else:
             self._folder.create(path, chunks)
+
+    def write_logs(self) -> None:
+        """Write what was held back: first what was planned, then what was committed, the newest commit at the end."""
+        # A commit makes a directory one that a query has been in.
+        for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
+            self._folder.create(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
         """Take a file by a hard link instead of its bytes.

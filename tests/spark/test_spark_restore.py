@@ -7,6 +7,8 @@ from live_files import LiveFiles
 
 from dagster_ckpt.errors import NothingCommittedError, RestoreError
 from dagster_ckpt.spark import LiveDirectory, LiveStatus, clone, cut, inspect_live_directory, materialize
+from dagster_ckpt.spark.layout import Positions
+from dagster_ckpt.spark.remote_folder import RemoteFolder
 
 Write = Callable[[str, Iterable[bytes]], None]
 
@@ -106,6 +108,27 @@ def test_an_image_is_restored_into_an_object_store(files: LiveFiles) -> None:
 
     assert inspect_live_directory(target).batch_id == 1
     assert not target.sibling(".partial").exists()
+    target.delete()
+
+
+def test_a_restore_into_an_object_store_that_is_killed_leaves_nothing_to_resume_from(
+    files: LiveFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = LiveDirectory("memory://killed/live-1")
+    written: list[tuple[str, Positions]] = []
+    write = RemoteFolder.write
+
+    def noted(self: RemoteFolder, path: str, chunks: Iterable[bytes]) -> None:
+        written.append((path, LiveDirectory(target.url).positions()))
+        write(self, path, chunks)
+
+    monkeypatch.setattr(RemoteFolder, "write", noted)
+    # As an image gives them: in the order of their names, or of their places in its data objects.
+    materialize(target, image(files))
+
+    assert [path for path, _ in written][-3:] == ["offsets/0", "offsets/1", "commits/1"]
+    assert {positions.commit for _, positions in written} == {None}
+    assert target.positions() == Positions(1, 1)
     target.delete()
 
 

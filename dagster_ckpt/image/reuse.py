@@ -10,6 +10,7 @@ from functools import cached_property
 
 from dagster_ckpt.image.container import Metadata
 from dagster_ckpt.image.entries import FileEntry, parse_line, place_of
+from dagster_ckpt.image.manifest import Manifest
 from dagster_ckpt.image.segment import merged_uses
 from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
@@ -122,10 +123,7 @@ class Reusable:
         if self._base is None or self._is_extended:
             return None
         with self._lock:
-            if self._by_digest is None:
-                # Keyed by a part of the digest: this is the one table here with an entry for each file of an image.
-                self._by_digest = {int(line[2:18], 16): line for line in self._base.metadata.manifest.lines}
-            line = self._by_digest.get(int(digest[:16], 16))
+            line = self._with_digest(self._base.metadata.manifest, digest)
         if line is None:
             return None
         entry = parse_line(line)
@@ -135,6 +133,15 @@ class Reusable:
         if taken is None:
             return None
         return entry._replace(path=file.path, identity=file.identity, token=file.token, object=taken)
+
+    def _with_digest(self, manifest: Manifest, digest: str) -> bytes | None:
+        if self._by_digest is None:
+            kept = [segment for segment in manifest.segments if not segment.is_packed]
+            # Keyed by a part of the digest, which takes less memory.
+            self._by_digest = {int(line[2:18], 16): line for segment in kept for line in segment.lines}
+        line = self._by_digest.get(int(digest[:16], 16))
+        packed = (segment for segment in manifest.segments if line is None and segment.is_packed)
+        return next(filter(None, (segment.with_digest(digest) for segment in packed)), line)
 
     def _shared(self, line: bytes) -> bytes | None:
         """The line as the new image has it; None where its object cannot be shared."""

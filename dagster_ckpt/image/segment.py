@@ -5,8 +5,6 @@ Images that follow one another share their segments, so what one of them took ti
 
 from __future__ import annotations
 
-import gzip
-import io
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,12 +13,10 @@ from itertools import groupby
 from operator import attrgetter
 
 from dagster_ckpt.image.entries import AFTER_DIGEST, FileEntry, parse_line, plain_entries, read_entries
+from dagster_ckpt.image.packed_lines import GZIP, PackedLines, path_in, unpacked
 
 _object_of = attrgetter("object")
-# zlib's way to ask for a gzip header.
-_GZIP = 31
 _LINES_AT_A_TIME = 2_000
-_BYTES_AT_A_TIME = 256 * 1024
 # Lines of a segment of more files are kept packed only, and unpacked where they are looked at.
 _LARGE = 20_000
 
@@ -43,7 +39,7 @@ class _Packer:
 
     def __init__(self) -> None:
         # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
-        self._packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+        self._packer = zlib.compressobj(1, zlib.DEFLATED, GZIP)
         self._waiting: list[bytes] = []
         self._packed: deque[bytes] = deque()
 
@@ -83,7 +79,9 @@ class Segment:
     # None while only the packed lines are kept.
     _lines: list[bytes] | None = field(default_factory=list, repr=False)
     # The same by directory, so that a file is found at once; made when one is looked for.
-    _directories: dict[str, list[bytes]] | None = field(default=None, repr=False)
+    _directories: dict[bytes, list[bytes]] | None = field(default=None, repr=False)
+    # What finds them where only the packed lines are kept.
+    _finder: PackedLines | None = field(default=None, repr=False)
     # Of a large segment that still grows.
     _packer: _Packer | None = field(default=None, repr=False)
     _packed: bytes | memoryview | None = field(default=None, repr=False)
@@ -98,7 +96,8 @@ class Segment:
 
         Raises:
             ValueError: A line is none that a writer of this format makes, or two files have the same path.
-            OSError: It is not packed with gzip.
+            zlib.error: It is not packed with gzip.
+            EOFError: It breaks off.
         """
         before = len(paths)
         segment = cls._read_plain(packed, paths)
@@ -112,7 +111,7 @@ class Segment:
     def _read_plain(cls, packed: bytes, paths: set[str]) -> Segment | None:
         segment = cls()
         kept: list[bytes] = []
-        for lines in _unpacked(packed):
+        for lines in unpacked(packed):
             entries = plain_entries(lines)
             if entries is None:
                 return None
@@ -126,7 +125,7 @@ class Segment:
     @classmethod
     def _read_any(cls, packed: bytes, paths: set[str]) -> Segment:
         segment, is_ours = cls(), True
-        for lines in _unpacked(packed):
+        for lines in unpacked(packed):
             for line in lines:
                 entry = parse_line(line)
                 segment.add(entry)
@@ -174,6 +173,8 @@ class Segment:
         self._packed, self._packer = packed, None
         if self._is_large:
             self._lines = self._directories = None
+            if self._finder is not None:
+                self._finder.moved_to(packed)
 
     def add(self, entry: FileEntry) -> None:
         """Add a file."""
@@ -188,18 +189,43 @@ class Segment:
         if self._lines is None:
             self._lines = list(self.lines)
         self._lines.append(line)
-        self._packed = self._directories = None
+        self._packed = self._directories = self._finder = None
         if self._is_large:
             packer = _Packer()
             packer.add(self.lines)
             self._packer, self._lines = packer, None
 
-    def find(self, start: bytes, directory: str) -> bytes | None:
-        """The line in a directory that begins so after its digest."""
+    def find(self, start: bytes, directory: bytes) -> bytes | None:
+        """The line of a file.
+
+        Args:
+            start: What follows its digest, at least the whole path.
+            directory: The part of that path before its last slash.
+        """
+        if self.is_packed:
+            return self._packed_lines.find(start)
         for line in self._by_directory.get(directory, ()):
             if line.startswith(start, AFTER_DIGEST):
                 return line
         return None
+
+    def with_digest(self, digest: str) -> bytes | None:
+        """A line of a file with this content, where `is_packed`."""
+        return self._packed_lines.with_digest(digest)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether only the packed lines are kept."""
+        return self._lines is None
+
+    @property
+    def _packed_lines(self) -> PackedLines:
+        self._settle()
+        finder = self._finder
+        if finder is None:
+            # Images written at the same time share segments: whichever finder stays finds the same.
+            finder = self._finder = PackedLines(self._packed or b"")
+        return finder
 
     @property
     def _is_large(self) -> bool:
@@ -228,14 +254,14 @@ class Segment:
         use.length = max(use.length, end)
 
     @property
-    def _by_directory(self) -> dict[str, list[bytes]]:
+    def _by_directory(self) -> dict[bytes, list[bytes]]:
         directories = self._directories
         if directories is None:
             # Images written at the same time share segments, so nobody may see half of them.
             directories = {}
             for lines in self._batches():
-                for entry, line in zip(read_entries(lines), lines, strict=True):
-                    directories.setdefault(entry.path.rpartition("/")[0], []).append(line)
+                for line in lines:
+                    directories.setdefault(path_in(line).rpartition(b"/")[0], []).append(line)
             self._directories = directories
         return directories
 
@@ -243,7 +269,7 @@ class Segment:
         """Its lines, some thousands at a time."""
         self._settle()
         if self._lines is None:
-            yield from _unpacked(self._packed or b"")
+            yield from unpacked(self._packed or b"")
             return
         for begin in range(0, len(self._lines), _LINES_AT_A_TIME):
             yield self._lines[begin : begin + _LINES_AT_A_TIME]
@@ -262,16 +288,3 @@ def merged_uses(segments: Iterable[Segment]) -> dict[str, ObjectUse]:
             known.used += use.used
             known.length = max(known.length, use.length)
     return merged
-
-
-def _unpacked(packed: bytes | memoryview) -> Iterator[list[bytes]]:
-    """Packed lines, some thousands at a time."""
-    if len(packed) < _BYTES_AT_A_TIME:
-        yield gzip.decompress(packed).splitlines()
-        return
-    rest = b""
-    with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
-        while block := stream.read(_BYTES_AT_A_TIME):
-            whole, newline, rest = (rest + block).rpartition(b"\n")
-            yield (whole + newline).splitlines()
-    yield rest.splitlines()

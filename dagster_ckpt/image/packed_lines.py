@@ -1,0 +1,162 @@
+"""Lines of a manifest that are kept packed, of which any one is found while few are unpacked.
+
+An image lists its files in the order of the one before. So whoever looks for its lines there goes through them once,
+and a few neighbours at a time are all that has to be unpacked.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dagster_ckpt.image.entries import AFTER_DIGEST
+
+# zlib's way to ask for a gzip header.
+GZIP = 31
+_PACKED_AT_A_TIME = 128 * 1024
+_PIECES_KEPT = 4
+# Each piece was unpacked so often on the average: nobody goes through them in order.
+_TOO_OFTEN = 16
+_DIGEST_BYTES = AFTER_DIGEST - 1
+_HASH_MASK = 0xFFFFFFFF
+_NUMBER_BITS = 32
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+
+
+def unpacked(packed: bytes | memoryview) -> Iterator[list[bytes]]:
+    """All lines, some thousands at a time.
+
+    Raises:
+        zlib.error: They are not packed with gzip.
+        EOFError: They break off.
+    """
+    whole, place = memoryview(packed), _Place()
+    while place.position < len(whole):
+        yield place.read_on(whole)
+
+
+def path_in(line: bytes) -> bytes:
+    """Path of a line as the line has it; cut off where it holds a quote, so it may be that of several."""
+    return line.split(b'"', 4)[3]
+
+
+def path_of_start(start: bytes) -> bytes:
+    """The same, of what a line has after its digest."""
+    return start.split(b'"', 2)[1]
+
+
+class PackedLines:
+    """Finds lines among packed ones. For several threads.
+
+    Args:
+        packed: The lines, packed with gzip.
+    """
+
+    def __init__(self, packed: bytes | memoryview) -> None:
+        self._packed = memoryview(packed)
+        self._lock = threading.Lock()
+        # Where each piece begins, and the number of its first line.
+        self._places: list[_Place] = []
+        self._firsts: list[int] = []
+        # Hash and number of a line, once by its path and once by its digest, in order: a dict would be ten times as
+        # large.
+        self._numbers = array("Q")
+        self._pieces: OrderedDict[int, list[bytes]] = OrderedDict()
+        self._pieces_unpacked = 0
+
+    def find(self, start: bytes) -> bytes | None:
+        """The line that goes on so after its digest.
+
+        Args:
+            start: At least the whole path.
+        """
+        return self._first(path_of_start(start), start, AFTER_DIGEST)
+
+    def with_digest(self, digest: str) -> bytes | None:
+        """A line of a file with this content."""
+        start = f'["{digest}"'.encode()
+        return self._first(start, start, 0)
+
+    def moved_to(self, packed: bytes | memoryview) -> None:
+        """Use the same bytes at another place from now on, and forget what was unpacked."""
+        with self._lock:
+            self._packed = memoryview(packed)
+            self._pieces.clear()
+
+    def _first(self, key: bytes, start: bytes, begin: int) -> bytes | None:
+        hashed = hash(key) & _HASH_MASK
+        with self._lock:
+            if not self._places:
+                self._look_through()
+            at = bisect_left(self._numbers, hashed << _NUMBER_BITS)
+            while at < len(self._numbers) and self._numbers[at] >> _NUMBER_BITS == hashed:
+                line = self._line(self._numbers[at] & _NUMBER_MASK)
+                if line.startswith(start, begin):
+                    return line
+                at += 1
+        return None
+
+    def _look_through(self) -> None:
+        numbers = array("Q")
+        count, place = 0, _Place()
+        while place.position < len(self._packed):
+            self._places.append(place.copy())
+            self._firsts.append(count)
+            lines = place.read_on(self._packed)
+            for keys in ([line[:_DIGEST_BYTES] for line in lines], map(path_in, lines)):
+                numbers.extend(
+                    [(hash(key) & _HASH_MASK) << _NUMBER_BITS | number for number, key in enumerate(keys, count)]
+                )
+            count += len(lines)
+        self._numbers = array("Q", sorted(numbers))
+
+    def _line(self, number: int) -> bytes:
+        index = bisect_right(self._firsts, number) - 1
+        piece = self._pieces.get(index)
+        if piece is None:
+            piece = self._pieces[index] = self._places[index].copy().read_on(self._packed)
+            self._pieces_unpacked += 1
+            in_order = self._pieces_unpacked < _TOO_OFTEN * len(self._places)
+            while in_order and len(self._pieces) > _PIECES_KEPT:
+                self._pieces.popitem(last=False)
+        self._pieces.move_to_end(index)
+        return piece[number - self._firsts[index]]
+
+
+@dataclass
+class _Place:
+    """How far lines are unpacked.
+
+    Attributes:
+        position: So many packed bytes.
+        stream: What unpacks the next; None where a member of gzip begins.
+        begun: The line that broke off there.
+    """
+
+    position: int = 0
+    stream: zlib._Decompress | None = None
+    begun: bytes = b""
+
+    def copy(self) -> _Place:
+        """The same place, to go on from once more."""
+        return _Place(self.position, self.stream.copy() if self.stream is not None else None, self.begun)
+
+    def read_on(self, packed: memoryview) -> list[bytes]:
+        """The lines that end in the next piece."""
+        stream = self.stream or zlib.decompressobj(GZIP)
+        piece = packed[self.position : self.position + _PACKED_AT_A_TIME]
+        plain = self.begun + stream.decompress(piece)
+        self.position += len(piece) - len(stream.unused_data)
+        self.stream = None if stream.eof else stream
+        if self.position < len(packed):
+            whole, newline, self.begun = plain.rpartition(b"\n")
+            return (whole + newline).splitlines()
+        if self.stream is not None:
+            raise EOFError("the list of files breaks off")
+        self.begun = b""
+        return plain.splitlines()

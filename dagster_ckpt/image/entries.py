@@ -51,8 +51,9 @@ class FileEntry(NamedTuple):
 
     def line(self) -> bytes:
         """The entry as a line of the manifest."""
-        names = f"{quoted(self.path)},{self.size},{quoted_or_null(self.identity)},{quoted_or_null(self.token)}"
-        return f'["{self.digest}",{names},{quoted_or_null(self.object)},{self.offset}]'.encode()
+        digest, path, size, identity, token, reference, offset = self
+        names = f"{quoted(path)},{size},{quoted_or_null(identity)},{quoted_or_null(token)},{quoted_or_null(reference)}"
+        return f'["{digest}",{names},{offset}]'.encode()
 
 
 def parse_line(line: bytes) -> FileEntry:

@@ -21,6 +21,8 @@ CHUNK_BYTES = 1024 * 1024
 # Small files are written so much at a time: a call for each costs more than the bytes, and memory that stays this small
 # is used again.
 _TOGETHER_BYTES = 256 * 1024
+# So many files are told of at a time.
+_TOLD_AT_ONCE = 500
 # Equal files of one image are stored once, as long as a table of so many digests can tell.
 _REMEMBERED_DIGESTS = 1_024
 
@@ -62,7 +64,7 @@ class Checks:
         is_likely_known: Whether a large file is worth reading for its digest first.
         go_on: Called before each file; raises ImageAbortedError where the image is given up.
         made: Told of each data object before it is made: one that could be made only in part has to be removed too.
-        wrote: Told where each file lies; from several threads, where several write.
+        wrote: Told of some files where each lies; from several threads, where several write.
         complete: Given what completes the last data object of a task, to be done before the image is finished.
     """
 
@@ -70,7 +72,7 @@ class Checks:
     is_likely_known: Callable[[Source], bool]
     go_on: Callable[[], None]
     made: Callable[[str], None]
-    wrote: Callable[[Source, FileEntry], None]
+    wrote: Callable[[Sequence[Source], Sequence[FileEntry]], None]
     complete: Callable[[Callable[[], None]], object] = at_once
 
 
@@ -188,6 +190,8 @@ class _PackWriter:
         self._packs: list[str] = []
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._files: list[Source] = []
+        self._entries: list[FileEntry] = []
         self.written = 0
 
     def __enter__(self) -> _PackWriter:
@@ -197,6 +201,7 @@ class _PackWriter:
         if details[0] is None:
             self._flush()
             self._checks.complete(self._open.close)
+            self._tell()
             return
         with contextlib.suppress(Exception):
             self._open.close()
@@ -208,10 +213,9 @@ class _PackWriter:
         data, digest = read_file(file)
         entry = self._checks.known(digest, file) or self._seen(digest, file)
         if entry is None:
-            offset = self._room_for(file.size)
+            entry = self._entry(file, digest, self._room_for(file.size))
             self._write(data)
-            entry = self._entry(file, digest, offset)
-        self._checks.wrote(file, entry)
+        self._wrote(file, entry)
 
     def _add_large(self, file: Source) -> None:
         if self._checks.is_likely_known(file):
@@ -220,14 +224,25 @@ class _PackWriter:
                 read.update(chunk)
             entry = self._checks.known(read.hexdigest(), file)
             if entry is not None:
-                self._checks.wrote(file, entry)
+                self._wrote(file, entry)
                 return
         offset = self._room_for(file.size)
         digest = blake3()
         for chunk in _chunks(file):
             digest.update(chunk)
             self._write(chunk)
-        self._checks.wrote(file, self._entry(file, digest.hexdigest(), offset))
+        self._wrote(file, self._entry(file, digest.hexdigest(), offset))
+
+    def _wrote(self, file: Source, entry: FileEntry) -> None:
+        self._files.append(file)
+        self._entries.append(entry)
+        if len(self._files) >= _TOLD_AT_ONCE:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._checks.wrote(self._files, self._entries)
+        self._files.clear()
+        self._entries.clear()
 
     def _seen(self, digest: str, file: Source) -> FileEntry | None:
         place = self._places.get(digest)

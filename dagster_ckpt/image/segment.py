@@ -180,15 +180,23 @@ class Segment:
         """Add a file."""
         self.add_line(entry.size, entry.object, entry.offset, entry.line())
 
+    def add_all(self, entries: Sequence[FileEntry]) -> None:
+        """Add many files at once, which costs less for each."""
+        self._count_all(entries)
+        self._add_lines([entry.line() for entry in entries])
+
     def add_line(self, size: int, reference: str | None, offset: int, line: bytes) -> None:
         """Add a file whose line exists already."""
         self._count(size, reference, offset)
+        self._add_lines([line])
+
+    def _add_lines(self, lines: list[bytes]) -> None:
         if self._packer is not None:
-            self._packer.add([line])
+            self._packer.add(lines)
             return
         if self._lines is None:
             self._lines = list(self.lines)
-        self._lines.append(line)
+        self._lines += lines
         self._packed = self._directories = self._finder = None
         if self._is_large:
             packer = _Packer()

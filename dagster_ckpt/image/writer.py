@@ -219,9 +219,12 @@ class _Writer:
             return
         lock = threading.Lock()
 
-        def wrote(file: Source, entry: FileEntry) -> None:
+        def wrote(files: Sequence[Source], entries: Sequence[FileEntry]) -> None:
+            stable = [entry for file, entry in zip(files, entries, strict=True) if file.stable]
+            others = [entry for file, entry in zip(files, entries, strict=True) if not file.stable]
             with lock:
-                self._segment(file).add(entry)
+                self._stable.add_all(stable)
+                self._manifest.rest.add_all(others)
 
         checks = Checks(
             self._known.same_content,

@@ -59,8 +59,7 @@ class ExecutorCopy:
         for task, outcome in zip(tasks, self._collect([(task, create) for task in tasks], checks), strict=True):
             if isinstance(outcome, CkptError):
                 raise outcome
-            for file, entry in zip(task.files, outcome.entries, strict=True):
-                checks.wrote(file, entry)
+            checks.wrote(list(task.files), outcome.entries)
             written += outcome.written
         return written
 
@@ -110,8 +109,8 @@ def _copy(work: tuple[PackTask, Create]) -> _Copied | CkptError:
     task, create = work
     entries: list[FileEntry] = []
 
-    def wrote(_file: Source, entry: FileEntry) -> None:
-        entries.append(entry)
+    def wrote(_files: Sequence[Source], told: Sequence[FileEntry]) -> None:
+        entries.extend(told)
 
     try:
         written = write_packs(task, create, Checks(_nothing, bool, _nothing, _nothing, wrote))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.image import GoOn, in_threads
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
 
@@ -25,6 +26,10 @@ class FileVersion(NamedTuple):
 
     size: int
     token: str | None
+
+
+# Version of a file, and its content or None.
+Look = tuple[FileVersion, bytes | None]
 
 
 @dataclass(frozen=True)
@@ -126,9 +131,18 @@ class Folder(ABC):
         version = self.version(path)
         return self.read(path), version
 
-    def look(self, path: str, at_most: int) -> tuple[FileVersion, bytes | None]:  # noqa: ARG002 - it would cost a request
-        """Version of a file, and its content if it is no larger than that and comes at no further cost."""
-        return self.version(path), None
+    def look_at(
+        self,
+        paths: Sequence[str],
+        at_most: int,  # noqa: ARG002 - content would cost a request
+    ) -> Sequence[Look]:
+        """Version of each file, and its content if it is no larger than that and comes at no further cost."""
+
+        def look(path: str, go_on: GoOn) -> Look:
+            go_on()
+            return self.version(path), None
+
+        return in_threads(self.width, paths, look)
 
     def files(self, path: str = "") -> Iterator[tuple[str, Entry]]:
         """Every file below a directory, with its path from the root."""

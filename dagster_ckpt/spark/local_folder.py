@@ -7,12 +7,13 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.spark.folder import Entry, FileVersion, Folder, Listing, accessing, explained, local_path
+from dagster_ckpt.spark.folder import Entry, FileVersion, Folder, Listing, Look, accessing, explained, local_path
 
 _DELETE_ATTEMPTS = 10
 _READ_BYTES = 1024 * 1024
@@ -83,18 +84,27 @@ class LocalFolder(Folder):
             version = version_of(os.fstat(descriptor))
             return _whole(descriptor, version.size), version
 
-    def look(self, path: str, at_most: int) -> tuple[FileVersion, bytes | None]:
-        """Version of a file, and its content if it is no larger than that: of one and the same file, too."""
-        # Two hundred times an image at the least, so without a context manager.
+    def look_at(self, paths: Sequence[str], at_most: int) -> Sequence[Look]:
+        """Version of each file, and its content if it is no larger than that: of one and the same file, too."""
+        looks: deque[Look] = deque()
+        path = ""
+        # Two hundred files with every image of a larger query: the way to the root is walked once, and no file has a
+        # context manager of its own.
         try:
-            descriptor = os.open(self._prefix + path, os.O_RDONLY)
+            root = os.open(self._prefix, os.O_RDONLY)
             try:
-                version = version_of(os.fstat(descriptor))
-                return version, _whole(descriptor, version.size) if version.size <= at_most else None
+                for path in paths:
+                    descriptor = os.open(path, os.O_RDONLY, dir_fd=root)
+                    try:
+                        version = version_of(os.fstat(descriptor))
+                        looks.append((version, _whole(descriptor, version.size) if version.size <= at_most else None))
+                    finally:
+                        os.close(descriptor)
             finally:
-                os.close(descriptor)
+                os.close(root)
         except OSError as error:
             raise explained("read", self.url, path, error) from error
+        return looks
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:

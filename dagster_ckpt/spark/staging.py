@@ -216,7 +216,7 @@ class _Place:
 
 def _read_now(folder: LocalFolder, file: NeededFile) -> None:
     try:
-        version, data = folder.look(file.source, file.size)
+        [(version, data)] = folder.look_at([file.source], file.size)
     except FileNotFoundError as error:
         raise overtaken(file, "was purged") from error
     if data is None or len(data) != file.size or version != file.version:

@@ -35,19 +35,21 @@ class LocalSpace:
         """Open a new data object for writing."""
         path = self._root / name
         with accessing("write", f"file://{path}"):
+            changed = _make_folder(path.parent)
             with self._new_file(path) as stream:
                 with WriteBehind(stream) as behind:
                     yield cast("BinaryIO", Guarded(cast("BinaryIO", behind), f"file://{path}"))
                 stream.flush()
                 os.fsync(stream.fileno())
-            _flush_folder(path.parent)
+            for folder in (path.parent, *changed):
+                _flush_folder(folder)
 
     def publish(self, name: str, data: bytes) -> None:
         """Write an object at once: beside it, flushed, then renamed, and the folder flushed too."""
         path = self._root / name
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
         with accessing("write", f"file://{path}"):
-            self._make_folder(path.parent)
+            changed = _make_folder(path.parent)
             try:
                 with unfinished.open("wb") as stream:
                     stream.write(data)
@@ -57,7 +59,9 @@ class LocalSpace:
             except BaseException:
                 unfinished.unlink(missing_ok=True)
                 raise
-            _flush_folder(path.parent)
+            # Those above come last: hardly anything of them is left to write by then.
+            for folder in (path.parent, *changed):
+                _flush_folder(folder)
 
     def read(self, name: str) -> bytes:
         """All bytes of an object."""
@@ -91,7 +95,8 @@ class LocalSpace:
             return False
         path = self._root / name
         with accessing("write", f"file://{path}"):
-            self._make_folder(path.parent)
+            for folder in _make_folder(path.parent):
+                _flush_folder(folder)
             try:
                 path.hardlink_to(source._root / source_name)
             except OSError:
@@ -120,19 +125,25 @@ class LocalSpace:
                 return {}
 
     def _new_file(self, path: Path) -> BinaryIO:
-        self._make_folder(path.parent)
         try:
             return path.open("xb", buffering=self._buffer_bytes)
         except FileNotFoundError:
             # The folder went with the last other object in it, in the moment between.
-            self._make_folder(path.parent)
+            for folder in _make_folder(path.parent):
+                _flush_folder(folder)
             return path.open("xb", buffering=self._buffer_bytes)
 
-    def _make_folder(self, folder: Path) -> None:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            # The entry of a new folder is lost with the power unless its parent is flushed as well.
-            _flush_folder(folder.parent)
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Make a folder; returns those with a new entry, which is lost with the power until they are flushed."""
+    changed: list[Path] = []
+    missing = folder
+    while not missing.is_dir():
+        missing = missing.parent
+        changed.append(missing)
+    if changed:
+        folder.mkdir(parents=True, exist_ok=True)
+    return changed
 
 
 def _flush_folder(folder: Path) -> None:

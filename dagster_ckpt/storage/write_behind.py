@@ -18,6 +18,8 @@ from typing import BinaryIO
 _SYNC_FILE_RANGE_WRITE = 2
 # The kernel is asked to begin after so many bytes.
 _BEGIN_BYTES = 256 * 1024
+# Below this a thread costs more than the pauses that it fills: it and its caller wait for each other.
+_WORTH_A_THREAD_BYTES = 4 * 1024 * 1024
 # Pieces that may wait for the disk, of at most 1 MiB each: beyond this the caller waits. More would be memory for
 # nothing, as the disk is behind anyway.
 _WAITING = 1
@@ -28,7 +30,7 @@ _BESIDE = threading.Lock()
 
 
 class WriteBehind:
-    """A stream whose bytes a thread of its own writes, in order; a single piece needs none.
+    """A stream whose bytes a thread of its own writes, in order, once they are many.
 
     Leaving the context waits until all is written; an error of the thread is raised by the next write, or then.
 
@@ -38,7 +40,6 @@ class WriteBehind:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._first: bytes | None = None
         self._is_direct = False
         self._pieces: queue.Queue[bytes | None] = queue.Queue(_WAITING)
         self._error: BaseException | None = None
@@ -54,18 +55,13 @@ class WriteBehind:
             self._pieces.put(None)
             self._thread.join()
             _BESIDE.release()
-        elif details[0] is None:
-            self._write_first()
         if details[0] is None:
             self._raise_error()
 
     def write(self, data: bytes) -> int:
         """Let all of the data be written; the caller must not change it."""
         self._raise_error()
-        if self._thread is None and not self._is_direct and self._first is None:
-            self._first = data
-            return len(data)
-        if self._thread is None and not self._is_direct:
+        if self._thread is None and not self._is_direct and self._written >= _WORTH_A_THREAD_BYTES:
             self._begin()
         if self._thread is not None:
             self._pieces.put(data)
@@ -74,33 +70,25 @@ class WriteBehind:
         return len(data)
 
     def _begin(self) -> None:
-        """There is a second piece: a thread for them, if none is at work yet."""
+        """There is enough for a thread, if none is at work yet."""
         if not _BESIDE.acquire(blocking=False):
             self._is_direct = True
-            self._write_first()
             return
         self._thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
         self._thread.start()
-
-    def _write_first(self) -> None:
-        first, self._first = self._first, None
-        if first is not None:
-            self._write(first)
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
     def _write_all(self) -> None:
-        piece, self._first = self._first, None
-        while piece is not None:
+        while (piece := self._pieces.get()) is not None:
             # After an error the rest is taken and dropped, so that nobody waits for room.
             if self._error is None:
                 try:
                     self._write(piece)
                 except BaseException as error:  # noqa: BLE001 - raised where the caller can see it
                     self._error = error
-            piece = self._pieces.get()
 
     def _write(self, piece: bytes) -> None:
         done = 0

@@ -11,6 +11,7 @@ from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind
 from dagster_ckpt.options import FileSystemCheckpointStorage
 from dagster_ckpt.spark import staged_cut
+from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.state import growth
 from dagster_ckpt.storage import ImageStore, open_store
 
@@ -134,14 +135,18 @@ def test_only_what_is_new_is_read_and_written(query: Query, monkeypatch: pytest.
     listed: list[str] = []
     read: list[str] = []
     folder = type(query.files.live.folder)
-    for name, seen in (("listing", listed), ("look", read)):
-        original = getattr(folder, name)
+    list_names, look_at = folder.listing, folder.look_at
 
-        def watched(self: object, path: str, *rest: int, _call=original, _seen=seen) -> object:
-            _seen.append(path)
-            return _call(self, path, *rest)
+    def listing(self: Folder, path: str) -> object:
+        listed.append(path)
+        return list_names(self, path)
 
-        monkeypatch.setattr(folder, name, watched)
+    def look_at_many(self: Folder, paths: list[str], at_most: int) -> object:
+        read.extend(paths)
+        return look_at(self, paths, at_most)
+
+    monkeypatch.setattr(folder, "listing", listing)
+    monkeypatch.setattr(folder, "look_at", look_at_many)
     query.commit()
     assert query.image(base=query.images[-1])
     assert [path for path in listed if path.startswith("state/")] == []

@@ -12,18 +12,39 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.storage import local_space
 from dagster_ckpt.storage.local_space import LocalSpace
 from dagster_ckpt.storage.write_behind import WriteBehind
 
 PIECE = 300 * 1024
+# So many are worth a thread.
+MANY = 20
+# All that the caller itself writes, and the first that the thread does.
+FIRST_OF_THE_THREAD = 15
 
 
 class FullDisk(io.BytesIO):
-    def write(self, _data: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    """A file of a disk with room for some pieces.
+
+    Args:
+        room: How many.
+    """
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+
+    def write(self, data: Any) -> int:
+        if not self._room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._room -= 1
+        return len(data)
+
+    def fileno(self) -> int:
+        return -1
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 2, 20])
+@pytest.mark.parametrize("pieces", [0, 1, 2, MANY])
 @pytest.mark.parametrize("buffering", [0, 1024 * 1024])
 def test_pieces_are_written_in_order(tmp_path: Path, pieces: int, buffering: int) -> None:
     sent = [bytes([number]) * PIECE for number in range(pieces)]
@@ -34,7 +55,7 @@ def test_pieces_are_written_in_order(tmp_path: Path, pieces: int, buffering: int
 
 
 def test_several_files_are_written_at_once(tmp_path: Path) -> None:
-    sent = [bytes([number]) * PIECE for number in range(5)]
+    sent = [bytes([number]) * PIECE for number in range(MANY)]
     with ExitStack() as open_files:
         writers = []
         for name in "abc":
@@ -46,23 +67,23 @@ def test_several_files_are_written_at_once(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"".join(sent)] * 3
 
 
-def write_on_full_disk(pieces: int, then: type[Exception] | None = None) -> None:
-    with FullDisk() as stream, WriteBehind(stream) as behind:
+def write_on_full_disk(pieces: int, *, room: int, then: type[Exception] | None = None) -> None:
+    with FullDisk(room) as stream, WriteBehind(stream) as behind:
         for _ in range(pieces):
             behind.write(bytes(PIECE))
         if then is not None:
             raise then
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 20])
+@pytest.mark.parametrize("pieces", [1, 2, FIRST_OF_THE_THREAD, MANY])
 def test_a_full_disk_is_told_before_the_object_counts_as_written(pieces: int) -> None:
     with pytest.raises(OSError, match="No space left"):
-        write_on_full_disk(pieces)
+        write_on_full_disk(pieces, room=pieces - 1)
 
 
 def test_the_callers_own_error_is_the_one_that_is_told() -> None:
     with pytest.raises(KeyError):
-        write_on_full_disk(1, then=KeyError)
+        write_on_full_disk(FIRST_OF_THE_THREAD, room=FIRST_OF_THE_THREAD - 1, then=KeyError)
 
 
 def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(
@@ -84,13 +105,14 @@ def test_a_folder_that_is_cleared_away_in_between_is_made_again(
     space = LocalSpace(tmp_path, buffer_bytes=-1)
     with space.create("shared/last.pack") as stream:
         stream.write(b"last")
-    make = LocalSpace._make_folder
+    make = local_space._make_folder
 
-    def make_and_lose(self: LocalSpace, folder: Path) -> None:
-        monkeypatch.setattr(LocalSpace, "_make_folder", make)
+    def make_and_lose(_folder: Path) -> list[Path]:
+        monkeypatch.setattr(local_space, "_make_folder", make)
         space.delete("shared/last.pack")
+        return []
 
-    monkeypatch.setattr(LocalSpace, "_make_folder", make_and_lose)
+    monkeypatch.setattr(local_space, "_make_folder", make_and_lose)
     with space.create("shared/next.pack") as stream:
         stream.write(b"next")
     assert space.read("shared/next.pack") == b"next"

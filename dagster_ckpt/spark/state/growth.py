@@ -9,7 +9,7 @@ then.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.errors import LiveDirectoryError
@@ -40,9 +40,9 @@ class _Look:
     folder: Folder
     at_most: int
 
-    def at(self, path: str) -> NeededFile:
-        version, data = self.folder.look(path, self.at_most)
-        return NeededFile(self.folder, path, path, version.size, version.token, data=data, stable=True)
+    def at(self, paths: Sequence[str]) -> list[NeededFile]:
+        looks = zip(paths, self.folder.look_at(paths, self.at_most), strict=True)
+        return [NeededFile(self.folder, path, path, *version, None, data, True) for path, (version, data) in looks]
 
 
 def layout_of(state: CommittedState) -> list[list[object]]:
@@ -82,18 +82,19 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
     versions = range(header.batch_id + 2, commit.batch_id + 2)
     look = _Look(folder, _read_at_once(len(versions), state))
 
-    def new_in(place: StorePlace, go_on: GoOn) -> list[NeededFile]:
+    places = store_places(state)
+
+    def with_ids(place: StorePlace, go_on: GoOn) -> list[NeededFile]:
         go_on()
-        if place.unique_id is None:
-            return [look.at(f"{place.path}/{version}{suffix}") for version in versions]
-        return list(_with_ids(base, look, place.path, versions, place.unique_id))
+        return list(_with_ids(base, look, place.path, versions, place.unique_id or ""))
 
     try:
-        stores = in_threads(folder.width, store_places(state), new_in)
+        if commit.state_ids is None:
+            return look.at([f"{place.path}/{version}{suffix}" for place in places for version in versions])
+        return list(itertools.chain.from_iterable(in_threads(folder.width, places, with_ids)))
     except FileNotFoundError:
         # A snapshot instead of a change, for example.
         return None
-    return list(itertools.chain.from_iterable(stores))
 
 
 def _is_ancestor(base: Base, folder: Folder) -> bool:
@@ -128,11 +129,11 @@ def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: st
         if version not in lineage:
             raise LiveDirectoryError(f"{folder.url}/{newest} does not name the version {version} that it is built on.")
         name = f"{version}_{lineage[version]}.changelog"
-        file = look.at(f"{path}/{name}")
+        [file] = look.at([f"{path}/{name}"])
         file.identity = name
         yield file
         try:
-            yield look.at(f"{path}/{name}.crc")
+            yield from look.at([f"{path}/{name}.crc"])
         except FileNotFoundError:
             # Spark's checksum is written only where it is switched on.
             continue

@@ -11,6 +11,8 @@ from dagster_ckpt.spark.folder import FileVersion, Folder
 # So much of a cut is read at once, instead of being held by links; of more files the objects alone would count.
 HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
 HELD_IN_MEMORY_FILES = 5_000
+# A larger file is read in pieces, in the same memory again and again: new memory costs as much as the reading.
+READ_WHOLE_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Holding on to the files of a cut, so that Spark may purge while a slow upload goes on.
 
-Only what an image has to read is held. A little is read at once, which has to be done anyway. For more, a hard link
+Only what an image has to read is held. Small files are read at once, which has to be done anyway. For more, a hard link
 on the local disk is an ideal hold: it costs no bytes, and Spark never modifies a file in place (it writes anew and
-renames), so a linked file can neither vanish nor change.
+renames), so a linked file can neither vanish nor change. The same is true of a file that is kept open, as few are.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ from dagster_ckpt.spark.cut import ATTEMPTS, Cut, cut
 from dagster_ckpt.spark.folder import FileVersion
 from dagster_ckpt.spark.layout import LiveDirectory
 from dagster_ckpt.spark.local_folder import LocalFolder, version_of
-from dagster_ckpt.spark.needed import HELD_IN_MEMORY_BYTES, HELD_IN_MEMORY_FILES, NeededFile
+from dagster_ckpt.spark.needed import HELD_IN_MEMORY_BYTES, HELD_IN_MEMORY_FILES, READ_WHOLE_BYTES, NeededFile
 
 _MARK = ".cut-"
 # No links here: another device, a file system or a file that takes none, a limit reached.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
+
+# So many large files are held open at most.
+HELD_OPEN_FILES = 64
+# Linux: a file that is open can be opened anew under its number, whatever became of its name.
+_OPEN_FILES = LocalFolder(Path("/proc/self/fd"))
 
 T = TypeVar("T")
 
@@ -37,9 +42,9 @@ T = TypeVar("T")
 class StagedCut:
     """A cut, and a hold on those of its files that are asked for.
 
-    Content that the cut has read is kept in memory. Other local files are read at once if they are few, else linked,
-    or copied where links are impossible. Remote files that can never change (their name holds a uuid) are read in
-    place; other remote files are copied to this machine.
+    Content that the cut has read is kept in memory. Other local files are read at once if they are few and small, kept
+    open if they are few and large, else linked, or copied where links are impossible. Remote files that can never
+    change (their name holds a uuid) are read in place; other remote files are copied to this machine.
 
     Attributes:
         cut: The cut, without its files.
@@ -78,11 +83,12 @@ class StagedCut:
         unread = [file for file in wanted if file.data is None]
         if not unread:
             return list(wanted)
-        if len(unread) <= HELD_IN_MEMORY_FILES and sum(file.size for file in unread) <= HELD_IN_MEMORY_BYTES:
-            for file in unread:
-                if isinstance(file.folder, LocalFolder):
-                    _read_now(file.folder, file)
+        small = [file for file in unread if file.size <= READ_WHOLE_BYTES and isinstance(file.folder, LocalFolder)]
+        if len(small) <= HELD_IN_MEMORY_FILES and sum(file.size for file in small) <= HELD_IN_MEMORY_BYTES:
+            _read_now(small)
             unread = [file for file in unread if file.data is None]
+        if len(unread) <= HELD_OPEN_FILES:
+            unread = [file for file in unread if not self._keep_open(file)]
         if not unread:
             return list(wanted)
         place = _Place.beside(self._live)
@@ -99,6 +105,22 @@ class StagedCut:
         width = self._live.folder.width
         in_threads(width, [range(first, len(unread), width) for first in range(width)], hold)
         return list(wanted)
+
+    def _keep_open(self, file: NeededFile) -> bool:
+        """Hold a local file by keeping it open; False where that holds nothing."""
+        if not isinstance(file.folder, LocalFolder) or not _OPEN_FILES.root.is_dir():
+            return False
+        try:
+            descriptor = os.open(file.folder.root / file.source, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise overtaken(file, "was purged") from error
+        except OSError as error:
+            raise _cannot_hold(file, error, "Check the rights to it.") from error
+        self._release.callback(os.close, descriptor)
+        if version_of(os.fstat(descriptor)) != file.version:
+            raise overtaken(file, "was replaced")
+        file.folder, file.source = _OPEN_FILES, str(descriptor)
+        return True
 
 
 @contextlib.contextmanager
@@ -205,23 +227,21 @@ class _Place:
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
         except OSError as error:
-            raise StorageAccessError(
-                f"Cannot hold {file.folder.url}/{file.source} for an image: {error}. Check space and rights "
-                f"in {self.path.parent}."
-            ) from error
+            raise _cannot_hold(file, error, f"Check space and rights in {self.path.parent}.") from error
         if version != file.version:
             raise overtaken(file, "was replaced")
         return True
 
 
-def _read_now(folder: LocalFolder, file: NeededFile) -> None:
-    try:
-        [(version, data)] = folder.look_at([file.source], file.size)
-    except FileNotFoundError as error:
-        raise overtaken(file, "was purged") from error
-    if data is None or len(data) != file.size or version != file.version:
-        raise overtaken(file, "was replaced")
-    file.data = data
+def _read_now(files: Sequence[NeededFile]) -> None:
+    for file in files:
+        try:
+            [(version, data)] = file.folder.look_at([file.source], file.size)
+        except FileNotFoundError as error:
+            raise overtaken(file, "was purged") from error
+        if data is None or len(data) != file.size or version != file.version:
+            raise overtaken(file, "was replaced")
+        file.data = data
 
 
 def _link(source: Path, target: Path) -> FileVersion:
@@ -255,6 +275,10 @@ def _remove_abandoned(root: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _cannot_hold(file: NeededFile, error: OSError, advice: str) -> StorageAccessError:
+    return StorageAccessError(f"Cannot hold {file.folder.url}/{file.source} for an image: {error}. {advice}")
 
 
 def overtaken(file: NeededFile, what: str) -> CutOvertakenError:

@@ -16,7 +16,7 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.image import Base, GoOn, in_threads
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import COMMITS
-from dagster_ckpt.spark.needed import HELD_IN_MEMORY_BYTES, HELD_IN_MEMORY_FILES, NeededFile
+from dagster_ckpt.spark.needed import HELD_IN_MEMORY_BYTES, HELD_IN_MEMORY_FILES, READ_WHOLE_BYTES, NeededFile
 from dagster_ckpt.spark.state.formats import HEAP, ROCKSDB, CommittedState, StorePlace, store_places
 from dagster_ckpt.spark.state.lineage import read_lineage
 
@@ -111,7 +111,7 @@ def _read_at_once(versions: int, state: CommittedState) -> int:
     """Largest file that is read where it is looked at: as much as is read anyway, and fits into memory together."""
     stores = sum(len(operator.stores) for operator in state.operators) * (state.offsets.partitions or 1)
     files = versions * max(1, stores)
-    return HELD_IN_MEMORY_BYTES // files if files <= HELD_IN_MEMORY_FILES else 0
+    return min(HELD_IN_MEMORY_BYTES // files, READ_WHOLE_BYTES) if files <= HELD_IN_MEMORY_FILES else 0
 
 
 def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:

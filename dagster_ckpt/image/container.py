@@ -19,9 +19,9 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import container_v1
-from dagster_ckpt.image.entries import is_reference
+from dagster_ckpt.image.entries import FileEntry, is_reference
 from dagster_ckpt.image.manifest import ImageHeader, Manifest
-from dagster_ckpt.image.segment import Segment
+from dagster_ckpt.image.segment import Segment, read_files
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -44,6 +44,19 @@ class Metadata:
     """
 
     manifest: Manifest
+    inline: bytes
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the files of a `_metadata` are, for one who goes through them once.
+
+    Attributes:
+        files: Its files, each checked when its turn comes.
+        inline: The inlined bytes, one file after the other.
+    """
+
+    files: Iterator[FileEntry]
     inline: bytes
 
 
@@ -107,6 +120,35 @@ def unpack_metadata(data: bytes, location: str) -> Metadata:
     return metadata
 
 
+def unpack_files(data: bytes, location: str) -> Contents:
+    """Read a `_metadata` for its files alone: each line once, and nothing of it is kept.
+
+    Args:
+        data: Its bytes.
+        location: Where they are from, for messages.
+
+    Raises:
+        ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format; of a single line, this
+            shows when its turn comes.
+    """
+    if data.startswith(container_v1.MAGIC):
+        metadata = unpack_metadata(data, location)
+        return Contents(metadata.manifest.files, metadata.inline)
+    with _opened(data, location) as (archive, described):
+        ImageHeader.model_validate(described["header"])
+        packed, inline = archive.read(FILES_NAME), archive.read(INLINE_NAME)
+        lengths = described["segments"]
+
+    def files() -> Iterator[FileEntry]:
+        paths: set[str] = set()
+        with _told_as_corrupt(location):
+            for part in _parts(packed, lengths):
+                for entries in read_files(part, paths):
+                    yield from entries
+
+    return Contents(files(), inline)
+
+
 def referred_objects(data: bytes, location: str) -> frozenset[str]:
     """The data objects that a `_metadata` refers to, without reading its list of files.
 
@@ -130,7 +172,9 @@ def cannot_be_trusted(location: str, what: str) -> str:
 def _unpack(data: bytes, location: str) -> Metadata:
     with _opened(data, location) as (archive, described):
         header = ImageHeader.model_validate(described["header"])
-        *stable, rest = _segments(archive.read(FILES_NAME), described["segments"])
+        paths: set[str] = set()
+        parts = _parts(archive.read(FILES_NAME), described["segments"])
+        *stable, rest = (Segment.read(part, paths) for part in parts)
         manifest = Manifest(header, tuple(stable), rest)
         return Metadata(manifest, archive.read(INLINE_NAME))
 
@@ -147,11 +191,16 @@ def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[
     sealed, seal = memoryview(data)[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     if seal != _SEAL + blake3(sealed).hexdigest().encode():
         raise ImageCorruptError(cannot_be_trusted(location, "its checksum does not fit, so it is truncated or altered"))
+    with _told_as_corrupt(location), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        described = json.loads(archive.read(MANIFEST_NAME))
+        _check_version(described, location)
+        yield archive, described
+
+
+@contextmanager
+def _told_as_corrupt(location: str) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            described = json.loads(archive.read(MANIFEST_NAME))
-            _check_version(described, location)
-            yield archive, described
+        yield
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError) as error:
         raise ImageCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({error})")) from error
 
@@ -165,11 +214,11 @@ def _check_version(described: Any, location: str) -> None:
         )
 
 
-def _segments(packed: bytes, lengths: list[int]) -> Iterator[Segment]:
+def _parts(packed: bytes, lengths: list[int]) -> Iterator[bytes]:
+    """The packed lines of each segment."""
     if not lengths or sum(lengths) != len(packed):
         raise ValueError(f"its segments have {lengths} bytes, and {FILES_NAME} has {len(packed)}")
     begin = 0
-    paths: set[str] = set()
     for length in lengths:
-        yield Segment.read(packed[begin : begin + length], paths)
+        yield packed[begin : begin + length]
         begin += length

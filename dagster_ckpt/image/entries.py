@@ -81,7 +81,7 @@ def plain_entries(lines: Sequence[bytes]) -> list[FileEntry] | None:
 
 def read_entries(lines: Sequence[bytes]) -> list[FileEntry]:
     """Read lines that were checked when they were made, or read before."""
-    return [FileEntry(*values) for values in json.loads(b"[%b]" % b",".join(lines))]
+    return list(map(FileEntry._make, json.loads(b"[%b]" % b",".join(lines))))
 
 
 def check_entry(entry: FileEntry) -> None:

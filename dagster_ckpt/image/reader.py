@@ -12,7 +12,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
-from dagster_ckpt.image.container import Metadata, referred_objects, unpack_metadata
+from dagster_ckpt.image.container import Metadata, referred_objects, unpack_files, unpack_metadata
 from dagster_ckpt.image.entries import FileEntry
 from dagster_ckpt.image.packs import CHUNK_BYTES
 from dagster_ckpt.image.parallel import GoOn, in_threads
@@ -69,11 +69,10 @@ def _metadata(space: ObjectSpace, directory: str, name: str) -> bytes:
 def extract(
     space: ObjectSpace,
     directory: str,
-    metadata: Metadata,
     write: WriteEntry,
     *,
     only: Callable[[str], bool] = lambda _path: True,
-    has: Callable[[FileEntry], bool] = lambda _entry: False,
+    missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     threads: int = 1,
 ) -> None:
     """Hand out the files of an image, object by object, each checked against its digest.
@@ -81,24 +80,24 @@ def extract(
     Args:
         space: Where the image is.
         directory: Its directory in the space.
-        metadata: Its metadata.
         write: Takes an entry and its bytes, and must use them up. The last piece raises if the content is wrong.
             With more than one thread it is called from several at once.
         only: Which paths to hand out.
-        has: Whether the caller has a file already, so that its bytes need not be read.
+        missing: Given these files, those that the caller does not have already: only their bytes are read.
         threads: How many objects, or parts of one, are read at the same time.
 
     Raises:
+        ImageNotFoundError: There is no image.
         ImageCorruptError: Data is missing or was altered.
     """
-    entries = sorted(
-        (entry for entry in metadata.manifest.files if only(entry.path) and not has(entry)),
-        key=lambda entry: (entry.object or "", entry.offset),
-    )
+    data = _metadata(space, directory, METADATA_NAME)
+    contents = unpack_files(data, f"{space.url}/{directory}/{METADATA_NAME}")
+    wanted = (entry for entry in contents.files if only(entry.path))
+    entries = sorted(missing(wanted), key=lambda entry: (entry.object or "", entry.offset))
 
     def hand_out(share: Sequence[FileEntry], go_on: GoOn) -> None:
         part = range(share[0].offset, max(entry.offset + entry.size for entry in share))
-        with _opened(space, directory, share[0].object, metadata, part) as stream:
+        with _opened(space, directory, share[0].object, contents.inline, part) as stream:
             for entry in share:
                 go_on()
                 write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
@@ -132,7 +131,7 @@ def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> li
         except ImageCorruptError as error:
             problems.append(str(error))
 
-    extract(space, directory, metadata, check)
+    extract(space, directory, check)
     return problems
 
 
@@ -162,9 +161,9 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
         yield share
 
 
-def _opened(space: ObjectSpace, directory: str, reference: str | None, metadata: Metadata, part: range) -> _Opened:
+def _opened(space: ObjectSpace, directory: str, reference: str | None, inline: bytes, part: range) -> _Opened:
     if reference is None:
-        return _Opened(nullcontext(io.BytesIO(metadata.inline)), f"{space.url}/{directory}/{METADATA_NAME}")
+        return _Opened(nullcontext(io.BytesIO(inline)), f"{space.url}/{directory}/{METADATA_NAME}")
     name = object_name(directory, reference)
     return _Opened(space.open(name, part), f"{space.url}/{name}")
 

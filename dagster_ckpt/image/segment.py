@@ -287,6 +287,29 @@ class Segment:
             self._packed, self._packer = b"".join(self._packer.take()), None
 
 
+def read_files(packed: bytes, paths: set[str]) -> Iterator[list[FileEntry]]:
+    """The files of packed lines, each checked, some thousands at a time; for one who goes through them once.
+
+    Args:
+        packed: The packed lines.
+        paths: Paths of the other segments of the image; those of this one are added.
+
+    Raises:
+        ValueError: A line is none that a writer of this format makes, or two files have the same path.
+        zlib.error: It is not packed with gzip.
+        EOFError: It breaks off.
+    """
+    for lines in unpacked(packed):
+        entries = plain_entries(lines)
+        if entries is None:
+            entries = [parse_line(line) for line in lines]
+        expected = len(paths) + len(entries)
+        paths.update([entry.path for entry in entries])
+        if len(paths) < expected:
+            raise ValueError("two files of the image have the same path")
+        yield entries
+
+
 def merged_uses(segments: Iterable[Segment]) -> dict[str, ObjectUse]:
     """How segments together use data objects."""
     merged: dict[str, ObjectUse] = {}

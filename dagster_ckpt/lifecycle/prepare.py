@@ -104,10 +104,10 @@ def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork:
     donors = [str(neighbour.local_path) for neighbour in live.neighbours()]
 
     def fill(filler: Filler) -> None:
-        def has(entry: FileEntry) -> bool:
-            return filler.link_unchanged(entry.path, entry.size, entry.token, donors)
+        def missing(entries: Iterable[FileEntry]) -> Iterable[FileEntry]:
+            return filler.link_unchanged(entries, donors)
 
-        job.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), has=has)
+        job.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
 
     # Every byte is checked against the digest it was cut with, or is the very file that was cut.
     materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True)

@@ -5,13 +5,17 @@ A third of the time of a link is the walk along two long paths. So the roots are
 
 from __future__ import annotations
 
-import contextlib
 import os
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from dagster_ckpt.spark.folder import FileVersion
+from dagster_ckpt.image import FileEntry, GoOn, in_threads
+from dagster_ckpt.spark.folder import FileVersion, accessing
 from dagster_ckpt.spark.local_folder import version_of
+
+# Directories are made by two threads from so many on: a file system takes longer to make one than to link ten files.
+_MANY = 50
 
 
 class Linker:
@@ -40,10 +44,9 @@ class Linker:
 
         Raises:
             FileNotFoundError: It is not there.
+            StorageAccessError: Its directory cannot be made.
         """
-        directory = path.rpartition("/")[0]
-        if directory not in self._directories:
-            self._make(directory)
+        self._make([_directory(path)])
         try:
             os.link(source, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=self._target)
         except FileNotFoundError:
@@ -52,13 +55,21 @@ class Linker:
             return False
         return True
 
-    def version(self, tree: str, path: str) -> FileVersion:
-        """Version of a file of another tree as it is now.
+    def link_unchanged(self, trees: Sequence[str], entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """Give files a second name in the new tree that are still what they were when an image was taken of them.
+
+        Args:
+            trees: Paths of the trees that may have them, under the same paths.
+            entries: The files; each has a token.
+
+        Returns:
+            Those that no tree has: nothing of them is in the new tree either.
 
         Raises:
-            OSError: It is not there, or cannot be looked at.
+            StorageAccessError: Their directories cannot be made.
         """
-        return version_of(os.stat(path, dir_fd=self._descriptor(tree)))
+        self._make({_directory(entry.path) for entry in entries})
+        return [entry for entry in entries if not self._is_linked(entry, trees)]
 
     def linked_version(self, path: str) -> FileVersion:
         """Version of a file of the new tree."""
@@ -69,14 +80,33 @@ class Linker:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
-    def _make(self, directory: str) -> None:
-        parent = directory.rpartition("/")[0]
-        if parent not in self._directories:
-            self._make(parent)
-        # Its files may have been given as bytes before.
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, dir_fd=self._target)
-        self._directories.add(directory)
+    def _is_linked(self, entry: FileEntry, trees: Sequence[str]) -> bool:
+        _, path, size, _, token, _, _ = entry
+        target = self._target
+        for tree in trees:
+            try:
+                os.link(path, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=target)
+                # Looked at under its new name, where nobody puts another file in its place.
+                if version_of(os.stat(path, dir_fd=target)) == (size, token):
+                    return True
+                os.unlink(path, dir_fd=target)
+            except OSError:
+                continue
+        return False
+
+    def _make(self, directories: Iterable[str]) -> None:
+        new = sorted(directory for directory in directories if directory not in self._directories)
+        if not new:
+            return
+        target, half = self._target, len(new) // 2
+
+        def make(part: Sequence[str], _: GoOn) -> None:
+            for directory in part:
+                _make_with_parents(directory, target)
+
+        with accessing("write", f"file://{self._root}"):
+            in_threads(2, [new[:half], new[half:]] if len(new) >= _MANY else [new], make)
+        self._directories.update(new)
 
     @cached_property
     def _target(self) -> int:
@@ -88,3 +118,17 @@ class Linker:
         if descriptor is None:
             descriptor = self._descriptors[tree] = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
         return descriptor
+
+
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _make_with_parents(directory: str, root: int) -> None:
+    try:
+        os.mkdir(directory, dir_fd=root)
+    except FileExistsError:
+        return  # For a file given as bytes before, or by the other thread.
+    except FileNotFoundError:
+        _make_with_parents(_directory(directory), root)
+        _make_with_parents(directory, root)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from dagster_ckpt.errors import CkptError, RestoreError
+from dagster_ckpt.image import FileEntry
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.inspect import LiveStatus, inspect_live_directory
@@ -20,6 +22,8 @@ from dagster_ckpt.spark.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.staging import overtaken, staged_cut, until_not_overtaken
 
 _LOGS = (OFFSETS, COMMITS)
+# Enough for their directories to be worth being made together.
+_LINKED_AT_A_TIME = 4_000
 
 
 @dataclass(frozen=True)
@@ -196,30 +200,31 @@ class Filler:
             raise overtaken(file, "was replaced")
         return linked
 
-    def link_unchanged(self, path: str, size: int, token: str | None, donors: Sequence[str]) -> bool:
-        """Take a file of an image by a hard link to where it came from.
+    def link_unchanged(self, entries: Iterable[FileEntry], donors: Sequence[str]) -> Iterator[FileEntry]:
+        """Take files of an image by hard links to where they came from.
 
         Spark writes a file once and renames it into place, so one of the same device, inode, time and size is the very
         file that the image was taken of, or a link to it.
 
         Args:
-            path: Its path in the image.
-            size: Its length in bytes.
-            token: See `FileVersion.token`.
-            donors: Paths of live directories on this machine that may still have it.
+            entries: The files.
+            donors: Paths of live directories on this machine that may still have them.
 
-        Returns:
-            False where none has it: then it has to be given as bytes.
+        Yields:
+            Those that none has: they have to be given as bytes.
         """
-        if token is None or self._linker is None or not self.takes_as_it_is(path):
-            return False
-        for donor in donors:
-            try:
-                if self._linker.version(donor, path) == (size, token):
-                    return self._linker.link(donor, path, path)
-            except OSError:
-                continue
-        return False
+        if self._linker is None or not donors:
+            yield from entries
+            return
+        rest = iter(entries)
+        while some := list(islice(rest, _LINKED_AT_A_TIME)):
+            linkable: list[FileEntry] = []
+            for entry in some:
+                if entry.token is not None and self.takes_as_it_is(entry.path):
+                    linkable.append(entry)
+                else:
+                    yield entry
+            yield from self._linker.link_unchanged(donors, linkable)
 
     def close(self) -> None:
         """Let go of the directories that were linked from."""

@@ -217,12 +217,11 @@ class ObjectImageStore:
         write: WriteEntry,
         *,
         only: Callable[[str], bool] = lambda _path: True,
-        has: Callable[[FileEntry], bool] = lambda _entry: False,
+        missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     ) -> None:
         """Hand out the files of an image, each checked against its digest."""
         space, directory = self._at(location)
-        metadata = read_metadata(space, directory)
-        extract(space, directory, metadata, write, only=only, has=has, threads=self._layout.transfer_threads)
+        extract(space, directory, write, only=only, missing=missing, threads=self._layout.transfer_threads)
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
         """What is wrong with an image; an empty list is a good one."""

@@ -113,7 +113,7 @@ class ImageStore(Protocol):
         write: WriteEntry,
         *,
         only: Callable[[str], bool] = lambda _path: True,
-        has: Callable[[FileEntry], bool] = lambda _entry: False,
+        missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     ) -> None:
         """Hand out the files of an image, each checked against its digest.
 
@@ -121,7 +121,7 @@ class ImageStore(Protocol):
             location: The image.
             write: Takes an entry and its bytes, and must use them up; called from several threads where it is worth it.
             only: Which paths to hand out.
-            has: Whether the caller has a file already, so that its bytes need not be read.
+            missing: Given these files, those that the caller does not have already: only their bytes are read.
 
         Raises:
             ImageNotFoundError: There is no image.

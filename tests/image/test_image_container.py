@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, Manifest, pack_metadata, unpack_metadata
 from dagster_ckpt.image import segment as segment_module
-from dagster_ckpt.image.container import referred_objects
+from dagster_ckpt.image.container import referred_objects, unpack_files
 
 WHERE = "file:///images/chk-1/_metadata"
 HEADER = ImageHeader(
@@ -26,6 +26,14 @@ DIGEST = blake3(INLINE).hexdigest()
 ENTRY = FileEntry(DIGEST, "offsets/3", len(INLINE), None, None, None, 0)
 PACKED = FileEntry("0" * 64, "state/0/0/1.zip", 9, "u", "801.1f.2a", "../shared/a.pack", 4)
 WHOLE = pack_metadata(Manifest.of(HEADER, [ENTRY, PACKED]), INLINE)
+
+
+def read_files(data: bytes, location: str) -> list[FileEntry]:
+    return list(unpack_files(data, location).files)
+
+
+Reader = Callable[[bytes, str], object]
+each_reader = pytest.mark.parametrize("read", [unpack_metadata, read_files], ids=["manifest", "files"])
 
 
 def line(**changed: Any) -> str:
@@ -62,9 +70,15 @@ def test_section_2_a_container_is_read_as_it_was_written() -> None:
     assert metadata.manifest.full_bytes == len(INLINE) + 9
 
 
+def test_section_2_the_files_alone_are_the_same() -> None:
+    contents = unpack_files(WHOLE, WHERE)
+    assert (list(contents.files), contents.inline) == ([ENTRY, PACKED], INLINE)
+
+
 def test_section_2_a_container_written_by_another_program_is_read() -> None:
     # Spaces after the commas, which ours leaves out.
-    assert list(unpack_metadata(sealed(line() + "\n"), WHERE).manifest.files) == [ENTRY]
+    data = sealed(line() + "\n")
+    assert list(unpack_metadata(data, WHERE).manifest.files) == read_files(data, WHERE) == [ENTRY]
 
 
 def test_section_2_any_reader_of_zip_archives_and_gzip_reads_it() -> None:
@@ -83,37 +97,42 @@ def test_section_3_the_objects_are_known_without_the_list_of_files() -> None:
         referred_objects(WHOLE[:-1], WHERE)
 
 
+@each_reader
 @given(length=st.integers(min_value=0, max_value=len(WHOLE) - 1))
-def test_section_2_any_truncation_is_detected(length: int) -> None:
+def test_section_2_any_truncation_is_detected(read: Reader, length: int) -> None:
     with pytest.raises(ImageCorruptError, match=WHERE):
-        unpack_metadata(WHOLE[:length], WHERE)
+        read(WHOLE[:length], WHERE)
 
 
+@each_reader
 @given(position=st.integers(min_value=0, max_value=len(WHOLE) - 1), change=st.integers(min_value=1, max_value=255))
-def test_section_2_any_changed_byte_is_detected(position: int, change: int) -> None:
+def test_section_2_any_changed_byte_is_detected(read: Reader, position: int, change: int) -> None:
     altered = bytearray(WHOLE)
     altered[position] ^= change
     with pytest.raises(ImageCorruptError, match=WHERE):
-        unpack_metadata(bytes(altered), WHERE)
+        read(bytes(altered), WHERE)
 
 
+@each_reader
 @given(extra=st.binary(min_size=1, max_size=64))
-def test_section_2_bytes_after_the_end_are_detected(extra: bytes) -> None:
+def test_section_2_bytes_after_the_end_are_detected(read: Reader, extra: bytes) -> None:
     with pytest.raises(ImageCorruptError, match="truncated or altered"):
-        unpack_metadata(WHOLE + extra, WHERE)
+        read(WHOLE + extra, WHERE)
 
 
-def test_section_2_a_newer_format_says_to_upgrade() -> None:
+@each_reader
+def test_section_2_a_newer_format_says_to_upgrade(read: Reader) -> None:
     with pytest.raises(ImageCorruptError, match=r"format version 3.*Upgrade dagster-ckpt"):
-        unpack_metadata(sealed(line(), version=3), WHERE)
+        read(sealed(line(), version=3), WHERE)
 
 
+@each_reader
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "../other", "a/../../b", "a//b", "./a", "..", ".", "a\0b", "a/", "a/.", "a/..", "a/./b"]
 )
-def test_section_3_a_path_that_leaves_the_directory_is_refused(path: str) -> None:
+def test_section_3_a_path_that_leaves_the_directory_is_refused(read: Reader, path: str) -> None:
     with pytest.raises(ImageCorruptError, match="is not a plain relative path"):
-        unpack_metadata(sealed(line(path=path)), WHERE)
+        read(sealed(line(path=path)), WHERE)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +145,13 @@ def test_section_3_any_other_path_is_taken(path: str) -> None:
     assert manifest.find(path) == ENTRY._replace(path=path)
 
 
+@each_reader
 @pytest.mark.parametrize(
     "reference", ["/shared/a", "../../shared/a", "../other/a", "../shared/../a", "shared/a", "", ".hidden", "s3://b/a"]
 )
-def test_section_3_an_object_elsewhere_is_refused(reference: str) -> None:
+def test_section_3_an_object_elsewhere_is_refused(read: Reader, reference: str) -> None:
     with pytest.raises(ImageCorruptError, match="manifest cannot be read"):
-        unpack_metadata(sealed(line(object=reference)), WHERE)
+        read(sealed(line(object=reference)), WHERE)
 
 
 @pytest.mark.parametrize(
@@ -144,17 +164,20 @@ def test_section_3_an_entry_that_cannot_be_right_is_refused(wrong: dict[str, Any
         unpack_metadata(sealed(line(**wrong)), WHERE)
 
 
+@each_reader
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '["a"]', "1", line()[:-1] + ", 1]", "\n" + line()])
-def test_section_3_a_line_that_is_no_entry_is_refused(text: str) -> None:
+def test_section_3_a_line_that_is_no_entry_is_refused(read: Reader, text: str) -> None:
     with pytest.raises(ImageCorruptError, match="manifest cannot be read"):
-        unpack_metadata(sealed(text), WHERE)
+        read(sealed(text), WHERE)
 
 
-def test_section_3_two_files_of_one_path_are_refused() -> None:
+@each_reader
+def test_section_3_two_files_of_one_path_are_refused(read: Reader) -> None:
     with pytest.raises(ImageCorruptError, match="same path"):
-        unpack_metadata(sealed(f"{line()}\n{line(digest='1' * 64)}\n"), WHERE)
+        read(sealed(f"{line()}\n{line(digest='1' * 64)}\n"), WHERE)
 
 
+@each_reader
 @pytest.mark.parametrize(
     "make",
     [
@@ -166,9 +189,9 @@ def test_section_3_two_files_of_one_path_are_refused() -> None:
     ],
     ids=["no archive", "half a header", "no JSON", "no version", "no manifest"],
 )
-def test_section_2_an_archive_that_is_no_manifest_is_refused(make: Callable[[], bytes]) -> None:
+def test_section_2_an_archive_that_is_no_manifest_is_refused(read: Reader, make: Callable[[], bytes]) -> None:
     with pytest.raises(ImageCorruptError, match="manifest cannot be read"):
-        unpack_metadata(make(), WHERE)
+        read(make(), WHERE)
 
 
 def _archive(members: dict[str, str]) -> bytes:

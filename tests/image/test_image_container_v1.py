@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, unpack_metadata
+from dagster_ckpt.image.container import unpack_files
 
 WHERE = "file:///images/chk-1/_metadata"
 HEADER = ImageHeader(
@@ -41,6 +42,8 @@ def test_section_6_a_container_written_by_another_program_is_read() -> None:
     metadata = unpack_metadata(WHOLE, WHERE)
     assert metadata.inline == INLINE
     assert (metadata.manifest.header, list(metadata.manifest.files)) == (HEADER, [ENTRY])
+    contents = unpack_files(WHOLE, WHERE)
+    assert (list(contents.files), contents.inline) == ([ENTRY], INLINE)
 
 
 @given(length=st.integers(min_value=0, max_value=len(WHOLE) - 1))

@@ -41,7 +41,7 @@ def restored(space: MemorySpace, directory: str) -> dict[str, bytes]:
     def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:
         files[entry.path] = b"".join(chunks)
 
-    extract(space, directory, read_metadata(space, directory), write)
+    extract(space, directory, write)
     return files
 
 

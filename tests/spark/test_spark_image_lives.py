@@ -327,10 +327,10 @@ class ImageLife(RuleBasedStateMachine):
         donors = [str(donor or self.live_path)] if linked else []
 
         def fill(filler: Filler) -> None:
-            def has(entry: FileEntry) -> bool:
-                return filler.link_unchanged(entry.path, entry.size, entry.token, donors)
+            def missing(entries: Iterable[FileEntry]) -> Iterable[FileEntry]:
+                return filler.link_unchanged(entries, donors)
 
-            self.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), has=has)
+            self.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
 
         live = LiveDirectory(str(target))
         materialize(live, fill, is_whole=True)

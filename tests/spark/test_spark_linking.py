@@ -1,9 +1,11 @@
 """Hard links from other directory trees into a new one."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.image import FileEntry
 from dagster_ckpt.spark.linking import Linker
 from dagster_ckpt.spark.local_folder import LocalFolder
 
@@ -22,7 +24,7 @@ def test_a_linked_file_is_the_same_file_in_directories_made_for_it(tree: Path, t
     for path in ("state/0/1/SSTs/a.sst", "state/0/1/2.changelog", "metadata"):
         assert linker.link(str(tree), path, path)
         assert (new / path).samefile(tree / path)
-        assert linker.version(str(tree), path) == linker.linked_version(path)
+        assert LocalFolder(tree).version(path) == linker.linked_version(path)
     linker.close()
 
 
@@ -41,6 +43,71 @@ def test_a_file_that_is_not_there_is_told_from_one_that_cannot_be_linked(tree: P
     # A directory takes no second name.
     assert not linker.link(str(tree), "state", "state")
     linker.close()
+
+
+def entries(tree: Path, *paths: str) -> list[FileEntry]:
+    """What an image says of files as they are now."""
+    versions = {path: LocalFolder(tree).version(path) for path in paths}
+    return [FileEntry("0" * 64, path, *(size, None, token), None, 0) for path, (size, token) in versions.items()]
+
+
+def test_files_that_are_still_those_of_an_image_are_linked(tree: Path, tmp_path: Path) -> None:
+    old = LocalFolder(tree)
+    same, replaced, gone = wanted = entries(tree, "metadata", "state/0/1/2.changelog", "state/0/1/SSTs/a.sst")
+    # Of the same length, and of the same time.
+    time_ns = (tree / replaced.path).stat().st_mtime_ns
+    old.write(replaced.path, [replaced.path[::-1].encode()])
+    os.utime(tree / replaced.path, ns=(time_ns, time_ns))
+    old.delete(gone.path)
+
+    linker = Linker(tmp_path / "new")
+    assert linker.link_unchanged([str(tmp_path / "none"), str(tree)], wanted) == [replaced, gone]
+    linker.close()
+
+    assert [path for path, _ in LocalFolder(tmp_path / "new").files()] == [same.path]
+    assert (tmp_path / "new" / same.path).samefile(tree / same.path)
+
+
+def test_a_file_is_linked_from_whichever_tree_still_has_it(tree: Path, tmp_path: Path) -> None:
+    (file,) = entries(tree, "metadata")
+    LocalFolder(tmp_path / "other").write("metadata", [b"metadata"])
+
+    linker = Linker(tmp_path / "new")
+    assert linker.link_unchanged([str(tmp_path / "other"), str(tree)], [file]) == []
+    linker.close()
+
+    assert (tmp_path / "new" / "metadata").samefile(tree / "metadata")
+
+
+def test_a_file_that_is_replaced_at_the_last_moment_is_not_taken(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = entries(tree, "metadata")
+    link = os.link
+
+    def replaced_first(source: str, target: str, **directories: int) -> None:
+        LocalFolder(tree).write("metadata", [b"metadata"])
+        link(source, target, **directories)
+
+    monkeypatch.setattr(os, "link", replaced_first)
+    linker = Linker(tmp_path / "new")
+    assert linker.link_unchanged([str(tree)], [file]) == [file]
+    linker.close()
+
+    assert not (tmp_path / "new" / "metadata").exists()
+
+
+def test_many_directories_are_made_at_once(tmp_path: Path) -> None:
+    tree = LocalFolder(tmp_path / "old")
+    paths = sorted(f"state/{operator}/{store}/SSTs/{store}.sst" for operator in range(2) for store in range(100))
+    for path in paths:
+        tree.write(path, [b""])
+
+    linker = Linker(tmp_path / "new")
+    assert linker.link_unchanged([str(tree.root)], entries(tree.root, *paths)) == []
+    linker.close()
+
+    assert sorted(path for path, _ in LocalFolder(tmp_path / "new").files()) == paths
 
 
 def test_no_directory_stays_open(tree: Path, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from live_files import LiveFiles
 
 from dagster_ckpt.errors import NothingCommittedError, RestoreError
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, clone, cut, inspect_live_directory, materialize
+from dagster_ckpt.image import FileEntry
+from dagster_ckpt.spark import Filler, LiveDirectory, LiveStatus, clone, cut, inspect_live_directory, materialize
 from dagster_ckpt.spark.layout import Positions
 from dagster_ckpt.spark.remote_folder import RemoteFolder
 
@@ -149,6 +150,32 @@ def test_a_late_writer_of_the_original_does_not_reach_its_clone(files: LiveFiles
     files.live.folder.write("state/0/0/2.delta", [b"late"])
 
     assert target.folder.read("state/0/0/2.delta") == b"two"
+
+
+def test_files_of_an_image_are_linked_where_they_are_still_there_and_are_not_rewritten(
+    files: LiveFiles, target: LiveDirectory, tmp_path: Path
+) -> None:
+    given = image(files)
+    paths = ["metadata", "sinks/0/1", "state/0/0/1.delta", "state/0/0/2.delta", "state/0/_metadata/v2/0"]
+    for path in paths[1:]:
+        files.put(path, b"x")
+    known = [
+        FileEntry("0" * 64, path, size, None, token, None, 0)
+        for path in paths
+        for size, token in [files.live.folder.version(path)]
+    ]
+    unknown = known.pop(2)._replace(token=None)
+    rest: list[str] = []
+
+    def fill(filler: Filler) -> None:
+        rest.extend(entry.path for entry in filler.link_unchanged([*known, unknown], [str(files.root)]))
+        given(lambda path, chunks: None if path == "state/0/0/2.delta" else filler(path, chunks))
+
+    materialize(target, fill, new_query_id="33333333", is_whole=True)
+
+    assert sorted(rest) == ["metadata", "sinks/0/1", "state/0/0/1.delta", "state/0/_metadata/v2/0"]
+    assert (files.root / "state/0/0/2.delta").samefile(Path(target.url) / "state/0/0/2.delta")
+    assert "sinks" not in target.folder.list()
 
 
 def test_nothing_can_be_cloned_before_the_first_commit(tmp_path: Path, target: LiveDirectory) -> None:

@@ -68,8 +68,9 @@ def latest_check_evaluations(
         return {}
     found = {}
     for key, record in instance.event_log_storage.get_latest_asset_check_execution_by_key(keys).items():
-        evaluation = record.evaluation
-        if evaluation is not None:
+        # Of a check that a run has yet to evaluate it is, against its type, what says that it is planned.
+        evaluation: object = record.evaluation
+        if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)
     return found
 

@@ -156,13 +156,9 @@ def test_thresholds_by_stream_and_facts_from_elsewhere(
     assert {key: each.passed for (key, _), each in watch.tick().items()} == {"orders": True, "shop/payments": False}
 
 
-def test_the_checks_can_be_run_from_the_page(
-    instance: dg.DagsterInstance,
-    catalog_resource: CheckpointCatalogResource,
-    catalog: Catalog,
-    orders: StreamingAsset,
-) -> None:
-    begin_execution(catalog, "orders", "run")
+@pytest.fixture
+def look(orders: StreamingAsset, catalog_resource: CheckpointCatalogResource) -> dg.JobDefinition:
+    """The job that runs the checks."""
     [checks] = build_health_checks([orders])
     definitions = dg.Definitions(
         assets=[orders.asset],
@@ -171,8 +167,26 @@ def test_the_checks_can_be_run_from_the_page(
         resources=dict.fromkeys(("pyspark", "checkpoint_storage", "state_backend"), "unused")
         | {"checkpoint_catalog": catalog_resource},
     )
+    return definitions.resolve_job_def("look")
 
-    result = definitions.resolve_job_def("look").execute_in_process(instance=instance)
+
+def test_a_check_that_a_run_has_yet_to_evaluate_is_one_that_nobody_evaluated(
+    watch: Watch, look: dg.JobDefinition
+) -> None:
+    watch.tick()
+    run = watch.instance.create_run_for_job(look)
+    assert watch.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED)
+
+    assert set(watch.tick()) == {("orders", check.value) for check in HealthCheck}
+    assert watch.tick() == {}
+
+
+def test_the_checks_can_be_run_from_the_page(
+    instance: dg.DagsterInstance, catalog: Catalog, look: dg.JobDefinition
+) -> None:
+    begin_execution(catalog, "orders", "run")
+
+    result = look.execute_in_process(instance=instance)
 
     evaluations = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     assert set(evaluations) == {check.value for check in HealthCheck}

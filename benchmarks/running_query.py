@@ -1,6 +1,6 @@
 """A query that runs as fast as it can, with and without an image every second, in turn.
 
-`python -m benchmarks.running_query FOLDER PAIRS`; the result is one line of JSON.
+`python -m benchmarks.running_query FOLDER ROUNDS`; the result is one line of JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from benchmarks.live_directories import session
 ROWS_OF_A_BATCH = 100_000
 KEYS = 100_000
 PARTITIONS = 4
-# Short windows: what drifts (compilation, the heap, other work) is then the same in both of a pair.
+# Short windows: what drifts (compilation, the heap, other work) is then the same in all of a round.
 BATCHES_OF_A_WINDOW = 4
+# A round: with images or without. Spark's snapshots come every ten batches, and a window and what parts it from the
+# next one are five: only so have both kinds the same batches of ten, the first five and the last.
+ROUND = (True, False, False, True)
 WARM_UP_BATCHES = 16
 IMAGES_EVERY_S = 1.0
 RETAINED = 3
@@ -79,8 +82,8 @@ class _Imager:
                 self._engine.discard(self._locations.pop(0))
 
 
-def main(folder: Path, pairs: int) -> list[Window]:
-    """Run the query, and return its windows: with and without images in turn."""
+def main(folder: Path, rounds: int) -> list[Window]:
+    """Run the query, and return its windows, in the order of `ROUND`."""
     spark = session("running query", PARTITIONS, {})
     engine = Engine(folder / "job", f"file://{folder}/images")
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_OF_A_BATCH).load()
@@ -120,13 +123,12 @@ def main(folder: Path, pairs: int) -> list[Window]:
     engine.checkpoint()
     batch = WARM_UP_BATCHES + 1
     wait_for(batch - 1)
-    for pair in range(pairs):
-        for with_images in (True, False) if pair % 2 == 0 else (False, True):
-            with imager.running() if with_images else contextlib.nullcontext():
-                windows.append(window(batch))
-            # The last image may reach into the next batch, which counts for nobody.
-            batch += BATCHES_OF_A_WINDOW + 1
-            wait_for(batch - 1)
+    for with_images in ROUND * rounds:
+        with imager.running() if with_images else contextlib.nullcontext():
+            windows.append(window(batch))
+        # The last image may reach into the next batch, which counts for nobody.
+        batch += BATCHES_OF_A_WINDOW + 1
+        wait_for(batch - 1)
     query.stop()
     spark.stop()
     return windows

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from mmap import mmap
 from operator import attrgetter
 
 from dagster_ckpt.image.entries import AFTER_DIGEST, FileEntry, parse_line, plain_entries, read_entries
@@ -41,7 +42,9 @@ class _Packer:
         # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
         self._packer = zlib.compressobj(1, zlib.DEFLATED, GZIP)
         self._waiting: list[bytes] = []
-        self._packed: deque[bytes] = deque()
+        # Memory of their own, which the system has back when they are taken: what was allocated for so many pieces
+        # would stay with the process.
+        self._packed: deque[mmap] = deque()
 
     def add(self, lines: Iterable[bytes]) -> None:
         self._waiting += lines
@@ -52,13 +55,17 @@ class _Packer:
         """All that was added, packed, piece by piece; nothing of it stays here."""
         self._pack()
         while self._packed:
-            yield self._packed.popleft()
+            with self._packed.popleft() as piece:
+                yield piece[:]
         yield self._packer.flush()
 
     def _pack(self) -> None:
-        if self._waiting:
-            self._packed.append(self._packer.compress(b"\n".join([*self._waiting, b""])))
-            self._waiting.clear()
+        packed = self._packer.compress(b"\n".join([*self._waiting, b""])) if self._waiting else b""
+        self._waiting.clear()
+        if packed:
+            piece = mmap(-1, len(packed))
+            piece.write(packed)
+            self._packed.append(piece)
 
 
 @dataclass(eq=False)

@@ -92,15 +92,16 @@ class StagedCut:
         if not unread:
             return list(wanted)
         place = _Place.beside(self._live)
-        self._release.callback(place.remove, len(unread))
+        self._release.callback(place.remove)
         folder = LocalFolder(place.path)
 
         def hold(indexes: range, go_on: GoOn) -> None:
             for index in indexes:
                 go_on()
-                if place.hold(unread[index], str(index)):
+                name = place.hold(unread[index], index)
+                if name is not None:
                     # In place: an image of a hundred thousand files has no room for a second list of them.
-                    unread[index].folder, unread[index].source = folder, str(index)
+                    unread[index].folder, unread[index].source = folder, name
 
         width = self._live.folder.width
         in_threads(width, [range(first, len(unread), width) for first in range(width)], hold)
@@ -201,36 +202,32 @@ class _Place:
                 return _Place(path, lock)
             os.close(lock)
 
-    def remove(self, held: int) -> None:
-        """Delete the folder.
-
-        Args:
-            held: Files were held under the numbers below this one; a listing of so many would cost more than they.
-        """
-        for number in range(held):
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self.path}/{number}")  # noqa: PTH108 - no object for each file
+    def remove(self) -> None:
+        """Delete the folder."""
+        # One by one as they are listed: `rmtree` has an object for each of them at the same time.
+        with contextlib.suppress(OSError), os.scandir(self.path) as held:
+            for entry in held:
+                os.unlink(entry.path)  # noqa: PTH108 - no object for each file
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
-    def hold(self, file: NeededFile, name: str) -> bool:
-        """Hold one file under a name of its own; False where it is safe where it is."""
-        if file.identity is not None and not isinstance(file.folder, LocalFolder):
-            return False
-        target = self.path / name
+    def hold(self, file: NeededFile, number: int) -> str | None:
+        """Hold one file; returns its name here, or None where it is safe where it is."""
+        local = file.folder if isinstance(file.folder, LocalFolder) else None
+        if file.identity is not None and local is None:
+            return None
+        # The token of a local file tells its bytes from any other, and takes no memory that it does not have yet.
+        name = (file.token if local is not None else None) or str(number)
+        target = f"{self.path}/{name}"
         try:
-            version = (
-                _link(file.folder.root / file.source, target)
-                if isinstance(file.folder, LocalFolder)
-                else _copy(file, target)
-            )
+            version = _copy(file, target) if local is None else _link(local, file, target)
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
         except OSError as error:
             raise _cannot_hold(file, error, f"Check space and rights in {self.path.parent}.") from error
         if version != file.version:
             raise overtaken(file, "was replaced")
-        return True
+        return name
 
 
 def _read_now(files: Sequence[NeededFile]) -> None:
@@ -244,21 +241,24 @@ def _read_now(files: Sequence[NeededFile]) -> None:
         file.data = data
 
 
-def _link(source: Path, target: Path) -> FileVersion:
+def _link(folder: LocalFolder, file: NeededFile, target: str) -> FileVersion:
     try:
-        os.link(source, target)
+        os.link(f"{folder.root}/{file.source}", target)
+    except FileExistsError:
+        # It has several names, and was held under another one.
+        return file.version
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
-        with source.open("rb") as stream, target.open("wb") as copy:
+        with folder.open(file.source) as stream, Path(target).open("wb") as copy:
             version = version_of(os.fstat(stream.fileno()))
             shutil.copyfileobj(stream, copy)
         return version
-    return version_of(target.stat())
+    return version_of(os.stat(target))  # noqa: PTH116 - no object for each file
 
 
-def _copy(file: NeededFile, target: Path) -> FileVersion:
-    with file.open() as stream, target.open("wb") as copy:
+def _copy(file: NeededFile, target: str) -> FileVersion:
+    with file.open() as stream, Path(target).open("wb") as copy:
         shutil.copyfileobj(stream, copy)
     return file.folder.version(file.source)
 

@@ -69,6 +69,18 @@ def test_files_are_held_open_no_longer_than_the_cut(files: LiveFiles) -> None:
     assert [name for name in open_files() if name.startswith(str(files.root))] == []
 
 
+def test_a_file_of_two_names_is_held_for_both(files: LiveFiles, how: str) -> None:
+    (files.root / "state/0/0/1.delta").unlink()
+    os.link(files.root / "state/0/0/2.delta", files.root / "state/0/0/1.delta")
+    with staged_cut(files.live, carry_in_flight=False) as staged:
+        kept = held(staged)
+        assert (files.root / "state/0/0/2.delta").stat().st_nlink == (3 if how == "as links" else 2)
+        shutil.rmtree(files.root)
+        found = contents(kept)
+
+    assert found["state/0/0/1.delta"] == found["state/0/0/2.delta"] == b"two"
+
+
 def test_what_is_not_read_is_not_held(files: LiveFiles) -> None:
     with staged_cut(files.live, carry_in_flight=False) as staged:
         (one,) = staged.hold([file for file in staged.files if file.path == "state/0/0/2.delta"])

@@ -11,7 +11,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dagster_ckpt.image.entries import AFTER_DIGEST
@@ -60,12 +60,7 @@ class PackedLines:
     def __init__(self, packed: bytes | memoryview) -> None:
         self._packed = memoryview(packed)
         self._lock = threading.Lock()
-        # Where each piece begins, and the number of its first line.
-        self._places: list[_Place] = []
-        self._firsts: list[int] = []
-        # Hash and number of a line, once by its path and once by its digest, in order: a dict would be ten times as
-        # large.
-        self._numbers = array("Q")
+        self._index: _Index | None = None
         self._pieces: OrderedDict[int, list[bytes]] = OrderedDict()
         self._pieces_unpacked = 0
 
@@ -75,12 +70,14 @@ class PackedLines:
         Args:
             start: At least the whole path.
         """
-        return self._first(path_of_start(start), start, AFTER_DIGEST)
+        with self._lock:
+            return self._first(self._looked_through.by_path, path_of_start(start), start, AFTER_DIGEST)
 
     def with_digest(self, digest: str) -> bytes | None:
         """A line of a file with this content."""
         start = f'["{digest}"'.encode()
-        return self._first(start, start, 0)
+        with self._lock:
+            return self._first(self._looked_through.by_digest, start, start, 0)
 
     def moved_to(self, packed: bytes | memoryview) -> None:
         """Use the same bytes at another place from now on, and forget what was unpacked."""
@@ -88,44 +85,69 @@ class PackedLines:
             self._packed = memoryview(packed)
             self._pieces.clear()
 
-    def _first(self, key: bytes, start: bytes, begin: int) -> bytes | None:
+    @property
+    def _looked_through(self) -> _Index:
+        if self._index is None:
+            self._index = _Index.of(self._packed)
+        return self._index
+
+    def _first(self, numbers: array[int], key: bytes, start: bytes, begin: int) -> bytes | None:
         hashed = hash(key) & _HASH_MASK
-        with self._lock:
-            if not self._places:
-                self._look_through()
-            at = bisect_left(self._numbers, hashed << _NUMBER_BITS)
-            while at < len(self._numbers) and self._numbers[at] >> _NUMBER_BITS == hashed:
-                line = self._line(self._numbers[at] & _NUMBER_MASK)
-                if line.startswith(start, begin):
-                    return line
-                at += 1
+        at = bisect_left(numbers, hashed << _NUMBER_BITS)
+        while at < len(numbers) and numbers[at] >> _NUMBER_BITS == hashed:
+            line = self._line(numbers[at] & _NUMBER_MASK)
+            if line.startswith(start, begin):
+                return line
+            at += 1
         return None
 
-    def _look_through(self) -> None:
-        numbers = array("Q")
-        count, place = 0, _Place()
-        while place.position < len(self._packed):
-            self._places.append(place.copy())
-            self._firsts.append(count)
-            lines = place.read_on(self._packed)
-            for keys in ([line[:_DIGEST_BYTES] for line in lines], map(path_in, lines)):
-                numbers.extend(
-                    [(hash(key) & _HASH_MASK) << _NUMBER_BITS | number for number, key in enumerate(keys, count)]
-                )
-            count += len(lines)
-        self._numbers = array("Q", sorted(numbers))
-
     def _line(self, number: int) -> bytes:
-        index = bisect_right(self._firsts, number) - 1
+        places, firsts = self._looked_through.places, self._looked_through.firsts
+        index = bisect_right(firsts, number) - 1
         piece = self._pieces.get(index)
         if piece is None:
-            piece = self._pieces[index] = self._places[index].copy().read_on(self._packed)
+            piece = self._pieces[index] = places[index].copy().read_on(self._packed)
             self._pieces_unpacked += 1
-            in_order = self._pieces_unpacked < _TOO_OFTEN * len(self._places)
+            in_order = self._pieces_unpacked < _TOO_OFTEN * len(places)
             while in_order and len(self._pieces) > _PIECES_KEPT:
                 self._pieces.popitem(last=False)
         self._pieces.move_to_end(index)
-        return piece[number - self._firsts[index]]
+        return piece[number - firsts[index]]
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Where each line is.
+
+    Attributes:
+        places: Where each piece begins.
+        firsts: Number of the first line of each.
+        by_path: Hash and number of each line, in order, by its path; a dict would be ten times as large.
+        by_digest: The same, by its digest.
+    """
+
+    places: list[_Place]
+    firsts: list[int]
+    by_path: array[int]
+    by_digest: array[int]
+
+    @staticmethod
+    def of(packed: memoryview) -> _Index:
+        """Look through packed lines."""
+        places, firsts, by_path, by_digest = list[_Place](), list[int](), array("Q"), array("Q")
+        count, place = 0, _Place()
+        while place.position < len(packed):
+            places.append(place.copy())
+            firsts.append(count)
+            lines = place.read_on(packed)
+            by_path.extend(_numbers(map(path_in, lines), count))
+            by_digest.extend(_numbers((line[:_DIGEST_BYTES] for line in lines), count))
+            count += len(lines)
+        return _Index(places, firsts, array("Q", sorted(by_path)), array("Q", sorted(by_digest)))
+
+
+def _numbers(keys: Iterable[bytes], first: int) -> list[int]:
+    return [(hash(key) & _HASH_MASK) << _NUMBER_BITS | number for number, key in enumerate(keys, first)]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from mmap import mmap
+from mmap import MAP_PRIVATE, mmap
 from operator import attrgetter
 
 from dagster_ckpt.image.entries import AFTER_DIGEST, FileEntry, parse_line, plain_entries, read_entries
@@ -63,7 +63,7 @@ class _Packer:
         packed = self._packer.compress(b"\n".join([*self._waiting, b""])) if self._waiting else b""
         self._waiting.clear()
         if packed:
-            piece = mmap(-1, len(packed))
+            piece = mmap(-1, len(packed), flags=MAP_PRIVATE)
             piece.write(packed)
             self._packed.append(piece)
 

@@ -170,8 +170,7 @@ class Segment:
             return
         packer = self._packer
         if packer is None:
-            packer = _Packer()
-            packer.add(self.lines)
+            packer = self._packed_so_far()
         for piece in packer.take():
             write(piece)
 
@@ -206,9 +205,7 @@ class Segment:
         self._lines += lines
         self._packed = self._directories = self._finder = None
         if self._is_large:
-            packer = _Packer()
-            packer.add(self.lines)
-            self._packer, self._lines = packer, None
+            self._packer, self._lines = self._packed_so_far(), None
 
     def find(self, start: bytes, directory: bytes) -> bytes | None:
         """The line of a file.
@@ -288,6 +285,12 @@ class Segment:
             return
         for begin in range(0, len(self._lines), _LINES_AT_A_TIME):
             yield self._lines[begin : begin + _LINES_AT_A_TIME]
+
+    def _packed_so_far(self) -> _Packer:
+        packer = _Packer()
+        for lines in self._batches():
+            packer.add(lines)
+        return packer
 
     def _settle(self) -> None:
         if self._packer is not None:

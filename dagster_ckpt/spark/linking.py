@@ -5,6 +5,7 @@ A third of the time of a link is the walk along two long paths. So the roots are
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -12,9 +13,10 @@ from pathlib import Path
 
 from dagster_ckpt.image import FileEntry, GoOn, in_threads
 from dagster_ckpt.spark.folder import FileVersion, accessing
-from dagster_ckpt.spark.local_folder import version_of
+from dagster_ckpt.spark.local_folder import token_of, version_of
 
-# Directories are made by two threads from so many on: a file system takes longer to make one than to link ten files.
+# Two threads make directories from so many on: one takes several times as long as a link. Links are so short that two
+# threads would mostly wait for each other.
 _MANY = 50
 
 
@@ -69,7 +71,11 @@ class Linker:
             StorageAccessError: Their directories cannot be made.
         """
         self._make({_directory(entry.path) for entry in entries})
-        return [entry for entry in entries if not self._is_linked(entry, trees)]
+        sources = []
+        for tree in trees:
+            with contextlib.suppress(OSError):
+                sources.append(self._descriptor(tree))
+        return [entry for entry in entries if not _is_linked(entry, sources, self._target)]
 
     def linked_version(self, path: str) -> FileVersion:
         """Version of a file of the new tree."""
@@ -79,20 +85,6 @@ class Linker:
         """Let go of the trees."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
-
-    def _is_linked(self, entry: FileEntry, trees: Sequence[str]) -> bool:
-        _, path, size, _, token, _, _ = entry
-        target = self._target
-        for tree in trees:
-            try:
-                os.link(path, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=target)
-                # Looked at under its new name, where nobody puts another file in its place.
-                if version_of(os.stat(path, dir_fd=target)) == (size, token):
-                    return True
-                os.unlink(path, dir_fd=target)
-            except OSError:
-                continue
-        return False
 
     def _make(self, directories: Iterable[str]) -> None:
         new = sorted(directory for directory in directories if directory not in self._directories)
@@ -132,3 +124,19 @@ def _make_with_parents(directory: str, root: int) -> None:
     except FileNotFoundError:
         _make_with_parents(_directory(directory), root)
         _make_with_parents(directory, root)
+
+
+def _is_linked(entry: FileEntry, sources: Sequence[int], target: int) -> bool:
+    """Whether a file could be linked that is the one of the image; what else has its name is let go of again."""
+    _, path, size, _, token, _, _ = entry
+    for source in sources:
+        try:
+            os.link(path, path, src_dir_fd=source, dst_dir_fd=target)
+            # Looked at under its new name, where nobody puts another file in its place.
+            found = os.stat(path, dir_fd=target)
+            if found.st_size == size and token_of(found) == token:
+                return True
+            os.unlink(path, dir_fd=target)
+        except OSError:
+            continue
+    return False

@@ -181,7 +181,12 @@ class LocalFolder(Folder):
 
 def version_of(stat: os.stat_result) -> FileVersion:
     """Version of a local file. Spark replaces files by renaming, so a replaced one has another inode."""
-    return FileVersion(stat.st_size, f"{stat.st_dev:x}.{stat.st_ino:x}.{stat.st_mtime_ns:x}")
+    return FileVersion(stat.st_size, token_of(stat))
+
+
+def token_of(stat: os.stat_result) -> str:
+    """See `FileVersion.token`."""
+    return f"{stat.st_dev:x}.{stat.st_ino:x}.{stat.st_mtime_ns:x}"
 
 
 def _whole(descriptor: int, size: int) -> bytes:

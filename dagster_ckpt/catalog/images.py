@@ -180,8 +180,8 @@ class ImageStore:
         """What the images of jobs tell of their health, by two queries where the windows are alike.
 
         Args:
-            windows: By job that the catalog knows, the begin of the window in which its images are compared in size,
-                ms since the epoch.
+            windows: By job, the begin of the window in which its images are compared in size, ms since the epoch. One
+                that never started has an empty history.
         """
         told: list[Row[Any]] = []
         with self._database.reading() as connection:
@@ -189,7 +189,7 @@ class ImageStore:
                 alike = [job_id for job_id, begin_ms in windows.items() if begin_ms == since_ms]
                 told += connection.execute(queries.histories(alike, since_ms))
         named = self.by_id([image_id for row in told for image_id in (row.newest, row.verified) if image_id])
-        return {
+        return {job_id: ImageHistory() for job_id in windows} | {
             row.job_id: ImageHistory(
                 newest=named.get(row.newest),
                 verified=named.get(row.verified),

@@ -287,11 +287,11 @@ class ImageHistory:
         bytes_before: Full bytes of the first image in the window that was asked for.
     """
 
-    newest: ImageRecord | None
-    verified: ImageRecord | None
-    failures: int
-    last_failure: str | None
-    bytes_before: int | None
+    newest: ImageRecord | None = None
+    verified: ImageRecord | None = None
+    failures: int = 0
+    last_failure: str | None = None
+    bytes_before: int | None = None
 
 
 @dataclass(frozen=True)

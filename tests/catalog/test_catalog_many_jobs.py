@@ -83,12 +83,13 @@ def test_the_history_of_each_job(catalog: Catalog, clock: ManualClock) -> None:
         catalog.images.fail(begin_image(catalog, "orders", number), reason)
     catalog.images.fail(begin_image(catalog, "payments", 1), "no disk")
 
-    told = catalog.images.histories(dict.fromkeys(JOBS, since_ms) | {"payments": 0})
+    told = catalog.images.histories(dict.fromkeys([*JOBS, "never started"], since_ms) | {"payments": 0})
 
     assert told == {
         "orders": ImageHistory(catalog.images.get(newest.image_id), catalog.images.get("orders-2"), 2, "gone", 2),
         "payments": ImageHistory(None, None, 1, "no disk", None),
-        "quiet": ImageHistory(None, None, 0, None, None),
+        "quiet": ImageHistory(),
+        "never started": ImageHistory(),
     }
 
 

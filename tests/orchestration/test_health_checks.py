@@ -86,6 +86,18 @@ def test_a_verdict_is_reported_when_it_changes_with_its_reason_and_severity(watc
     assert news["orders", "consecutive_failures"].passed
 
 
+def test_a_stream_that_never_started_hides_no_other(
+    instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, catalog: Catalog, orders: StreamingAsset
+) -> None:
+    @streaming_asset(checkpointing=CheckpointConfig(interval=1000))
+    def deployed_a_moment_ago(context: Any) -> Any: ...
+
+    first = Watch(instance, catalog_resource, [deployed_a_moment_ago, orders]).tick()
+
+    assert {key for key, _ in first} == {"deployed_a_moment_ago", "orders"}
+    assert first["deployed_a_moment_ago", "checkpoint_age"].passed
+
+
 def test_what_nobody_knows_does_not_pass(watch: Watch) -> None:
     evaluation = watch.tick()["orders", "restorability"]
 

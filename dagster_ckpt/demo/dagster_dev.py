@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ START_TIMEOUT_S = 120.0
 POLL_S = 0.5
 TERMINAL = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
+_FAILED_TICK = re.compile(r"Error occurred during the execution (of evaluation_fn for sensor|function for schedule) ")
 INSTANCE_SETTINGS = Path(__file__).parent / "dagster.yaml"
 
 
@@ -85,6 +87,10 @@ class DagsterDev:
             raise CkptError(f"GraphQL at localhost:{self.port}: {body['errors']}")
         data: dict[str, Any] = body["data"]
         return data
+
+    def failed_ticks(self) -> list[str]:
+        """What the log says of sensors and schedules whose own code failed; a killed code server is none of these."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if _FAILED_TICK.search(line)]
 
     def is_up(self) -> bool:
         """Whether the page answers and has loaded the code location."""

@@ -161,6 +161,12 @@ class Drill:
         run_id = self._dev.launch(airport_day_summary_job.name)
         self._expect_success(airport_day_summary_job.name, run_id)
 
+    def refuse_failed_ticks(self) -> None:
+        """Make sure that no sensor failed meanwhile: what it then leaves undone, the next tick hides."""
+        failed = self._dev.failed_ticks()
+        if failed:
+            raise CkptError(f"{len(failed)} ticks failed, the first with: {failed[0]}. Log: {self._dev.log}")
+
     def _run_job(self, job: str, op: str, config: dict[str, Any]) -> None:
         run_id = self._dev.launch(job, _config(op, config))
         self._expect_success(job, run_id)
@@ -288,6 +294,7 @@ def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[st
             console.log("[bold]5. The end: stop with savepoint, summarise[/bold]")
             drill.stop_all(STREAMS)
             drill.summarise()
+            drill.refuse_failed_ticks()
         console.log("[bold]6. Compare with an uninterrupted run of the same feed[/bold]")
         spark, root = uninterrupted.result()
         try:

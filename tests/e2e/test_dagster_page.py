@@ -91,3 +91,5 @@ def test_a_person_launches_saves_terminates_and_restarts_by_clicking(clicked: Cl
     page.take_picture("show-stream-run")
     clicked.run_job("stop_with_savepoint_job", "stop_with_savepoint", label="the end")
     assert catalog.executions.get(second.execution_id).status is ExecutionStatus.FINISHED
+    # The other streams were never started, and red ticks are the first thing that a person sees.
+    assert clicked.dev.failed_ticks() == []

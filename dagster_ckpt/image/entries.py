@@ -114,6 +114,12 @@ def place_of(line: bytes) -> tuple[str | None, int]:
     return None if reference == b"null" else reference[1:-1].decode(), int(offset[:-1])
 
 
+def is_line_of(line: bytes, path: str, size: int, identity: str | None, token: str | None) -> bool:
+    """Whether a line is that of a file of this path, size, identity and token, without reading all of it."""
+    start = f"{quoted(path)},{size},{quoted_or_null(identity)},{quoted_or_null(token)},"
+    return line.startswith(start.encode(), AFTER_DIGEST)
+
+
 def quoted(text: str) -> str:
     """A text as a line has it."""
     # Spark's names need no escapes; for others the detour through JSON is right and slower.

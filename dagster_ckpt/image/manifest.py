@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dagster_ckpt.image.entries import FileEntry, parse_line, quoted, quoted_or_null
+from dagster_ckpt.image.entries import FileEntry, parse_line, quoted
 from dagster_ckpt.image.packed_lines import path_of_start
 from dagster_ckpt.image.segment import ObjectUse, Segment, merged_uses
 
@@ -117,18 +117,12 @@ class Manifest:
 
     def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
         """The entry of a file; one that is not `stable` is not looked for among so many."""
-        line = self._find(f"{quoted(path)},", stable=stable)
+        line = self.find_line(path, stable=stable)
         return parse_line(line) if line is not None else None
 
-    def find_unchanged(
-        self, path: str, size: int, identity: str | None, token: str | None, *, stable: bool = True
-    ) -> bytes | None:
-        """The line of a file that is the same for certain, by its path, size, identity and token."""
-        start = f"{quoted(path)},{size},{quoted_or_null(identity)},{quoted_or_null(token)},"
-        return self._find(start, stable=stable)
-
-    def _find(self, start: str, *, stable: bool) -> bytes | None:
-        begin = start.encode()
+    def find_line(self, path: str, *, stable: bool = True) -> bytes | None:
+        """The same as a line."""
+        begin = f"{quoted(path)},".encode()
         directory = path_of_start(begin).rpartition(b"/")[0]
         for segment in reversed(self.segments if stable else (self.rest,)):
             line = segment.find(begin, directory)

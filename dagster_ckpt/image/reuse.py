@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dagster_ckpt.image.container import Metadata
-from dagster_ckpt.image.entries import FileEntry, parse_line, place_of
+from dagster_ckpt.image.entries import FileEntry, is_line_of, parse_line, place_of
 from dagster_ckpt.image.manifest import Manifest
 from dagster_ckpt.image.segment import merged_uses
 from dagster_ckpt.image.source import Source
@@ -97,14 +97,13 @@ class Reusable:
         """The line of a file that need not even be read, because it is the same for certain."""
         if self._base is None or (file.identity is None and file.token is None):
             return None
-        manifest = self._base.metadata.manifest
-        line = manifest.find_unchanged(file.path, file.size, file.identity, file.token, stable=file.stable)
-        if line is not None:
+        line = self._base.metadata.manifest.find_line(file.path, stable=file.stable)
+        if line is None:
+            return None
+        if is_line_of(line, file.path, file.size, file.identity, file.token):
             return self._shared(line)
         # One of the two is enough: a linked file has another identity's token, and a restored one the same identity.
-        entry = manifest.find(file.path, stable=file.stable)
-        if entry is None:
-            return None
+        entry = parse_line(line)
         same = (file.identity is not None and entry.identity == file.identity) or (
             file.token is not None and entry.token == file.token
         )

@@ -16,6 +16,8 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -85,7 +87,8 @@ class StagedCut:
             return list(wanted)
         small = [file for file in unread if file.size <= READ_WHOLE_BYTES and isinstance(file.folder, LocalFolder)]
         if len(small) <= HELD_IN_MEMORY_FILES and sum(file.size for file in small) <= HELD_IN_MEMORY_BYTES:
-            _read_now(small)
+            for folder, files_of_it in groupby(small, attrgetter("folder")):
+                _read_now(folder, list(files_of_it))
             unread = [file for file in unread if file.data is None]
         if len(unread) <= HELD_OPEN_FILES:
             unread = [file for file in unread if not self._keep_open(file)]
@@ -230,12 +233,12 @@ class _Place:
         return name
 
 
-def _read_now(files: Sequence[NeededFile]) -> None:
-    for file in files:
-        try:
-            [(version, data)] = file.folder.look_at([file.source], file.size)
-        except FileNotFoundError as error:
-            raise overtaken(file, "was purged") from error
+def _read_now(folder: LocalFolder, files: Sequence[NeededFile]) -> None:
+    try:
+        looks = folder.look_at([file.source for file in files], READ_WHOLE_BYTES)
+    except FileNotFoundError as error:
+        raise _overtaken(str(error), "was purged") from error
+    for file, (version, data) in zip(files, looks, strict=True):
         if data is None or len(data) != file.size or version != file.version:
             raise overtaken(file, "was replaced")
         file.data = data
@@ -283,7 +286,11 @@ def _cannot_hold(file: NeededFile, error: OSError, advice: str) -> StorageAccess
 
 def overtaken(file: NeededFile, what: str) -> CutOvertakenError:
     """The error that says what Spark did to a file of a cut."""
+    return _overtaken(f"{file.folder.url}/{file.source}", what)
+
+
+def _overtaken(url: str, what: str) -> CutOvertakenError:
     return CutOvertakenError(
-        f"{file.folder.url}/{file.source} {what} by Spark after the cut was taken. Take a new cut; raise "
+        f"{url} {what} by Spark after the cut was taken. Take a new cut; raise "
         "spark.sql.streaming.minBatchesToRetain if this happens often."
     )

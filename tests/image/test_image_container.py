@@ -16,6 +16,7 @@ from dagster_ckpt.errors import ImageCorruptError
 from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, Manifest, pack_metadata, unpack_metadata
 from dagster_ckpt.image import segment as segment_module
 from dagster_ckpt.image.container import referred_objects, unpack_files
+from dagster_ckpt.image.entries import is_line_of
 
 WHERE = "file:///images/chk-1/_metadata"
 HEADER = ImageHeader(
@@ -220,9 +221,11 @@ def test_section_3_whatever_names_a_file_has_it_is_found_again(path: str, identi
     read = unpack_metadata(pack_metadata(manifest, INLINE), WHERE).manifest
     assert read == manifest
     assert read.find(path) == entry
-    assert read.find_unchanged(path, size, identity, token) == entry.line()
-    assert read.find_unchanged(path, size + 1, identity, token) is None
-    assert read.find_unchanged(path, size, identity, f"{token}x") is None
+    line = read.find_line(path)
+    assert line == entry.line()
+    assert is_line_of(line, path, size, identity, token)
+    assert not is_line_of(line, path, size + 1, identity, token)
+    assert not is_line_of(line, path, size, identity, f"{token}x")
 
 
 def test_section_3_names_that_differ_behind_a_quote_differ() -> None:

@@ -298,17 +298,7 @@ class Segment:
 
 
 def read_files(packed: bytes, paths: set[str]) -> Iterator[list[FileEntry]]:
-    """The files of packed lines, each checked, some thousands at a time; for one who goes through them once.
-
-    Args:
-        packed: The packed lines.
-        paths: Paths of the other segments of the image; those of this one are added.
-
-    Raises:
-        ValueError: A line is none that a writer of this format makes, or two files have the same path.
-        zlib.error: It is not packed with gzip.
-        EOFError: It breaks off.
-    """
+    """What `Segment.read` reads, checked as it does, some thousands of files at a time; for one who needs them once."""
     for lines in unpacked(packed):
         entries = plain_entries(lines)
         if entries is None:

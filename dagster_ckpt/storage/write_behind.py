@@ -74,8 +74,15 @@ class WriteBehind:
         if not _BESIDE.acquire(blocking=False):
             self._is_direct = True
             return
-        self._thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The system gives no more threads; the bytes need none.
+            _BESIDE.release()
+            self._is_direct = True
+            return
+        self._thread = thread
 
     def _raise_error(self) -> None:
         if self._error is not None:

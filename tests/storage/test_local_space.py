@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.storage import local_space
+from dagster_ckpt.storage import local_space, write_behind
 from dagster_ckpt.storage.local_space import LocalSpace
 from dagster_ckpt.storage.write_behind import WriteBehind
 
@@ -65,6 +66,21 @@ def test_several_files_are_written_at_once(tmp_path: Path) -> None:
             for writer in writers:
                 writer.write(piece)
     assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"".join(sent)] * 3
+
+
+def test_without_a_thread_to_be_had_the_caller_writes_and_the_next_one_may_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sent = [bytes([number]) * PIECE for number in range(MANY)]
+    with monkeypatch.context() as refused, (tmp_path / "object").open("wb") as stream, WriteBehind(stream) as behind:
+        refused.setattr(threading.Thread, "start", none_left)
+        for piece in sent:
+            behind.write(piece)
+    assert (tmp_path / "object").read_bytes() == b"".join(sent)
+    assert not write_behind._BESIDE.locked()
 
 
 def write_on_full_disk(pieces: int, *, room: int, then: type[Exception] | None = None) -> None:

@@ -6,7 +6,6 @@ A version is the newest `<S>.zip` at or below it, the SST and log files that the
 
 from __future__ import annotations
 
-import io
 import zipfile
 from typing import cast
 
@@ -16,6 +15,7 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.state.lineage import check_version
 from dagster_ckpt.spark.state.store import StoreDirectory
+from dagster_ckpt.spark.state.zip_member import read_member
 from dagster_ckpt.spark.versions import known_version
 
 _SSTS = "SSTs"
@@ -100,8 +100,7 @@ def _named_files(file: NeededFile) -> tuple[_Named, ...]:
 
 def _read_snapshot(file: NeededFile, data: bytes) -> _Snapshot:
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            line, _, text = archive.read("metadata").decode("utf-8").partition("\n")
+        line, _, text = read_member(data, "metadata").decode("utf-8").partition("\n")
         known_version(line, {1}, f"{file.folder.url}/{file.source}", "a RocksDB snapshot")
         return _Snapshot.model_validate_json(text)
     except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, ValidationError) as error:

@@ -93,6 +93,7 @@ class ExecutionStore:
                     live_directory=live_directory,
                     recovery=as_text(recovery),
                     application=as_text(application) if application is not None else None,
+                    heartbeat_at_ms=self._database.now_ms(connection),
                 )
                 .returning(executions.c.job_id)
             ).scalar_one_or_none()

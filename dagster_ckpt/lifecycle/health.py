@@ -10,6 +10,7 @@ from dagster_ckpt.catalog import DesiredRecord, ImageRecord, UpgradePhase
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.source_health import SourceFacts, lag, retention
+from dagster_ckpt.lifecycle.standstill import Stillness
 from dagster_ckpt.options import CheckpointOptions
 from dagster_ckpt.options.durations import iso_duration
 
@@ -20,6 +21,7 @@ class HealthCheck(StrEnum):
     RESTORABILITY = "restorability"
     CHECKPOINT_AGE = "checkpoint_age"
     CONSECUTIVE_FAILURES = "consecutive_failures"
+    PROGRESS = "progress"
     SIZE_GROWTH = "size_growth"
     SOURCE_LAG = "source_lag"
     SOURCE_RETENTION = "source_retention"
@@ -49,6 +51,9 @@ class HealthFacts:
         sources: Its sources, as the last batch reported them; None where none has.
         rows_per_second: Speed of the last batch, or None.
         desired: What it is meant to be and how far its last upgrade is; None where nobody has said anything.
+        heartbeat_at_ms: When the process of its running query last told anything; None where none runs.
+        process: That process, for a person to find it.
+        stillness: What that query is doing and for how long; None where its process does not tell.
     """
 
     running_since_ms: int | None = None
@@ -60,6 +65,9 @@ class HealthFacts:
     sources: Sequence[SourceFacts] | None = None
     rows_per_second: float | None = None
     desired: DesiredRecord | None = None
+    heartbeat_at_ms: int | None = None
+    process: str | None = None
+    stillness: Stillness | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
         restorability(facts, settings, now_ms=now_ms),
         checkpoint_age(facts, options, settings, now_ms=now_ms),
         consecutive_failures(facts, settings),
+        progress(facts, settings, now_ms=now_ms),
         size_growth(facts, settings),
         source_lag(facts, settings),
         source_retention(facts, settings, now_ms=now_ms),
@@ -148,6 +157,41 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
         return say(Verdict.PASS, f"{facts.failures} attempts failed since the newest image", figures)
     verdict = Verdict.ERROR if facts.failures >= settings.failures_to_fail else Verdict.WARN
     return say(verdict, f"{facts.failures} attempts failed in a row, the last one: {facts.last_failure}", figures)
+
+
+def progress(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether its query makes batches, or rests because there is nothing to do."""
+    say = _about(HealthCheck.PROGRESS)
+    if facts.heartbeat_at_ms is None:
+        return say(Verdict.PASS, "no query runs")
+    limit_ms = settings.max_standstill_ms
+    silent_ms = max(0, now_ms - facts.heartbeat_at_ms)
+    if silent_ms > limit_ms:
+        sentence = f"{facts.process} has told nothing for {iso_duration(silent_ms)}: it is gone, or hangs itself"
+        sentence += ". Where the supervisor sensor starts no other run, end that process"
+        return say(Verdict.ERROR, sentence, {"silent_for_ms": silent_ms, "max_standstill_ms": limit_ms})
+    still = facts.stillness
+    if still is None:
+        return say(Verdict.UNKNOWN, f"{facts.process} does not tell what its query is doing")
+    if still.at_rest:
+        return say(Verdict.PASS, f"the query rests: {still.doing}")
+    still_ms = still.still_for_ms + silent_ms
+    figures = {"doing": still.doing, "still_for_ms": still_ms, "max_standstill_ms": limit_ms}
+    sentence = f"the query is at {still.doing!r}, and nothing has moved for {iso_duration(still_ms)}"
+    if still_ms <= limit_ms:
+        return say(Verdict.PASS, sentence, figures)
+    tasks = still.tasks
+    if tasks is not None and tasks.running:
+        sentence += (
+            f": {tasks.running} of {tasks.total} tasks of its batch run, {tasks.done} are done. It may only take "
+        )
+        sentence += "long: look at the running tasks in Spark's page"
+        return say(Verdict.WARN, sentence, figures)
+    if tasks is not None and tasks.jobs:
+        sentence += f"; no task runs of its Spark jobs under way ({tasks.jobs})"
+    sentence += f". See with jstack what the JVM of {facts.process} waits for, then run restart_stream_job; where the "
+    sentence += "query does not stop, end that process"
+    return say(Verdict.ERROR, sentence, figures)
 
 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:

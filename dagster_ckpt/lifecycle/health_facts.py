@@ -8,6 +8,7 @@ from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus
 from dagster_ckpt.lifecycle.health import HealthFacts
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.source_health import sources_of
+from dagster_ckpt.lifecycle.standstill import Stillness
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 
@@ -40,9 +41,18 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             sources=sources_of(progress),
             rows_per_second=speed if isinstance(speed, int | float) else None,
             desired=desired.get(job_id),
+            heartbeat_at_ms=_heartbeat_at_ms(execution),
+            process=f"process {execution.pid} on {execution.host}" if execution is not None else None,
+            stillness=Stillness.of_record(progress.get("activity")),
         )
     return facts
 
 
 def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
     return execution.started_at_ms if execution is not None and execution.status in _ALIVE else None
+
+
+def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:
+    # One that is being started may be restoring for hours, and tells nothing meanwhile.
+    is_running = execution is not None and execution.status is ExecutionStatus.RUNNING
+    return execution.heartbeat_at_ms if execution is not None and is_running else None

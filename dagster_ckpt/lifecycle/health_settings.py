@@ -25,6 +25,8 @@ class HealthSettings:
         size_window_ms: That window.
         size_floor_bytes: Smaller images may grow as they like.
         max_image_bytes: A larger image is an error; None for any size.
+        max_standstill_ms: A query that makes no batch and does not rest for so long is an error; a warning where tasks
+            of its batch run.
         max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
         source_retention_ms: How long the sources keep what they had, where they do not tell (Kafka's `retention.ms`).
         file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
@@ -42,6 +44,7 @@ class HealthSettings:
     size_window_ms: int = DAY_MS
     size_floor_bytes: int = 64 * 1024 * 1024
     max_image_bytes: int | None = None
+    max_standstill_ms: int = 10 * 60_000
     max_catch_up_ms: int = 10 * 60_000
     source_retention_ms: int | None = None
     file_max_age_ms: int = 7 * DAY_MS

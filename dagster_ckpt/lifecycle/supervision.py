@@ -40,6 +40,7 @@ from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.owed_changes import OwedChanges
 from dagster_ckpt.lifecycle.prepare import PreparedStart
+from dagster_ckpt.lifecycle.standstill import Standstill, Stillness
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import SupervisedQuery
 
@@ -131,6 +132,7 @@ class Supervisor:
         self._lease = lease
         self._interrupted = interrupted
         self._log = BatchLog()
+        self._standstill = Standstill(monotonic_ms())
         self._owed = OwedChanges()
         self._attempts = AttemptRunner(
             job,
@@ -288,7 +290,19 @@ class Supervisor:
                 "sources": [asdict(source) for source in latest.sources] if latest else [],
                 "rows_per_second": latest.rows_per_second if latest else None,
                 "idle": self._is_stopped or self._query.is_idle(),
+                "activity": self._stillness().as_record(),
             },
+        )
+
+    def _stillness(self) -> Stillness:
+        if self._is_stopped:
+            return Stillness("Stopped for a savepoint", at_rest=True, still_for_ms=0)
+        latest = self._log.latest
+        return self._standstill.note(
+            self._query.activity(),
+            batch=latest.batch_id if latest else None,
+            tasks=self._query.tasks,
+            now_ms=monotonic_ms(),
         )
 
     def _take_requests(self) -> None:

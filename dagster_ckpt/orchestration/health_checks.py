@@ -28,6 +28,7 @@ _DESCRIPTIONS = {
     HealthCheck.RESTORABILITY: "An image was proven to be restorable lately (verify_images_job).",
     HealthCheck.CHECKPOINT_AGE: "Recovery point objective: the newest image is young enough.",
     HealthCheck.CONSECUTIVE_FAILURES: "Checkpoints do not fail one after the other.",
+    HealthCheck.PROGRESS: "Its query makes batches, or rests as there is nothing to do.",
     HealthCheck.SIZE_GROWTH: "The state does not grow without a bound.",
     HealthCheck.SOURCE_LAG: "The stream keeps up with its sources.",
     HealthCheck.SOURCE_RETENTION: "The sources still have what a recovery reads again.",

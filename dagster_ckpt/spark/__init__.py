@@ -5,6 +5,7 @@ up (live directory to image), `restore.py` and `file_sink.py` for the way down, 
 query.
 """
 
+from dagster_ckpt.spark.activity import QueryActivity, TaskCounts
 from dagster_ckpt.spark.application import (
     SparkApplication,
     active_session,
@@ -67,6 +68,7 @@ __all__ = [
     "Materialized",
     "PartFile",
     "Positions",
+    "QueryActivity",
     "QueryFacts",
     "QueryProgress",
     "Replay",
@@ -78,6 +80,7 @@ __all__ = [
     "SparkApplication",
     "StagedCut",
     "SupervisedQuery",
+    "TaskCounts",
     "Trial",
     "active_session",
     "application_of",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import QueryStopError
+from dagster_ckpt.spark.activity import STARTING, QueryActivity, TaskCounts, activity_of, tasks_of
 from dagster_ckpt.spark.guarantees import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.layout import LiveDirectory
 from dagster_ckpt.spark.plan import plan_fingerprint
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-_STARTING = "Initializing"
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class SupervisedQuery:
         execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
         if execution is None:
             return QueryFacts()
-        planned = not str(self._query.status["message"]).startswith(_STARTING)
+        planned = not str(self._query.status["message"]).startswith(STARTING)
         facts = QueryFacts(
             mode=mode_of_execution(_class_name(execution), _class_name(execution.trigger())),
             # Asked for before that, the JVM would wait until the sources are there.
@@ -147,8 +146,16 @@ class SupervisedQuery:
     def is_idle(self) -> bool:
         """Whether no batch runs and none could be made of the data there is."""
         status = self._query.status
-        starting = str(status["message"]).startswith(_STARTING)
+        starting = str(status["message"]).startswith(STARTING)
         return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
+
+    def activity(self) -> QueryActivity:
+        """What the query is doing now."""
+        return activity_of(self._query)
+
+    def tasks(self) -> TaskCounts | None:
+        """How far its Spark jobs are, or None where that cannot be seen."""
+        return tasks_of(self._query)
 
     def stop(self) -> None:
         """Stop the query and wait until it has stopped; one that has ended already is no error.

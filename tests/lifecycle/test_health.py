@@ -11,9 +11,12 @@ import yaml
 from dagster_ckpt.catalog import (
     Catalog,
     DesiredRecord,
+    ExecutionStatus,
+    Holder,
     ImageRecord,
     ImageStatus,
     ImageTrigger,
+    StartCause,
     UpgradePhase,
     UpgradeRecord,
 )
@@ -22,7 +25,9 @@ from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts, judge
 from dagster_ckpt.lifecycle.health_facts import health_facts
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.source_health import SourceFacts, sources_of, with_earliest
+from dagster_ckpt.lifecycle.standstill import Stillness
 from dagster_ckpt.options import CheckpointConfig, DesiredState, UpgradeMode
+from dagster_ckpt.spark import TaskCounts
 
 CASES = yaml.safe_load((Path(__file__).parent / "health.yaml").read_text(encoding="utf-8"))
 NOW_MS = 1_800_000_000_000
@@ -45,15 +50,22 @@ def desired(*, upgrade: str | None = None, alert: str | None = None, broken: str
     return DesiredRecord("orders", None, 3, 2, None, under_way, None, alert, "a test", 1, 1, broken)
 
 
+def stillness(*, doing: str, minutes: int, at_rest: bool = False, tasks: dict[str, int] | None = None) -> Stillness:
+    return Stillness(doing, at_rest, minutes * MINUTE_MS, None if tasks is None else TaskCounts(**tasks))
+
+
 def facts_of(case: dict[str, Any]) -> HealthFacts:
     told = dict(case["facts"])
     sources = told.pop("sources", None)
-    running = told.pop("running", None)
+    running, heard = told.pop("running", None), told.pop("heard", None)
     return HealthFacts(
         running_since_ms=None if running is None else NOW_MS - running * MINUTE_MS,
         newest=image(**told.pop("image")) if "image" in told else None,
         verified=image(**told.pop("verified")) if "verified" in told else None,
         desired=desired(**told.pop("desired")) if "desired" in told else None,
+        stillness=stillness(**told.pop("still")) if "still" in told else None,
+        heartbeat_at_ms=None if heard is None else NOW_MS - heard * MINUTE_MS,
+        process="process 4711 on ours",
         sources=None if sources is None else [SourceFacts(**source) for source in sources],
         **told,
     )
@@ -147,4 +159,34 @@ def test_what_the_catalog_knows_of_a_stream(tmp_path: Path) -> None:
     assert facts["idle"] == HealthFacts()
     catalog.desired_states.say("idle", DesiredState.SUSPENDED, origin="a person")
     assert health_facts(catalog, {"idle": HealthSettings()}, now_ms=clock[0])["idle"].desired is not None
+    catalog.close()
+
+
+def test_what_a_running_query_was_last_heard_to_do(tmp_path: Path) -> None:
+    clock = [NOW_MS]
+    catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: clock[0])
+    catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+
+    def known() -> tuple[int | None, str | None, Stillness | None]:
+        facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=clock[0])["orders"]
+        return facts.heartbeat_at_ms, facts.process, facts.stillness
+
+    catalog.executions.begin(
+        "one",
+        job_id="orders",
+        run_id="run",
+        cause=StartCause.MANUAL,
+        holder=Holder("one", "run", "ours", 4711, 1, "boot"),
+    )
+    where = "process 4711 on ours"
+    # A restore may take hours; then the query is started, which is a sign of life.
+    assert known() == (None, where, None)
+    clock[0] += 60 * MINUTE_MS
+    catalog.executions.running("one", live_directory="/live", recovery={})
+    assert known() == (clock[0], where, None)
+    still = Stillness("Processing new data", at_rest=False, still_for_ms=7, tasks=TaskCounts(1, 2, 3, 8))
+    catalog.executions.heartbeat("one", {"activity": still.as_record()})
+    assert known() == (clock[0], where, still)
+    catalog.executions.end("one", ExecutionStatus.FAILED, "as the test says")
+    assert known()[0] is None
     catalog.close()

@@ -27,7 +27,7 @@ from dagster_ckpt.lifecycle.job import StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.spark import LiveDirectory, QueryFacts, QueryProgress
+from dagster_ckpt.spark import LiveDirectory, QueryActivity, QueryFacts, QueryProgress, TaskCounts
 from dagster_ckpt.storage import open_store
 
 OPERATOR = operations.Operator("a test")
@@ -52,6 +52,12 @@ class PlayedQuery:
 
     def is_idle(self) -> bool:
         return False
+
+    def activity(self) -> QueryActivity:
+        return QueryActivity("Processing new data", in_trigger=True)
+
+    def tasks(self) -> TaskCounts | None:
+        return None
 
     def stop(self) -> None:
         self.stopped = True

@@ -29,6 +29,11 @@ class Health(dg.Model):
         default=64 * 1024 * 1024, description="Smaller images may grow as they like. Default: 64 MiB."
     )
     max_image_bytes: int | None = Field(default=None, description="A larger image is an error. Default: any size.")
+    max_standstill_ms: int = Field(
+        default=10 * 60_000,
+        description="A query that makes no batch and does not rest for so long is an error; a warning where tasks of "
+        "its batch run. Default: ten minutes.",
+    )
     max_catch_up_ms: int = Field(
         default=10 * 60_000,
         description="Source lag: a backlog that takes longer, at the speed of the last batch, warns. Default: ten "

@@ -1,0 +1,126 @@
+"""A query that hangs is seen by its health, and one that has nothing to do is left in peace: with a real Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from query_bench import DEADLINE_S, Bench, Person, make_job, when
+from small_spark import small_spark
+
+from dagster_ckpt.lifecycle.health import Finding, Verdict, progress
+from dagster_ckpt.lifecycle.health_facts import health_facts
+from dagster_ckpt.lifecycle.health_settings import HealthSettings
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, TaskCounts, start_query
+
+pytestmark = pytest.mark.spark
+
+# What has not moved between two heartbeats stands still.
+AT_ONCE = HealthSettings(max_standstill_ms=1)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with small_spark() as session:
+        yield session
+
+
+class BlockingBench(Bench):
+    """A job whose sink waits for an event in its second batch."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        super().__init__(spark, root, make_job(root))
+        self.go_on = threading.Event()
+
+    def start_query(self, live: LiveDirectory, *, output: str = "output") -> SupervisedQuery:
+        stream = self.spark.readStream.schema("at timestamp, shop long").option("maxFilesPerTrigger", 1)
+
+        def write(_frame: DataFrame, batch_id: int) -> None:
+            if batch_id == 1:
+                self.go_on.wait(DEADLINE_S)
+
+        return start_query(stream.json(str(self.root / "landing")).writeStream.foreachBatch(write), "orders", live)
+
+    def judged(self, batch_id: int) -> tuple[int, Finding] | None:
+        """The last heartbeat, where it told of a batch, and what the health was at that very moment."""
+        execution = self.job.catalog.executions.latest("orders")
+        if execution is None or (execution.progress or {}).get("batch_id") != batch_id:
+            return None
+        at_ms = execution.heartbeat_at_ms
+        facts = health_facts(self.job.catalog, {"orders": AT_ONCE}, now_ms=at_ms)["orders"]
+        return at_ms, progress(facts, AT_ONCE, now_ms=at_ms)
+
+
+def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSession, tmp_path: Path) -> None:
+    bench = BlockingBench(spark, tmp_path)
+    idle: dict[int, Finding] = {}
+    ill: list[Finding] = []
+
+    def is_idle_for_three_heartbeats() -> bool:
+        idle.update(filter(None, [bench.judged(0)]))
+        return len(idle) == 3
+
+    def is_ill() -> bool:
+        ill.extend(finding for _, finding in filter(None, [bench.judged(0)]) if finding.verdict is Verdict.ERROR)
+        return bool(ill)
+
+    def is_well_again() -> bool:
+        found = bench.judged(1)
+        return found is not None and found[1].verdict is Verdict.PASS
+
+    stages = [(is_idle_for_three_heartbeats, lambda: bench.feed(1)), (is_ill, bench.go_on.set), (is_well_again, None)]
+
+    def live_through() -> bool:
+        condition, then = stages[0]
+        if condition():
+            del stages[0]
+            if then is not None:
+                then()
+        return not stages
+
+    bench.feed(1)
+    bench.run(live_through)
+
+    assert [finding.verdict for finding in idle.values()] == [Verdict.PASS] * 3
+    assert "the query is at 'Processing new data', and nothing has moved for" in ill[0].sentence
+    assert "See with jstack" in ill[0].sentence
+
+
+def test_a_batch_that_waits_for_cores_is_told_from_one_that_works(spark: SparkSession, tmp_path: Path) -> None:
+    bench = Bench(spark, tmp_path, make_job(tmp_path))
+    bench.feed(1)
+    context = spark.sparkContext
+    tracker = context.statusTracker()
+    seen: list[TaskCounts] = []
+
+    def take_every_core() -> None:
+        context.addJobTag("in-the-way")
+        spark.range(0, 2, 1, 2).selectExpr("reflect('java.lang.Thread', 'sleep', 600000L)").collect()
+
+    def has_every_core() -> bool:
+        stages = filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))
+        return [stage.numActiveTasks for stage in stages] == [2]
+
+    def has_a_job_under_way() -> bool:
+        seen.extend(filter(None, [query.tasks()]))
+        return seen[-1].jobs == 1
+
+    in_the_way = Person(take_every_core)
+    when(has_every_core, list)()
+    query = bench.start_query(LiveDirectory(str(tmp_path / "live")))
+    try:
+        when(has_a_job_under_way, list)()
+        context.cancelJobsWithTag("in-the-way")
+        when(lambda: query.progress() is not None and query.activity().at_rest, list)()
+        after = query.tasks()
+    finally:
+        context.cancelJobsWithTag("in-the-way")
+        query.stop()
+    when(lambda: in_the_way.done, list)()
+
+    assert (seen[-1].running, seen[-1].done) == (0, 0)
+    assert seen[-1].total > 0
+    assert after == TaskCounts(0, 0, 0, 0)

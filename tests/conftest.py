@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from local_files import use_local_files
 
 # How long an example takes says more about what else the machine does.
 hypothesis.settings.register_profile(
@@ -25,6 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Every JVM of the tests, also those of programs that they start: in so short a life, quick to compile counts more than
 # fast in the end.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Workers inherit the environment; `make mutants` has neither cache nor Spark.
+    if not hasattr(config, "workerinput") and config.pluginmanager.hasplugin("cacheprovider"):
+        use_local_files(config.cache.mkdir("local-files"), os.environ)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -29,6 +29,7 @@ from dagster_ckpt.lifecycle.attempts import AttemptThreads, CutExists, NotStored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.owed_changes import OwedChanges
+from dagster_ckpt.lifecycle.position_watch import PositionWatch
 from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.provenance import provenance
 from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
@@ -74,6 +75,7 @@ class AttemptRunner:
         self._prepared = prepared
         self._live = prepared.live
         self._log = log
+        self._positions = PositionWatch(prepared.live, log)
         self._lease = lease
         self._owed = owed
         self._facts = facts
@@ -95,6 +97,12 @@ class AttemptRunner:
         An image must not be taken without them: a restore could then not roll them back.
         """
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
+
+    def has_committed(self) -> bool:
+        """Whether a batch is committed: before that there is nothing that an image could hold."""
+        with suppress(StorageAccessError):
+            return self._positions.latest().commit is not None
+        return False
 
     def begin(self, attempt: Attempt) -> list[Event]:
         """Record an attempt; its cut is taken when its boundary is reached.
@@ -137,7 +145,7 @@ class AttemptRunner:
             schedule=arguments.get("schedule"),
         )
         self._catalog.jobs.update(self._job.job_id, next_number=attempt.number + 1)
-        commit = self._live.positions().commit
+        commit = self._positions.look().commit
         return RunningAttempt(
             attempt,
             order,
@@ -244,7 +252,7 @@ class AttemptRunner:
 
     def _at_boundary(self, running: RunningAttempt) -> bool:
         attempt = running.attempt
-        positions = self._live.positions()
+        positions = self._positions.latest()
         if positions.commit is None:
             return False
         if attempt.alignment is Alignment.NEWEST_COMMIT:

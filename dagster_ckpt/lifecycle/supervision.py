@@ -34,7 +34,7 @@ from dagster_ckpt.coordinator import (
     TriggerOrigin,
     TriggerRequest,
 )
-from dagster_ckpt.errors import CatalogError, LeaseLostError, StorageAccessError
+from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.lifecycle.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.lifecycle.batch_log import BatchLog
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
@@ -127,7 +127,6 @@ class Supervisor:
         self._job_id = job.job_id
         self._catalog = job.catalog
         self._execution_id = execution_id
-        self._live = prepared.live
         self._query = query
         self._lease = lease
         self._interrupted = interrupted
@@ -188,8 +187,7 @@ class Supervisor:
 
     def _coordinate(self) -> None:
         now_ms = monotonic_ms()
-        if not self._is_ready and self._attempts.sinks and self._has_committed():
-            # Before its first commit a query has nothing that an image could hold.
+        if not self._is_ready and self._attempts.sinks and self._attempts.has_committed():
             self._is_ready = True
             self._handle(QueryStarted(now_ms))
         if now_ms >= self._next_request_poll_ms:
@@ -210,11 +208,6 @@ class Supervisor:
         if deadline_ms is not None and monotonic_ms() >= deadline_ms:
             self._handle(Tick(monotonic_ms()))
         self._attempts.order_cuts(self._stop_for_savepoint)
-
-    def _has_committed(self) -> bool:
-        with suppress(StorageAccessError):
-            return self._live.positions().commit is not None
-        return False
 
     def _handle(self, event: Event) -> None:
         """Give an event to the coordinator, and the events that its actions cause after it."""

@@ -82,6 +82,10 @@ class QueryStopError(CkptError):
     """A streaming query was told to stop and still runs."""
 
 
+class StandstillError(CkptError):
+    """A query made no batch and did not rest for longer than its job allows; a new process may do better."""
+
+
 class SinkRollbackError(RestoreError):
     """A sink could not be brought back to the batch that is being restored."""
 

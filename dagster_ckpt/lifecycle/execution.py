@@ -21,6 +21,7 @@ from dagster_ckpt.errors import (
     LiveDirectoryError,
     RowsAtRiskError,
     SharedSinkError,
+    StandstillError,
     StateBackendChangeError,
     StatePartitionsError,
 )
@@ -57,6 +58,7 @@ _STATUS = {
     EndKind.SUSPENDED: ExecutionStatus.SUSPENDED,
     EndKind.FAILED: ExecutionStatus.FAILED,
     EndKind.SAVEPOINT_FAILED: ExecutionStatus.SUSPENDED,
+    EndKind.STOOD_STILL: ExecutionStatus.FAILED,
 }
 
 
@@ -128,6 +130,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
         StateBackendChangeError: The job's state backend cannot read the state it would start from.
         RowsAtRiskError: A sink could lose rows by the rewind, and `accept_loss` was not given.
+        StandstillError: The query stood still for longer than the job allows. It was stopped.
         StorageAccessError: The checkpoint storage cannot be written.
     """
     job.register()
@@ -228,6 +231,12 @@ class _Run:
             if status is not None:
                 settled = end.kind in (EndKind.SUSPENDED, EndKind.SAVEPOINT_FAILED)
                 self._job.catalog.executions.end(execution_id, status, end.reason, settled=settled)
+            if end.kind is EndKind.STOOD_STILL:
+                # What it waited for is in this process or its JVM, where the next query would wait for it as well.
+                raise StandstillError(
+                    f"Job {self._job.job_id!r}: {end.reason}. It was stopped; its restart strategy says whether a new "
+                    "process goes on."
+                )
             if end.kind is EndKind.SAVEPOINT_FAILED:
                 self._request.report(end.reason)
             elif end.kind is EndKind.FAILED:

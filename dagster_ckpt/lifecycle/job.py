@@ -45,6 +45,8 @@ class StreamingJob:
             live directories and images by the same URLs. None: always by the process that supervises the query.
         backend: How the query is to keep its state; None leaves it to the session, unchecked. Its
             `transfer_threads` are those that copy files while an image is taken or restored.
+        standstill_timeout_ms: A query that stands still for so long, with no task running, fails its run, so that the
+            restart strategy begins a new one; None: people decide. See `Standstill`.
         code_version: Version of the code that describes the query, as its owner names it; images carry it.
     """
 
@@ -59,6 +61,7 @@ class StreamingJob:
     backend: StateBackend | None = None
     code_version: str | None = None
     executor_copy_bytes: int | None = None
+    standstill_timeout_ms: int | None = None
 
     @property
     def live_folder(self) -> str:

@@ -33,6 +33,11 @@ class Stillness:
     still_for_ms: int
     tasks: TaskCounts | None = None
 
+    def is_over(self, limit_ms: int) -> bool:
+        """Whether it stands still for longer than a limit, and no task of it runs that may only take long."""
+        works = self.tasks is not None and self.tasks.running > 0
+        return self.still_for_ms > limit_ms and not (self.at_rest or works)
+
     def as_record(self) -> dict[str, Any]:
         """As the catalog keeps it among the figures of an execution."""
         return asdict(self)

@@ -42,11 +42,14 @@ from dagster_ckpt.lifecycle.owed_changes import OwedChanges
 from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.standstill import Standstill, Stillness
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
-from dagster_ckpt.spark import SupervisedQuery
+from dagster_ckpt.options.durations import iso_duration
+from dagster_ckpt.spark import STARTING, SupervisedQuery
 
 POLL_S = 0.25
 HEARTBEAT_MS = 2_000
 REQUEST_POLL_MS = 500
+# Whatever a query that stands still waits for may not be interrupted either.
+STOP_STANDING_MS = 60_000
 
 
 class EndKind(Enum):
@@ -60,6 +63,7 @@ class EndKind(Enum):
     FAILED: The query failed, or too many checkpoints did.
     LEASE_LOST: Another execution is the writer now.
     SAVEPOINT_FAILED: It was stopped for a savepoint that then failed; it is to go on.
+    STOOD_STILL: Nothing of it has moved for longer than the job allows.
     """
 
     FINISHED = "FINISHED"
@@ -70,6 +74,7 @@ class EndKind(Enum):
     FAILED = "FAILED"
     LEASE_LOST = "LEASE_LOST"
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    STOOD_STILL = "STOOD_STILL"
 
 
 _ENDS_BY_REQUEST = {
@@ -125,6 +130,7 @@ class Supervisor:
         wall_clock: Clock,
     ) -> None:
         self._job_id = job.job_id
+        self._standstill_timeout_ms = job.standstill_timeout_ms
         self._catalog = job.catalog
         self._execution_id = execution_id
         self._query = query
@@ -132,6 +138,7 @@ class Supervisor:
         self._interrupted = interrupted
         self._log = BatchLog()
         self._standstill = Standstill(monotonic_ms())
+        self._still = Stillness(STARTING, at_rest=False, still_for_ms=0)
         self._owed = OwedChanges()
         self._attempts = AttemptRunner(
             job,
@@ -176,6 +183,8 @@ class Supervisor:
                 if error is not None
                 else QueryEnd(EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended")
             )
+        elif self._standstill_timeout_ms is not None and self._still.is_over(self._standstill_timeout_ms):
+            self._end = QueryEnd(EndKind.STOOD_STILL, _stood_still(self._still))
         else:
             self._coordinate()
 
@@ -263,6 +272,7 @@ class Supervisor:
         if now_ms < self._next_heartbeat_ms:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
+        self._still = self._stillness()
         # A catalog that is away for a moment must not end the query: whether this process is still the
         # writer is for the lease to say.
         with suppress(CatalogError):
@@ -283,7 +293,7 @@ class Supervisor:
                 "sources": [asdict(source) for source in latest.sources] if latest else [],
                 "rows_per_second": latest.rows_per_second if latest else None,
                 "idle": self._is_stopped or self._query.is_idle(),
-                "activity": self._stillness().as_record(),
+                "activity": self._still.as_record(),
             },
         )
 
@@ -317,8 +327,14 @@ class Supervisor:
     def _close(self) -> None:
         try:
             if not self._is_stopped:
-                self._query.stop()
+                stands = self._end is not None and self._end.kind is EndKind.STOOD_STILL
+                self._query.stop(within_ms=STOP_STANDING_MS if stands else None)
         finally:
             # Also where the JVM is gone and nothing can be stopped any more.
             self._handle(QueryStopped(monotonic_ms()))
             self._attempts.close(self._end.reason if self._end else "the supervising process failed")
+
+
+def _stood_still(still: Stillness) -> str:
+    tasks = "" if still.tasks is None else f", with no task running of its Spark jobs under way ({still.tasks.jobs})"
+    return f"the query stood still at {still.doing!r} for {iso_duration(still.still_for_ms)}{tasks}"

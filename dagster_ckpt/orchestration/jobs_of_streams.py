@@ -65,6 +65,7 @@ def open_job(
         code_version=code_version,
         backend=backend,
         executor_copy_bytes=deployment.executor_copy_bytes,
+        standstill_timeout_ms=spec.standstill_timeout_ms,
     )
 
 

@@ -5,7 +5,7 @@ up (live directory to image), `restore.py` and `file_sink.py` for the way down, 
 query.
 """
 
-from dagster_ckpt.spark.activity import QueryActivity, TaskCounts
+from dagster_ckpt.spark.activity import STARTING, QueryActivity, TaskCounts
 from dagster_ckpt.spark.application import (
     SparkApplication,
     active_session,
@@ -53,6 +53,7 @@ from dagster_ckpt.spark.trial_batch import Trial, copy_for_trial, in_plain_words
 
 __all__ = [
     "SINKS_FOLDER",
+    "STARTING",
     "CapturedSink",
     "Cut",
     "Distance",

@@ -157,13 +157,18 @@ class SupervisedQuery:
         """How far its Spark jobs are, or None where that cannot be seen."""
         return tasks_of(self._query)
 
-    def stop(self) -> None:
+    def stop(self, *, within_ms: int | None = None) -> None:
         """Stop the query and wait until it has stopped; one that has ended already is no error.
+
+        Args:
+            within_ms: How long to wait; None leaves it to `spark.sql.streaming.stopTimeout`, by default for ever.
 
         Raises:
             QueryStopError: It is still running: Spark's stop timed out or failed.
         """
         try:
+            if within_ms is not None:
+                self._limit_stop(within_ms)
             self._query.stop()
         except Exception as error:  # a stop that fails with the query's own error has stopped it
             if self._query.isActive:
@@ -172,6 +177,12 @@ class SupervisedQuery:
                     "Spark application "
                     "before anything else uses its live directory, or raise spark.sql.streaming.stopTimeout."
                 ) from error
+
+    def _limit_stop(self, within_ms: int) -> None:
+        execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
+        if execution is not None:
+            conf = execution.sparkSession().sessionState().conf()
+            conf.setConfString("spark.sql.streaming.stopTimeout", str(within_ms))
 
     def exception(self) -> str | None:
         """Why the query failed, with every cause, or None if it has not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,15 @@ from pyspark.sql import DataFrame, SparkSession
 from query_bench import DEADLINE_S, Bench, Person, make_job, when
 from small_spark import small_spark
 
+from dagster_ckpt.catalog import ExecutionStatus
+from dagster_ckpt.errors import StandstillError
 from dagster_ckpt.lifecycle.health import Finding, Verdict, progress
 from dagster_ckpt.lifecycle.health_facts import health_facts
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, TaskCounts, start_query
+from dagster_ckpt.lifecycle.standstill import LOOK_AT_TASKS_AFTER_MS, Stillness
+from dagster_ckpt.lifecycle.supervision import STOP_STANDING_MS
+from dagster_ckpt.options import RestartStrategies
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, start_query
 
 pytestmark = pytest.mark.spark
 
@@ -89,12 +95,18 @@ def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSess
     assert "See with jstack" in ill[0].sentence
 
 
-def test_a_batch_that_waits_for_cores_is_told_from_one_that_works(spark: SparkSession, tmp_path: Path) -> None:
-    bench = Bench(spark, tmp_path, make_job(tmp_path))
+def test_a_query_whose_jobs_get_no_core_fails_its_run_after_the_time_that_the_job_allows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    job = replace(
+        make_job(tmp_path),
+        standstill_timeout_ms=LOOK_AT_TASKS_AFTER_MS,
+        restart=RestartStrategies.fixed_delay_restart(9, 1),
+    )
+    bench = Bench(spark, tmp_path, job)
     bench.feed(1)
     context = spark.sparkContext
     tracker = context.statusTracker()
-    seen: list[TaskCounts] = []
 
     def take_every_core() -> None:
         context.addJobTag("in-the-way")
@@ -104,23 +116,25 @@ def test_a_batch_that_waits_for_cores_is_told_from_one_that_works(spark: SparkSe
         stages = filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))
         return [stage.numActiveTasks for stage in stages] == [2]
 
-    def has_a_job_under_way() -> bool:
-        seen.extend(filter(None, [query.tasks()]))
-        return seen[-1].jobs == 1
-
     in_the_way = Person(take_every_core)
     when(has_every_core, list)()
-    query = bench.start_query(LiveDirectory(str(tmp_path / "live")))
     try:
-        when(has_a_job_under_way, list)()
-        context.cancelJobsWithTag("in-the-way")
-        when(lambda: query.progress() is not None and query.activity().at_rest, list)()
-        after = query.tasks()
+        # A restart in this process would wait for the same cores.
+        with pytest.raises(StandstillError, match=r"no task running of its Spark jobs under way \(1\).*a new process"):
+            bench.run(lambda: False)
     finally:
         context.cancelJobsWithTag("in-the-way")
-        query.stop()
     when(lambda: in_the_way.done, list)()
 
-    assert (seen[-1].running, seen[-1].done) == (0, 0)
-    assert seen[-1].total > 0
-    assert after == TaskCounts(0, 0, 0, 0)
+    [execution] = job.catalog.executions.of_job("orders")
+    assert (execution.status, execution.settled) == (ExecutionStatus.FAILED, False)
+    still = Stillness.of_record((execution.progress or {})["activity"])
+    assert still is not None
+    assert still.tasks is not None
+    assert (still.tasks.jobs, still.tasks.running, still.tasks.done) == (1, 0, 0)
+    # The stop could not have hung either.
+    assert spark.conf.get("spark.sql.streaming.stopTimeout") == str(STOP_STANDING_MS)
+    # Its successor goes on where it was.
+    bench.feed(3)
+    bench.run_to_the_end()
+    bench.assert_exact()

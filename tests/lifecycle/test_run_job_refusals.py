@@ -59,7 +59,7 @@ class PlayedQuery:
     def tasks(self) -> TaskCounts | None:
         return None
 
-    def stop(self) -> None:
+    def stop(self, *, within_ms: int | None = None) -> None:
         self.stopped = True
 
     def exception(self) -> str | None:
@@ -467,7 +467,7 @@ def test_a_start_that_took_longer_than_its_lease_starts_nothing(shelf: Shelf) ->
 
 def test_a_query_that_does_not_stop_keeps_its_lease(shelf: Shelf) -> None:
     class Stubborn(PlayedQuery):
-        def stop(self) -> None:
+        def stop(self, *, within_ms: int | None = None) -> None:
             raise QueryStopError("it still runs")
 
     with pytest.raises(QueryStopError):

@@ -87,6 +87,21 @@ def test_tasks_are_looked_at_only_of_a_trigger_that_lasts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("still", "is_over"),
+    [
+        (Stillness(STARTING.doing, at_rest=False, still_for_ms=60_001), True),
+        (Stillness(STARTING.doing, at_rest=False, still_for_ms=60_000), False),
+        (Stillness(WAITING.doing, at_rest=True, still_for_ms=60_001), False),
+        (Stillness(WORKING.doing, at_rest=False, still_for_ms=60_001, tasks=TaskCounts(1, 1, 0, 8)), False),
+        (Stillness(WORKING.doing, at_rest=False, still_for_ms=60_001, tasks=TaskCounts(1, 0, 0, 8)), True),
+    ],
+    ids=["too long", "just long enough", "at rest", "a task runs", "a job waits"],
+)
+def test_a_standstill_is_over_the_limit_only_where_no_task_runs(still: Stillness, is_over: bool) -> None:
+    assert still.is_over(60_000) is is_over
+
+
+@pytest.mark.parametrize(
     "record", [None, {}, "nonsense", {"doing": 1, "at_rest": 0, "still_for_ms": 1, "tasks": {"x": 1}}]
 )
 def test_what_another_version_wrote_is_not_known(record: object) -> None:

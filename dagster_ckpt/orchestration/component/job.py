@@ -111,6 +111,13 @@ class StreamingJobDeclaration(dg.Resolvable, dg.Model):
             "people start and stop it."
         ),
     ] = None
+    standstill_timeout_ms: Annotated[
+        int | None,
+        said(
+            "A query that makes no batch and does not rest for so long, and none of whose tasks runs, fails its run, "
+            "and the restart strategy begins a new one. Default: people decide."
+        ),
+    ] = None
     savepoints: Annotated[
         Annotated[Savepoints, templated(Savepoints)] | None, said("Savepoints at set times. Default: none.")
     ] = None
@@ -152,6 +159,7 @@ class StreamingJobDeclaration(dg.Resolvable, dg.Model):
             restart_strategy=self.restart,
             desired_state=self.desired_state,
             upgrade=self.upgrade,
+            standstill_timeout_ms=self.standstill_timeout_ms,
             description=specs[0].description,
             pool=self.pool,
         )

@@ -43,6 +43,8 @@ SAVEPOINT_LABEL = "before-the-bad-deployment"
 STEP_TIMEOUT_S = 120.0
 # A stream that still reports to be idle this long after the last file has come has seen that file.
 SETTLED_MS = 3_000
+# A JVM writes the stacks of its threads when it comes to a safepoint.
+STACKS_S = 3.0
 WIDTH = 170
 DAYS_PER_SECOND = 4.0
 STREAMS = (departure_delays, flights_with_weather)
@@ -197,8 +199,18 @@ class Drill:
         deadline = time.monotonic() + STEP_TIMEOUT_S
         while not condition():
             if time.monotonic() >= deadline:
+                self._have_stacks_logged()
                 raise CkptError(f"Waited {STEP_TIMEOUT_S:.0f} s for {what}, in vain. Log: {self._dev.log}")
             time.sleep(poll_s)
+
+    def _have_stacks_logged(self) -> None:
+        """Have the JVM of each stream write what its threads are at into its log, before everything is stopped."""
+        for stream in STREAMS:
+            lease = self._catalog.leases.current(stream.job_id)
+            if lease is not None and lease.jvm_pid is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    psutil.Process(lease.jvm_pid).send_signal(signal.SIGQUIT)
+        time.sleep(STACKS_S)
 
     def _say(self, sentence: str) -> None:
         self._console.log(sentence, markup=False)

@@ -313,6 +313,7 @@ class _Run:
                 interrupted=self._request.interrupted,
                 predecessor_ended=self._predecessor_ended,
                 wall_clock=self._request.wall_clock,
+                report=self._request.report,
             )
         except Exception:
             # Nobody else knows of it yet, and it must not outlive the lease.

@@ -48,6 +48,8 @@ from dagster_ckpt.spark import STARTING, SupervisedQuery
 POLL_S = 0.25
 HEARTBEAT_MS = 2_000
 REQUEST_POLL_MS = 500
+# Longer than anything between two signs of life usually takes.
+TELL_AFTER_MS = 60_000
 # Whatever a query that stands still waits for may not be interrupted either.
 STOP_STANDING_MS = 60_000
 
@@ -115,6 +117,7 @@ class Supervisor:
         interrupted: True once the surrounding process was told to stop.
         predecessor_ended: Whether older live directories may be deleted.
         wall_clock: Time that records carry.
+        report: Told a sentence where somebody should know.
     """
 
     def __init__(
@@ -128,7 +131,9 @@ class Supervisor:
         interrupted: Callable[[], bool],
         predecessor_ended: bool,
         wall_clock: Clock,
+        report: Callable[[str], None],
     ) -> None:
+        self._report = report
         self._job_id = job.job_id
         self._standstill_timeout_ms = job.standstill_timeout_ms
         self._catalog = job.catalog
@@ -272,7 +277,10 @@ class Supervisor:
         if now_ms < self._next_heartbeat_ms:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
-        self._still = self._stillness()
+        before, self._still = self._still, self._stillness()
+        if self._still.is_over(TELL_AFTER_MS) and not before.is_over(TELL_AFTER_MS):
+            stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
+            self._report(f"{_stood_still(self._still)}. Its thread is{stack or ' not to be seen'}")
         # A catalog that is away for a moment must not end the query: whether this process is still the
         # writer is for the lease to say.
         with suppress(CatalogError):

@@ -8,13 +8,15 @@ the JVM calls.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 STARTING = "Initializing"
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,19 @@ def tasks_of(query: StreamingQuery) -> TaskCounts | None:
 
     Jobs that a `foreachBatch` function starts in threads of its own are not counted: they are not in the query's group.
     """
-    execution = _execution_of(query)
-    if execution is None:
-        return None
+    return _seen(query, lambda execution: _tasks(execution, str(query.runId)))
+
+
+def stack_of(query: StreamingQuery) -> list[str]:
+    """Where the thread that runs a query is now, innermost first; empty where that cannot be seen."""
+    return _seen(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
+
+
+def _tasks(execution: Any, group: str) -> TaskCounts:
     tracker = execution.sparkSession().sparkContext().statusTracker()
     active = _numbers(tracker.getActiveJobIds())
     # The group has every job of the query that the status store still knows: a thousand.
-    own = active and active & _numbers(tracker.getJobIdsForGroup(str(query.runId)))
+    own = active and active & _numbers(tracker.getJobIdsForGroup(group))
     stages: set[int] = set()
     for job_id in own:
         job = tracker.getJobInfo(job_id)
@@ -93,18 +101,26 @@ def tasks_of(query: StreamingQuery) -> TaskCounts | None:
 
 
 def _trigger_of(query: StreamingQuery) -> int | None:
-    execution = _execution_of(query)
-    return None if execution is None else int(execution.getLatestExecutionContext().currentTriggerStartTimestamp())
+    return _seen(query, lambda it: int(it.getLatestExecutionContext().currentTriggerStartTimestamp()))
 
 
-def _execution_of(query: StreamingQuery) -> Any:
+def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
+    """What is seen of a query's `StreamExecution`, or None: what is looked at here must never end a query."""
+    # Imported here: whoever only reads live directories needs no Spark.
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+
     jvm_query: Any = getattr(query, "_jsq", None)
-    return None if jvm_query is None else jvm_query.streamingQuery()
+    if jvm_query is None:
+        return None
+    try:
+        return look(jvm_query.streamingQuery())
+    except Py4JError:
+        return None
 
 
 def _numbers(array: Any) -> set[int]:
-    from pyspark import SparkContext  # noqa: PLC0415 - whoever only reads live directories needs no Spark
+    from pyspark import SparkContext  # noqa: PLC0415 - see _seen
 
     # One call into the JVM for all of them.
     jvm: Any = SparkContext._jvm
-    return set(json.loads(jvm.java.util.Arrays.toString(array)))
+    return set(json.loads(str(jvm.java.util.Arrays.toString(array))))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import QueryStopError
-from dagster_ckpt.spark.activity import STARTING, QueryActivity, TaskCounts, activity_of, tasks_of
+from dagster_ckpt.spark.activity import STARTING, QueryActivity, TaskCounts, activity_of, stack_of, tasks_of
 from dagster_ckpt.spark.guarantees import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.layout import LiveDirectory
 from dagster_ckpt.spark.plan import plan_fingerprint
@@ -156,6 +156,10 @@ class SupervisedQuery:
     def tasks(self) -> TaskCounts | None:
         """How far its Spark jobs are, or None where that cannot be seen."""
         return tasks_of(self._query)
+
+    def stack(self) -> list[str]:
+        """Where its thread is now, innermost first; empty where that cannot be seen."""
+        return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
         """Stop the query and wait until it has stopped; one that has ended already is no error.

@@ -96,8 +96,9 @@ def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSess
 
 
 def test_a_query_whose_jobs_get_no_core_fails_its_run_after_the_time_that_the_job_allows(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dagster_ckpt.lifecycle.supervision.TELL_AFTER_MS", LOOK_AT_TASKS_AFTER_MS)
     job = replace(
         make_job(tmp_path),
         standstill_timeout_ms=LOOK_AT_TASKS_AFTER_MS,
@@ -132,6 +133,10 @@ def test_a_query_whose_jobs_get_no_core_fails_its_run_after_the_time_that_the_jo
     assert still is not None
     assert still.tasks is not None
     assert (still.tasks.jobs, still.tasks.running, still.tasks.done) == (1, 0, 0)
+    # What it waited for is in the run's log.
+    [told] = [each for each in bench.reports if "stood still" in each]
+    assert "DAGScheduler.runJob" in told
+    assert "MicroBatchExecution.runActivatedStream" in told
     # The stop could not have hung either.
     assert spark.conf.get("spark.sql.streaming.stopTimeout") == str(STOP_STANDING_MS)
     # Its successor goes on where it was.

@@ -59,6 +59,9 @@ class PlayedQuery:
     def tasks(self) -> TaskCounts | None:
         return None
 
+    def stack(self) -> list[str]:
+        return []
+
     def stop(self, *, within_ms: int | None = None) -> None:
         self.stopped = True
 

@@ -312,6 +312,18 @@ def test_housekeeping_sweeps_what_a_crashed_attempt_wrote_once_it_is_old(shelf: 
     assert shelf.is_whole(image)
 
 
+def test_bytes_stay_for_twice_the_time_that_an_attempt_may_take(shelf: Shelf) -> None:
+    timeout_ms = ORPHAN_AGE_MS
+    shelf.job = replace(shelf.job, options=replace(shelf.job.options, timeout_ms=timeout_ms))
+    lost = shelf.checkpoint()
+    (shelf.root / "images" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
+
+    # A minute around it: what was just written is as old as the clock of the disk says.
+    before, after = (wall_clock_ms() + 2 * timeout_ms + minute for minute in (-60_000, 60_000))
+    assert housekeeping(shelf.job, now_ms=before).swept == ()
+    assert len(housekeeping(shelf.job, now_ms=after).swept) == 1
+
+
 def test_housekeeping_leaves_a_live_job_alone(shelf: Shelf) -> None:
     image, savepoint = shelf.checkpoint(), shelf.savepoint("mine")
 

@@ -18,6 +18,7 @@ from dagster_ckpt.spark import (
     LiveDirectory,
     Materialized,
     apply_state_backend,
+    logged_batch,
     materialize,
     roll_back,
     staged_cut,
@@ -85,6 +86,13 @@ class Workload:
         # In the order of the batches, but without their numbers: whether one without data ran in between may differ.
         batches = sorted(self.output.iterdir(), key=lambda path: int(path.name))
         return [line for path in batches for line in path.read_text().splitlines()]
+
+    def newest_batch(self) -> int:
+        """The newest batch that the output shows rows of, or knows; -1 for none."""
+        if self.mode == "append":
+            logged = logged_batch(str(self.output))
+            return -1 if logged is None else logged
+        return max((int(path.name) for path in self.output.iterdir()), default=-1)
 
     def back_to(self, batch_id: int) -> None:
         """Undo the later batches of an output that is not Spark's file sink."""

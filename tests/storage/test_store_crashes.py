@@ -320,7 +320,7 @@ def test_another_jobs_unfinished_savepoint_is_not_swept(world) -> None:
 
 @pytest.fixture
 def old_space() -> MemorySpace:
-    """What two crashes left: a checkpoint without metadata and half a deletion, beside what is not ours."""
+    """What crashes left: two checkpoints without metadata and half a deletion, beside what is not ours."""
     space = MemorySpace("mem://c/job")
     names = {
         "chk-1/b.pack": 1,
@@ -330,6 +330,7 @@ def old_space() -> MemorySpace:
         "chk-3/_deleting": 2_000,
         "chk-3/a.pack": 3_000,
         "chk-3/notes.txt": 3_000,
+        "chk-4/d.pack": 5_000,
         "shared/old.pack": 5_999,
         "shared/young.pack": 6_000,
         "shared/folder/old.pack": 1,
@@ -348,6 +349,7 @@ def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: 
         Garbage("mem://c/job/chk-1/b.tmp", "chk-1 was never finished: it has no _metadata", 9_999),
         Garbage("mem://c/job/chk-3/_deleting", "the deletion of chk-3 was cut off", 8_000),
         Garbage("mem://c/job/chk-3/a.pack", "the deletion of chk-3 was cut off", 7_000),
+        Garbage("mem://c/job/chk-4/d.pack", "chk-4 was never finished: it has no _metadata", 5_000),
         Garbage("mem://c/job/shared/old.pack", "no image refers to it", 4_001),
     ]
     assert set(old_space._objects) == before

@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus
+from dagster_ckpt.catalog import Catalog, ExecutionRecord
 from dagster_ckpt.lifecycle.writer_lease import has_living_holder
 
 # A driver that has stopped its query gives up the lease first, and then applies retention: not for longer than this.
@@ -23,8 +23,6 @@ def driver_is_gone(catalog: Catalog, execution: ExecutionRecord, *, now_ms: int)
     """
     if has_living_holder(catalog, execution.job_id):
         return False
-    if execution.status not in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
-        return True
     if execution.host == socket.gethostname() and not _runs(execution.pid):
         return True
     return now_ms - execution.heartbeat_at_ms > SILENCE_MS

@@ -147,6 +147,8 @@ def _follow(context: dg.AssetExecutionContext, job: StreamingJob, watch: RunWatc
                 if not operations.is_running(job):
                     break
             elif driver_is_gone(job.catalog, execution, now_ms=wall_clock_ms()):
+                # What it did last may be newer than what was read before it went.
+                execution = job.catalog.executions.latest(job.job_id)
                 break
         if watch.should_stop():
             _leave(context, job, watch)

@@ -193,6 +193,16 @@ class TestSupervised:
 
         assert len(supervised.tick()) == 1
 
+    def test_a_driver_that_has_ended_may_still_be_applying_retention(self, supervised: Supervised) -> None:
+        execution_id = supervised.execution()
+        supervised.catalog.executions.end(execution_id, ExecutionStatus.FINISHED, "stopped with a savepoint")
+        assert supervised.tick() == []
+
+        supervised.later_ms = SILENCE_MS + 1
+        (request,) = supervised.tick()
+
+        assert request.job_name == "apply_retention_job"
+
     def test_a_run_that_follows_its_driver_sees_to_its_end_itself(self, supervised: Supervised) -> None:
         supervised.execution(DagsterRunStatus.STARTED)
         supervised.later_ms = SILENCE_MS + 1

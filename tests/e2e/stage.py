@@ -143,11 +143,11 @@ class Stage:
             self.wait_for(
                 lambda: self.catalog.executions.get(before.execution_id).settled, f"{before.job_id} to be settled"
             )
-        recorded = self.run(before).status
         checkpoints = len([i for i in self.catalog.images.completed(before.job_id) if i.kind == "CHECKPOINT"])
         successor = self.running(before.job_id, after=before) if comes_back else None
         return Ending(
-            recorded=recorded,
+            # Where a time limit ends it, the run first says that it was cancelled, and then the daemon that it failed.
+            recorded=self.run(before).status,
             before=before,
             after=self.catalog.executions.get(before.execution_id),
             log=self.log(before.run_id),

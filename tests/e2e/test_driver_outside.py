@@ -91,9 +91,13 @@ class Sales:
             self.runs.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
         started = self.runs[-1]
         self.await_that(lambda: len(self.instance.get_runs()) > len(before) or started.poll() is not None, "the run")
-        assert started.poll() is None, (self.folder / "logs" / "run.log").read_text()
+        assert started.poll() is None, self.log_of_runs()
         (run,) = [run for run in self.instance.get_runs() if run.run_id not in before]
         return run.run_id
+
+    def log_of_runs(self) -> str:
+        """What the launched runs have said."""
+        return (self.folder / "logs" / "run.log").read_text()
 
     def await_running(self, *, besides: str = "") -> ExecutionRecord:
         def running() -> ExecutionRecord | None:
@@ -222,11 +226,12 @@ def test_a_driver_outlives_its_run_is_operated_killed_launched_again_and_loses_n
 
     # Another run follows it, and ends well when it is stopped with a savepoint.
     following = sales.launch()
+    sales.await_that(lambda: f"the driver lives: process {second.pid}" in sales.log_of_runs(), "the run to follow")
     sales.feed(2)
     sales.await_that(lambda: sales.rows() == sales.expected(), "all rows")
     (pid,) = {launch.pid for launch in [sales.catalog.launches.latest(JOB)] if launch is not None}
     assert sales.execute("stop_with_savepoint_job", {"job_id": JOB, "label": "the end"}).success
-    assert sales.runs[1].wait(DEADLINE_S) == 0
+    assert sales.runs[1].wait(DEADLINE_S) == 0, sales.log_of_runs()
     assert sales.instance.get_run_by_id(following).status is dg.DagsterRunStatus.SUCCESS
     sales.await_that(lambda: is_over(pid), "the end of the driver")
     end = sales.catalog.executions.latest(JOB)

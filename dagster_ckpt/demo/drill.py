@@ -45,6 +45,9 @@ STEP_TIMEOUT_S = 120.0
 SETTLED_MS = 3_000
 # A JVM writes the stacks of its threads when it comes to a safepoint.
 STACKS_S = 3.0
+# These come when nothing is killed any more. A query that Spark starts again makes no batch without data, which only
+# moves the watermark on, until new data has come: one that had seen the whole feed would never end.
+HELD_BACK_DAYS = 14
 WIDTH = 170
 DAYS_PER_SECOND = 4.0
 STREAMS = (departure_delays, flights_with_weather)
@@ -227,7 +230,7 @@ def _known(directory: str | None) -> str:
 
 
 class Feed:
-    """The feed, laid in the background while the drill goes on.
+    """The feed, laid in the background while the drill goes on; its last days only when its end is waited for.
 
     Args:
         landing: The landing directory.
@@ -238,6 +241,7 @@ class Feed:
         self._replayer = Replayer(landing)
         self._pace = pace
         self._stopped = threading.Event()
+        self._may_end = threading.Event()
         self._days = 0
         self._thread = threading.Thread(target=self._lay, name="feed", daemon=True)
 
@@ -252,7 +256,8 @@ class Feed:
         return self._days / self.plan.days
 
     def await_end(self) -> None:
-        """Wait until the whole year has arrived."""
+        """Let the whole year arrive, and wait for it."""
+        self._may_end.set()
         self._thread.join()
 
     @contextmanager
@@ -263,11 +268,15 @@ class Feed:
             yield
         finally:
             self._stopped.set()
+            self._may_end.set()
             self._thread.join()
 
     def _lay(self) -> None:
+        held_back_from = self.plan.days - HELD_BACK_DAYS
         for _ in self._replayer.replay(self._pace, stopped=self._stopped.is_set):
             self._days += 1
+            if self._days == held_back_from:
+                self._may_end.wait()
 
 
 def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[str, TableComparison]:

@@ -45,9 +45,10 @@ STEP_TIMEOUT_S = 120.0
 SETTLED_MS = 3_000
 # A JVM writes the stacks of its threads when it comes to a safepoint.
 STACKS_S = 3.0
-# These come when nothing is killed any more. A query that Spark starts again makes no batch without data, which only
-# moves the watermark on, until new data has come: one that had seen the whole feed would never end.
-HELD_BACK_DAYS = 14
+# So many days before its end the feed stops, to go on after the savepoint, and when nothing is killed any more. However
+# slow the machine, there is data then for the batches that are waited for: a query that Spark starts again makes none
+# without data, which only moves the watermark on, until new data has come.
+STOPS_BEFORE_THE_END = (28, 14)
 WIDTH = 170
 DAYS_PER_SECOND = 4.0
 STREAMS = (departure_delays, flights_with_weather)
@@ -230,7 +231,7 @@ def _known(directory: str | None) -> str:
 
 
 class Feed:
-    """The feed, laid in the background while the drill goes on; its last days only when its end is waited for.
+    """The feed, laid in the background while the drill goes on; its last days only when they are asked for.
 
     Args:
         landing: The landing directory.
@@ -241,7 +242,7 @@ class Feed:
         self._replayer = Replayer(landing)
         self._pace = pace
         self._stopped = threading.Event()
-        self._may_end = threading.Event()
+        self._stops = {self.plan.days - before: threading.Event() for before in STOPS_BEFORE_THE_END}
         self._days = 0
         self._thread = threading.Thread(target=self._lay, name="feed", daemon=True)
 
@@ -257,8 +258,12 @@ class Feed:
 
     def await_end(self) -> None:
         """Let the whole year arrive, and wait for it."""
-        self._may_end.set()
+        self._pass_all()
         self._thread.join()
+
+    def go_on(self) -> None:
+        """Let the days up to the next stop arrive."""
+        next(stop for stop in self._stops.values() if not stop.is_set()).set()
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
@@ -268,15 +273,18 @@ class Feed:
             yield
         finally:
             self._stopped.set()
-            self._may_end.set()
+            self._pass_all()
             self._thread.join()
 
+    def _pass_all(self) -> None:
+        for stop in self._stops.values():
+            stop.set()
+
     def _lay(self) -> None:
-        held_back_from = self.plan.days - HELD_BACK_DAYS
         for _ in self._replayer.replay(self._pace, stopped=self._stopped.is_set):
             self._days += 1
-            if self._days == held_back_from:
-                self._may_end.wait()
+            if (stop := self._stops.get(self._days)) is not None:
+                stop.wait()
 
 
 def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[str, TableComparison]:
@@ -302,6 +310,7 @@ def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[st
             drill.await_successor(departure_delays, killed)
             console.log("[bold]3. A savepoint while it runs[/bold]")
             drill.take_savepoint(departure_delays, SAVEPOINT_LABEL)
+            feed.go_on()
             drill.await_batches_after(departure_delays, SAVEPOINT_LABEL, batches=2)
             console.log("[bold]4. A bad deployment, rewound to the savepoint[/bold]")
             drill.rewind(departure_delays, SAVEPOINT_LABEL)

@@ -1,26 +1,32 @@
-"""The feed of the drill: its last days come when its end is waited for, and not before."""
+"""The feed of the drill: its last days come when they are asked for, and not before."""
 
 import time
 from pathlib import Path
 
-from dagster_ckpt.demo.drill import HELD_BACK_DAYS, Feed
+from dagster_ckpt.demo.drill import STOPS_BEFORE_THE_END, Feed
 
 AS_FAST_AS_IT_CAN = 1e6
 DEADLINE_S = 120.0
 
 
-def test_the_last_days_are_held_back_until_the_end_is_waited_for(tmp_path: Path) -> None:
+def test_the_last_days_come_as_they_are_asked_for(tmp_path: Path) -> None:
     feed = Feed(tmp_path, AS_FAST_AS_IT_CAN)
-    days = feed.plan.days
+    days, files = feed.plan.days, feed.plan.flight_files
     deadline = time.monotonic() + DEADLINE_S
-    with feed.arriving():
-        while feed.share * days < days - HELD_BACK_DAYS and time.monotonic() < deadline:
+
+    def held_back_at(stop: int) -> set[str]:
+        while feed.share * days < days - stop and time.monotonic() < deadline:
             time.sleep(0.05)
-        held_back = set(feed.plan.flight_files) - {path.name for path in (tmp_path / "flights").iterdir()}
-        assert held_back == set(feed.plan.flight_files[-HELD_BACK_DAYS:])
+        return set(files) - {path.name for path in (tmp_path / "flights").iterdir()}
+
+    with feed.arriving():
+        for stop in STOPS_BEFORE_THE_END[:-1]:
+            assert held_back_at(stop) == set(files[-stop:])
+            feed.go_on()
+        assert held_back_at(STOPS_BEFORE_THE_END[-1]) == set(files[-STOPS_BEFORE_THE_END[-1] :])
         feed.await_end()
     assert feed.share == 1
-    assert {path.name for path in (tmp_path / "flights").iterdir()} == set(feed.plan.flight_files)
+    assert held_back_at(0) == set()
 
 
 def test_a_feed_whose_end_nobody_waits_for_ends_with_its_context(tmp_path: Path) -> None:

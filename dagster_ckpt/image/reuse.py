@@ -84,7 +84,7 @@ class Reusable:
         self._is_extended = is_extended
         self._take_object = take
         self._references: dict[str, str | None] = {}
-        self._by_digest: dict[int, bytes] | None = None
+        self._by_digest: dict[bytes, bytes] | None = None
         self._good = base.good_objects if base is not None else frozenset()
         self._lock = threading.RLock()
 
@@ -137,8 +137,8 @@ class Reusable:
         if self._by_digest is None:
             kept = [segment for segment in manifest.segments if not segment.is_packed]
             # Keyed by a part of the digest, which takes less memory.
-            self._by_digest = {int(line[2:18], 16): line for segment in kept for line in segment.lines}
-        line = self._by_digest.get(int(digest[:16], 16))
+            self._by_digest = {line[2:18]: line for segment in kept for line in segment.lines}
+        line = self._by_digest.get(digest[:16].encode())
         packed = (segment for segment in manifest.segments if line is None and segment.is_packed)
         return next(filter(None, (segment.with_digest(digest) for segment in packed)), line)
 

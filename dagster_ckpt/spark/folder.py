@@ -42,17 +42,16 @@ class Entry:
 
 
 class Listing(ABC):
-    """The files of one directory, as they were at the first look.
+    """The files of one directory, as they were at the first look."""
 
-    Attributes:
-        names: Their names, hidden ones left out.
-    """
-
-    names: Set[str]
+    @property
+    @abstractmethod
+    def names(self) -> Set[str]:
+        """Their names, hidden ones left out."""
 
     @abstractmethod
     def version(self, name: str) -> FileVersion:
-        """Version of one of them. Raises FileNotFoundError where it is gone."""
+        """Version of one of them. Raises FileNotFoundError where it is not, or not any more."""
 
 
 class Folder(ABC):

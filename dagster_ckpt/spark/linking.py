@@ -1,6 +1,7 @@
 """Hard links from other directory trees of this machine into a new one.
 
-A third of the time of a link is the walk along two long paths. So the roots are opened once, and walked from there.
+A third of the time of a link is the walk along two long paths. So the roots are opened once, and walked from there. One
+thread does it all: calls so short leave two of them waiting for each other.
 """
 
 from __future__ import annotations
@@ -11,13 +12,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from dagster_ckpt.image import FileEntry, GoOn, in_threads
+from dagster_ckpt.image import FileEntry
 from dagster_ckpt.spark.folder import FileVersion, accessing
 from dagster_ckpt.spark.local_folder import token_of, version_of
-
-# Two threads make directories from so many on: one takes several times as long as a link. Links are so short that two
-# threads would mostly wait for each other.
-_MANY = 50
 
 
 class Linker:
@@ -88,16 +85,9 @@ class Linker:
 
     def _make(self, directories: Iterable[str]) -> None:
         new = sorted(directory for directory in directories if directory not in self._directories)
-        if not new:
-            return
-        target, half = self._target, len(new) // 2
-
-        def make(part: Sequence[str], _: GoOn) -> None:
-            for directory in part:
-                _make_with_parents(directory, target)
-
         with accessing("write", f"file://{self._root}"):
-            in_threads(2, [new[:half], new[half:]] if len(new) >= _MANY else [new], make)
+            for directory in new:
+                _make_with_parents(directory, self._target)
         self._directories.update(new)
 
     @cached_property
@@ -120,7 +110,7 @@ def _make_with_parents(directory: str, root: int) -> None:
     try:
         os.mkdir(directory, dir_fd=root)
     except FileExistsError:
-        return  # For a file given as bytes before, or by the other thread.
+        return  # For a file given as bytes before.
     except FileNotFoundError:
         _make_with_parents(_directory(directory), root)
         _make_with_parents(directory, root)

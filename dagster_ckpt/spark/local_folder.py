@@ -8,7 +8,8 @@ import os
 import shutil
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,18 +22,30 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class LocalListing(Listing):
-    """Names from one call; versions one by one, as few are asked for."""
+    """Names from one call, where they are asked for; versions one by one, as few are."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, url: str, path: str, directory: str) -> None:
+        self._url = url
         self._path = path
-        try:
-            self.names = {name for name in os.listdir(path) if name[0] != "."}  # noqa: PTH208 - no object for each name
-        except (FileNotFoundError, NotADirectoryError):
-            self.names = frozenset()
+        self._directory = directory
+
+    @cached_property
+    def names(self) -> Set[str]:
+        """Their names, hidden ones left out."""
+        with accessing("list", self._url, self._path):
+            try:
+                names = os.listdir(self._directory)  # noqa: PTH208 - no object for each name
+            except (FileNotFoundError, NotADirectoryError):
+                return frozenset()
+        return {name for name in names if name[0] != "."}
 
     def version(self, name: str) -> FileVersion:
         """Version of a file."""
-        return version_of(os.stat(f"{self._path}/{name}"))  # noqa: PTH116 - ten thousand times an image
+        try:
+            # Ten thousand times an image, hence without an object or a context manager for each.
+            return version_of(os.stat(f"{self._directory}/{name}"))  # noqa: PTH116
+        except OSError as error:
+            raise explained("read", self._url, f"{self._path}/{name}", error) from error
 
 
 class LocalFolder(Folder):
@@ -58,8 +71,7 @@ class LocalFolder(Folder):
 
     def listing(self, path: str) -> Listing:
         """Names in a directory."""
-        with accessing("list", self.url, path):
-            return LocalListing(self._prefix + path)
+        return LocalListing(self.url, path, self._prefix + path)
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""

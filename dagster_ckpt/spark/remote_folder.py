@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO, cast
@@ -28,11 +28,18 @@ class RemoteListing(Listing):
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
-        self.names = entries.keys()
+
+    @property
+    def names(self) -> Set[str]:
+        """Their names, hidden ones left out."""
+        return self._entries.keys()
 
     def version(self, name: str) -> FileVersion:
         """Version of a file."""
-        return self._entries[name].version()
+        entry = self._entries.get(name)
+        if entry is None:
+            raise FileNotFoundError(name)
+        return entry.version()
 
 
 class RemoteFolder(Folder):

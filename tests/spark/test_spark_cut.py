@@ -7,7 +7,8 @@ from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
 from dagster_ckpt.spark import cut
 from dagster_ckpt.spark.file_source import log_offset
-from dagster_ckpt.spark.local_folder import LocalFolder
+from dagster_ckpt.spark.folder import FileVersion
+from dagster_ckpt.spark.local_folder import LocalFolder, LocalListing
 
 
 @pytest.fixture
@@ -171,6 +172,46 @@ def test_an_sst_of_another_size_is_refused(files: LiveFiles) -> None:
 
     with pytest.raises(IncompleteCutError, match=r"000013-aa\.sst.*9 bytes.*3 are there"):
         cut(files.live, carry_in_flight=False)
+
+
+def test_an_sst_that_is_not_there_is_named_with_the_snapshot_that_needs_it(files: LiveFiles) -> None:
+    files.batches(0, provider=ROCKSDB)
+    files.operator()
+    files.put("state/0/0/1.zip", snapshot_zip(("000013-aa.sst", 9)))
+
+    with pytest.raises(IncompleteCutError, match=r"SSTs/000013-aa\.sst is missing: 1\.zip is built on it"):
+        cut(files.live, carry_in_flight=False)
+
+
+@pytest.mark.parametrize("name", ["../1.zip", "/etc/hostname", ".hidden.sst", "below/000013-aa.sst", ""])
+def test_a_snapshot_names_files_of_its_own_directory_only(files: LiveFiles, name: str) -> None:
+    files.batches(0, provider=ROCKSDB)
+    files.operator()
+    files.put("state/0/0/1.zip", snapshot_zip((name, 9)))
+
+    with pytest.raises(LiveDirectoryError, match=r"(?s)1\.zip is not a RocksDB snapshot.*dfsSstFileName"):
+        cut(files.live, carry_in_flight=False)
+
+
+def test_a_changelog_purged_after_it_was_listed_is_a_reason_to_look_again(
+    files: LiveFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.batches(1, provider=ROCKSDB)
+    files.operator()
+    files.put("state/0/0/1.changelog")
+    files.put("state/0/0/2.changelog")
+    look, looks = LocalListing.version, list[str]()
+
+    def purge_once(listing: LocalListing, name: str) -> FileVersion:
+        looks.append(name)
+        if len(looks) == 1:
+            files.put("state/0/0/1.zip", snapshot_zip())
+            files.remove("state/0/0/1.changelog")
+        return look(listing, name)
+
+    monkeypatch.setattr(LocalListing, "version", purge_once)
+
+    assert state_paths(files) == {"0/0/1.zip", "0/0/2.changelog"}
 
 
 def test_a_zip_that_is_none_is_named(files: LiveFiles) -> None:

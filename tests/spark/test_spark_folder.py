@@ -53,7 +53,20 @@ def test_a_replaced_file_has_another_version(folder: Folder) -> None:
     folder.write("a", [b"two"])
 
     assert folder.version("a") != before
-    assert folder.list()["a"].version() == folder.version("a")
+    assert folder.list()["a"].version() == folder.listing("").version("a") == folder.version("a")
+
+
+def test_a_listing_is_asked_for_the_versions_of_its_files(folder: Folder) -> None:
+    folder.write("a/b", [b"one"])
+    folder.write("a/.b.crc", [b"two"])
+    listing = folder.listing("a")
+
+    assert set(listing.names) == {"b"}
+    assert listing.version("b") == folder.version("a/b")
+    for missing in (listing, folder.listing("nowhere")):
+        with pytest.raises(FileNotFoundError):
+            missing.version("c")
+    assert set(folder.listing("nowhere").names) == set()
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:

@@ -39,9 +39,13 @@ class StoreDirectory:
         Raises:
             IncompleteCutError: It is not.
         """
-        if name not in self.names:
-            raise self.incomplete(name, why)
-        size, token = self._listing.version(name)
+        try:
+            size, token = self._listing.version(name)
+        except FileNotFoundError as error:
+            if name in self.names:
+                # Purged since the directory was listed: the next attempt sees another one.
+                raise
+            raise self.incomplete(name, why) from error
         path = f"{self.path}/{name}"
         return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 

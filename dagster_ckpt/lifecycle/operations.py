@@ -6,21 +6,21 @@ does not run is worked on directly, under the same lease that a run would take.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 
-from dagster_ckpt.catalog import DesiredRecord, ImageRecord, ImageTrigger, RequestKind, RequestRecord, RequestStatus
-from dagster_ckpt.errors import (
-    CatalogError,
-    ImageNotFoundError,
-    NothingCommittedError,
-    RequestFailedError,
-    RequestTimeoutError,
-)
+from dagster_ckpt.catalog import DesiredRecord, ImageRecord, ImageTrigger, RequestKind, RequestRecord
+from dagster_ckpt.errors import CatalogError, ImageNotFoundError, NothingCommittedError, RequestFailedError
 from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.asking import (
+    DEFAULT_TIMEOUT_S,
+    Operator,
+    ask,
+    await_answer,
+    await_stop,
+    is_running,
+    require_running,
+)
 from dagster_ckpt.lifecycle.batch_log import BatchFigures
 from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
@@ -30,28 +30,26 @@ from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
-from dagster_ckpt.lifecycle.writer_lease import has_living_holder
 from dagster_ckpt.options import DesiredState
 from dagster_ckpt.spark import LiveDirectory
 
-DEFAULT_TIMEOUT_S = 600.0
-POLL_S = 0.5
-
-
-@dataclass(frozen=True)
-class Operator:
-    """Who asks.
-
-    Attributes:
-        origin: Shown wherever the request is: a run id, a schedule, a person.
-    """
-
-    origin: str
-
-
-def is_running(job: StreamingJob) -> bool:
-    """Whether an execution of the job holds its lease and may be alive."""
-    return has_living_holder(job.catalog, job.job_id)
+__all__ = [
+    "Operator",
+    "await_answer",
+    "cancel",
+    "is_running",
+    "prefer_savepoint",
+    "preview",
+    "preview_start",
+    "request_start",
+    "restart",
+    "set_desired_state",
+    "start_arguments",
+    "stop_with_savepoint",
+    "suspend",
+    "trigger_checkpoint",
+    "trigger_savepoint",
+]
 
 
 def trigger_checkpoint(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ImageRecord:
@@ -68,7 +66,7 @@ def trigger_checkpoint(job: StreamingJob, operator: Operator, *, timeout_s: floa
             f"Job {job.job_id!r} does not run, and a checkpoint belongs to a running job. Take a savepoint: "
             "that works for a stopped job too."
         )
-    return _image_of(job, _ask(job, RequestKind.CHECKPOINT, {}, operator, timeout_s))
+    return _image_of(job, ask(job, RequestKind.CHECKPOINT, {}, operator, timeout_s))
 
 
 def trigger_savepoint(
@@ -99,7 +97,7 @@ def trigger_savepoint(
     job.catalog.jobs.get(job.job_id)
     if is_running(job):
         arguments = {"label": label, "target_directory": target_directory, "schedule": schedule}
-        return _image_of(job, _ask(job, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
+        return _image_of(job, ask(job, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
     return _savepoint_of_stopped_job(job, label=label, target_directory=target_directory, schedule=schedule)
 
 
@@ -120,10 +118,10 @@ def stop_with_savepoint(
         RequestFailedError: The job does not run, or the savepoint failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
-    _require_running(job, "stopped with a savepoint")
+    require_running(job, "stopped with a savepoint")
     arguments = {"label": label, "target_directory": target_directory}
-    image = _image_of(job, _ask(job, RequestKind.STOP_WITH_SAVEPOINT, arguments, operator, timeout_s))
-    _await_stop(job, timeout_s)
+    image = _image_of(job, ask(job, RequestKind.STOP_WITH_SAVEPOINT, arguments, operator, timeout_s))
+    await_stop(job, timeout_s)
     return image
 
 
@@ -135,9 +133,9 @@ def cancel(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_
         RequestFailedError: The job does not run.
         RequestTimeoutError: It did not stop in time.
     """
-    _require_running(job, "cancelled")
-    _ask(job, RequestKind.CANCEL, {}, operator, timeout_s)
-    _await_stop(job, timeout_s)
+    require_running(job, "cancelled")
+    ask(job, RequestKind.CANCEL, {}, operator, timeout_s)
+    await_stop(job, timeout_s)
 
 
 def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -148,9 +146,9 @@ def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT
         RequestFailedError: The job does not run.
         RequestTimeoutError: It did not stop in time.
     """
-    _require_running(job, "suspended")
-    _ask(job, RequestKind.SUSPEND, {}, operator, timeout_s)
-    _await_stop(job, timeout_s)
+    require_running(job, "suspended")
+    ask(job, RequestKind.SUSPEND, {}, operator, timeout_s)
+    await_stop(job, timeout_s)
 
 
 def set_desired_state(
@@ -276,92 +274,6 @@ def restart(
     report("waiting for the start: by the supervisor sensor, which has to be turned on, or by whoever runs the program")
     await_answer(job, request, timeout_s=timeout_s)
     return ahead
-
-
-def await_answer(
-    job: StreamingJob,
-    request: RequestRecord,
-    *,
-    timeout_s: float,
-    gave_up: Callable[[], str | None] = lambda: None,
-) -> RequestRecord:
-    """Wait until a request is answered; withdraw it if it is not, also where the waiting is interrupted.
-
-    Args:
-        job: The job.
-        request: What was asked.
-        timeout_s: How long to wait.
-        gave_up: Asked at each poll; a sentence ends the waiting at once.
-
-    Raises:
-        RequestFailedError: It failed or was taken back, or nobody is left to answer.
-        RequestTimeoutError: No answer in time; the request was withdrawn.
-    """
-    try:
-        return _await_answer(job, request, timeout_s, gave_up)
-    except BaseException:
-        # Whoever waits is told to stop, and what nobody waits for is not to be done later.
-        with suppress(CatalogError):
-            job.catalog.requests.withdraw(request.request_id)
-        raise
-
-
-def _await_answer(
-    job: StreamingJob, request: RequestRecord, timeout_s: float, gave_up: Callable[[], str | None]
-) -> RequestRecord:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        answer = job.catalog.requests.get(request.request_id)
-        if answer.status is RequestStatus.COMPLETED:
-            return answer
-        what = f"{answer.kind.value} of job {job.job_id!r} (request {answer.request_id})"
-        if answer.status is RequestStatus.FAILED:
-            raise RequestFailedError(f"{what} failed: {answer.error}")
-        if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
-            raise RequestFailedError(f"{what} is {answer.status.value}: somebody has taken it back. Ask again.")
-        why = gave_up()
-        if why is not None and job.catalog.requests.withdraw(request.request_id):
-            raise RequestFailedError(f"{what} was withdrawn: {why}")
-        if time.monotonic() >= deadline and job.catalog.requests.withdraw(request.request_id):
-            raise RequestTimeoutError(
-                f"{what} had no answer in {timeout_s:.0f} s and was withdrawn. Look at the log of the job's run: "
-                "a batch that takes longer than this, or a query without a committed batch, cannot answer."
-            )
-        time.sleep(POLL_S)
-
-
-def _ask(
-    job: StreamingJob,
-    kind: RequestKind,
-    arguments: dict[str, str | None],
-    operator: Operator,
-    timeout_s: float,
-) -> RequestRecord:
-    request = job.catalog.requests.submit(job.job_id, kind, arguments=arguments, origin=operator.origin)
-
-    def nobody_left() -> str | None:
-        return None if is_running(job) else "the job's run ended before it answered"
-
-    return await_answer(job, request, timeout_s=timeout_s, gave_up=nobody_left)
-
-
-def _require_running(job: StreamingJob, participle: str) -> None:
-    job.catalog.jobs.get(job.job_id)
-    if not is_running(job):
-        raise RequestFailedError(
-            f"Job {job.job_id!r} does not run, so it cannot be {participle}. Its images are as they were."
-        )
-
-
-def _await_stop(job: StreamingJob, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while is_running(job):
-        if time.monotonic() >= deadline:
-            raise RequestTimeoutError(
-                f"Job {job.job_id!r} agreed to stop but still runs after {timeout_s:.0f} s. Look at its run's log; "
-                "terminate the run if it hangs. Its images are safe."
-            )
-        time.sleep(POLL_S)
 
 
 def _image_of(job: StreamingJob, answer: RequestRecord) -> ImageRecord:

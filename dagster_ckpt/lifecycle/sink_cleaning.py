@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog import EventRecord, EventType
 from dagster_ckpt.image import FileEntry
+from dagster_ckpt.lifecycle.asking import is_running
 from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.operations import is_running
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.spark import (
     SINKS_FOLDER,

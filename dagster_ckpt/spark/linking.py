@@ -85,6 +85,8 @@ class Linker:
 
     def _make(self, directories: Iterable[str]) -> None:
         new = sorted(directory for directory in directories if directory not in self._directories)
+        if not new:
+            return
         with accessing("write", f"file://{self._root}"):
             for directory in new:
                 _make_with_parents(directory, self._target)

@@ -41,6 +41,9 @@ class LocalListing(Listing):
 
     def version(self, name: str) -> FileVersion:
         """Version of a file."""
+        if not name or name[0] == "." or "/" in name:
+            # What a damaged snapshot names is looked for here, and nowhere else.
+            raise FileNotFoundError(f"{self._url}/{self._path}/{name}")
         try:
             # Ten thousand times an image, hence without an object or a context manager for each.
             return version_of(os.stat(f"{self._directory}/{name}"))  # noqa: PTH116

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -188,8 +189,10 @@ def test_a_snapshot_names_files_of_its_own_directory_only(files: LiveFiles, name
     files.batches(0, provider=ROCKSDB)
     files.operator()
     files.put("state/0/0/1.zip", snapshot_zip((name, 9)))
+    files.put("state/0/0/SSTs/below/000013-aa.sst", b"123456789")
+    files.put("state/0/0/SSTs/.hidden.sst", b"123456789")
 
-    with pytest.raises(LiveDirectoryError, match=r"(?s)1\.zip is not a RocksDB snapshot.*dfsSstFileName"):
+    with pytest.raises(IncompleteCutError, match=rf"SSTs/{re.escape(name)} is missing: 1\.zip is built on it"):
         cut(files.live, carry_in_flight=False)
 
 

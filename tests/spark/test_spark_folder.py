@@ -63,9 +63,11 @@ def test_a_listing_is_asked_for_the_versions_of_its_files(folder: Folder) -> Non
 
     assert set(listing.names) == {"b"}
     assert listing.version("b") == folder.version("a/b")
-    for missing in (listing, folder.listing("nowhere")):
+    for name in ("c", "", ".b.crc", "../a/b", "./b", "b/"):
         with pytest.raises(FileNotFoundError):
-            missing.version("c")
+            listing.version(name)
+    with pytest.raises(FileNotFoundError):
+        folder.listing("nowhere").version("b")
     assert set(folder.listing("nowhere").names) == set()
 
 

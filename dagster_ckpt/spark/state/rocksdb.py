@@ -24,17 +24,15 @@ _LOGS = "logs"
 
 # Directory, name and size of a file that a zip names.
 _Named = tuple[str, str, int]
-# A file of that directory itself, and not a hidden one.
-_NAME = r"^[^./][^/]*$"
 
 
 class _SstFile(BaseModel):
-    name: str = Field(alias="dfsSstFileName", pattern=_NAME)
+    name: str = Field(alias="dfsSstFileName")
     size: int = Field(alias="sizeBytes")
 
 
 class _LogFile(BaseModel):
-    name: str = Field(alias="dfsLogFileName", pattern=_NAME)
+    name: str = Field(alias="dfsLogFileName")
     size: int = Field(alias="sizeBytes")
 
 

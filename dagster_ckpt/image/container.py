@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
@@ -67,7 +67,7 @@ def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
         "header": manifest.header.model_dump(mode="json"),
         "file_count": manifest.file_count,
         "full_bytes": manifest.full_bytes,
-        "objects": {name: asdict(use) for name, use in manifest.uses.items()},
+        "objects": {name: {"length": use.length, "used": use.used} for name, use in manifest.uses.items()},
     }
     ends: list[int] = []
     target = io.BytesIO()

@@ -18,11 +18,10 @@ from dagster_ckpt.image.source import Source
 
 # Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
 CHUNK_BYTES = 1024 * 1024
-# Small files are written so much at a time: a call for each costs more than the bytes, and memory that stays this small
-# is used again.
+# Small files are taken together, up to so many and so many bytes: calls for each cost more than the bytes, and memory
+# that stays this small is used again.
+_TOGETHER_FILES = 200
 _TOGETHER_BYTES = 256 * 1024
-# So many files are told of at a time.
-_TOLD_AT_ONCE = 500
 # Equal files of one image are stored once, as long as a table of so many digests can tell.
 _REMEMBERED_DIGESTS = 1_024
 
@@ -62,7 +61,7 @@ class Checks:
     Attributes:
         known: The entry of content that need not be written, by digest and file.
         is_likely_known: Whether a large file is worth reading for its digest first.
-        go_on: Called before each file; raises ImageAbortedError where the image is given up.
+        go_on: Called before every few files; raises ImageAbortedError where the image is given up.
         made: Told of each data object before it is made: one that could be made only in part has to be removed too.
         wrote: Told of some files where each lies; from several threads, where several write.
         complete: Given what completes the last data object of a task, to be done before the image is finished.
@@ -92,7 +91,11 @@ def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
     with _PackWriter(task, create, checks) as writer:
         while task.files:
             checks.go_on()
-            writer.add(task.files.popleft())
+            some = _next_small(task.files)
+            if some:
+                writer.add_small(some)
+            else:
+                writer.add_large(task.files.popleft())
     return writer.written
 
 
@@ -158,8 +161,8 @@ class Threads:
         return sum(in_threads(self.count, tasks, work))
 
 
-def read_file(file: Source) -> tuple[bytes, str]:
-    """All bytes of a small file, and their digest.
+def read_small(file: Source) -> bytes:
+    """All bytes of a small file.
 
     Raises:
         CutOvertakenError: It vanished, or has another length than was said of it.
@@ -170,7 +173,7 @@ def read_file(file: Source) -> tuple[bytes, str]:
         raise vanished(file) from error
     if len(data) != file.size:
         raise _changed(file)
-    return data, blake3(data).hexdigest()
+    return data
 
 
 def vanished(file: Source) -> CutOvertakenError:
@@ -186,12 +189,10 @@ class _PackWriter:
         self._open = contextlib.ExitStack()
         self._stream: BinaryIO | None = None
         self._length = 0
-        self._places: dict[str, tuple[str, int, int]] = {}
+        # Data object and offset of content that was written, by digest.
+        self._places: dict[str, tuple[str, int]] = {}
         self._packs: list[str] = []
         self._pending: list[bytes] = []
-        self._pending_bytes = 0
-        self._files: list[Source] = []
-        self._entries: list[FileEntry] = []
         self.written = 0
 
     def __enter__(self) -> _PackWriter:
@@ -199,92 +200,86 @@ class _PackWriter:
 
     def __exit__(self, *details: object) -> None:
         if details[0] is None:
-            self._flush()
             self._checks.complete(self._open.close)
-            self._tell()
             return
         with contextlib.suppress(Exception):
             self._open.close()
 
-    def add(self, file: Source) -> None:
-        if file.size > CHUNK_BYTES:
-            self._add_large(file)
-            return
-        data, digest = read_file(file)
-        entry = self._checks.known(digest, file) or self._seen(digest, file)
-        if entry is None:
-            entry = self._entry(file, digest, self._room_for(file.size))
-            self._write(data)
-        self._wrote(file, entry)
+    def add_small(self, files: Sequence[Source]) -> None:
+        """Add files that fit into memory together."""
+        contents = list(map(read_small, files))
+        digests = [blake3(data).hexdigest() for data in contents]
+        entries = []
+        for file, data, digest in zip(files, contents, digests, strict=True):
+            entry = self._checks.known(digest, file)
+            if entry is None:
+                place = self._places.get(digest)
+                if place is None:
+                    place = self._new_place(file.size)
+                    self._remember(digest, place)
+                    self._pending.append(data)
+                entry = FileEntry(digest, file.path, file.size, file.identity, file.token, *place)
+            entries.append(entry)
+        self._flush()
+        self._checks.wrote(files, entries)
 
-    def _add_large(self, file: Source) -> None:
+    def add_large(self, file: Source) -> None:
+        """Add a file piece by piece."""
         if self._checks.is_likely_known(file):
             read = blake3()
             for chunk in _chunks(file):
                 read.update(chunk)
             entry = self._checks.known(read.hexdigest(), file)
             if entry is not None:
-                self._wrote(file, entry)
+                self._checks.wrote([file], [entry])
                 return
-        offset = self._room_for(file.size)
+        place = self._new_place(file.size)
         digest = blake3()
         for chunk in _chunks(file):
             digest.update(chunk)
-            self._write(chunk)
-        self._wrote(file, self._entry(file, digest.hexdigest(), offset))
+            self._pending.append(chunk)
+            self._flush()
+        entry = FileEntry(digest.hexdigest(), file.path, file.size, file.identity, file.token, *place)
+        self._remember(entry.digest, place)
+        self._checks.wrote([file], [entry])
 
-    def _wrote(self, file: Source, entry: FileEntry) -> None:
-        self._files.append(file)
-        self._entries.append(entry)
-        if len(self._files) >= _TOLD_AT_ONCE:
-            self._tell()
-
-    def _tell(self) -> None:
-        self._checks.wrote(self._files, self._entries)
-        self._files.clear()
-        self._entries.clear()
-
-    def _seen(self, digest: str, file: Source) -> FileEntry | None:
-        place = self._places.get(digest)
-        if place is None or place[2] != file.size:
-            return None
-        return FileEntry(digest, file.path, file.size, file.identity, file.token, place[0], place[1])
-
-    def _entry(self, file: Source, digest: str, offset: int) -> FileEntry:
-        pack = self._packs[-1]
-        if len(self._places) < _REMEMBERED_DIGESTS:
-            self._places[digest] = (pack, offset, file.size)
-        return FileEntry(digest, file.path, file.size, file.identity, file.token, pack, offset)
-
-    def _room_for(self, size: int) -> int:
-        """Offset at which a file of this size goes into the open data object, which may be a new one."""
+    def _new_place(self, size: int) -> tuple[str, int]:
+        """Room for so many bytes in the open data object, which may be a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
-            self._close()
+            self._flush()
+            self._open.close()
             name = _pack_name(self._task, len(self._packs))
             self._checks.made(name)
             self._packs.append(name)
             self._stream = self._open.enter_context(self._create(name))
             self._length = 0
-        return self._length
+        place = self._packs[-1], self._length
+        self._length += size
+        return place
 
-    def _write(self, data: bytes) -> None:
-        self._pending.append(data)
-        self._pending_bytes += len(data)
-        self._length += len(data)
-        self.written += len(data)
-        if self._pending_bytes >= _TOGETHER_BYTES:
-            self._flush()
+    def _remember(self, digest: str, place: tuple[str, int]) -> None:
+        if len(self._places) < _REMEMBERED_DIGESTS:
+            self._places[digest] = place
 
     def _flush(self) -> None:
         """Write what has come together."""
         if self._stream is not None and self._pending:
-            self._stream.write(b"".join(self._pending) if len(self._pending) > 1 else self._pending[0])
-        self._pending.clear()
-        self._pending_bytes = 0
+            data = b"".join(self._pending) if len(self._pending) > 1 else self._pending[0]
+            self._pending.clear()
+            self._stream.write(data)
+            self.written += len(data)
 
-    def _close(self) -> None:
-        self._flush()
-        self._open.close()
+
+def _next_small(files: deque[Source]) -> list[Source]:
+    """Take out the next files that are read whole, as many as are taken together; none where a large one is next."""
+    some: list[Source] = []
+    size = 0
+    while files and len(some) < _TOGETHER_FILES and (not some or size + files[0].size <= _TOGETHER_BYTES):
+        if files[0].size > CHUNK_BYTES:
+            break
+        size += files[0].size
+        some.append(files.popleft())
+    return some
 
 
 def _chunks(file: Source) -> Iterator[bytes]:

@@ -12,11 +12,13 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from blake3 import blake3
+
 from dagster_ckpt.errors import CkptError, ImageAbortedError, StorageAccessError
 from dagster_ckpt.image.container import pack_metadata
 from dagster_ckpt.image.entries import FileEntry, parse_line, place_of
 from dagster_ckpt.image.manifest import ImageHeader, Manifest
-from dagster_ckpt.image.packs import Checks, PackRunner, PackTask, Threads, read_file
+from dagster_ckpt.image.packs import Checks, PackRunner, PackTask, Threads, read_small
 from dagster_ckpt.image.parallel import begin
 from dagster_ckpt.image.reuse import Base, Reusable, object_name
 from dagster_ckpt.image.segment import Segment
@@ -98,7 +100,7 @@ def write_image(
         extends: The image has all stable files of the base, which `can_be_extended`, besides `files`. So it costs
             what is new in it, however many files it has.
         hold: Given the files that will be read, in time before any is; gives them as they are to be read.
-        should_abort: Asked before each file.
+        should_abort: Asked before every few files.
         runner: Who writes the data objects.
 
     Raises:
@@ -206,7 +208,8 @@ class _Writer:
 
     def inline(self, file: Source) -> None:
         """Put a file into the metadata."""
-        data, digest = read_file(file)
+        data = read_small(file)
+        digest = blake3(data).hexdigest()
         offset = self._inlined.setdefault(digest, len(self._inline))
         if offset == len(self._inline):
             self._inline += data
@@ -297,22 +300,28 @@ class _Writer:
         return self._options.inline_threshold is None or inlined <= self._options.inline_limit_bytes
 
     def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
-        """Files in order, in about equal shares."""
         total = sum(file.size for file in files)
         shares = runner.width(total)
-        groups: list[deque[Source]] = [deque() for _ in range(shares)]
-        before = 0
-        for file in files:
-            groups[min(shares - 1, before * shares // max(1, total))].append(file)
-            before += file.size
         least, most = self._options.pack_least_bytes, self._options.pack_target_bytes
         target = min(max(total // PACKS_OF_AN_IMAGE, least), most)
         name = f"{self._options.object_prefix}{self._write_id}"
         return [
             PackTask(f"{name}-{index}" if shares > 1 else name, group, target)
-            for index, group in enumerate(groups)
+            for index, group in enumerate(_in_shares(files, shares, total))
             if group
         ]
+
+
+def _in_shares(files: Sequence[Source], shares: int, total_bytes: int) -> list[deque[Source]]:
+    """Files in order, in about equal shares."""
+    if shares == 1:
+        return [deque(files)]
+    groups: list[deque[Source]] = [deque() for _ in range(shares)]
+    before = 0
+    for file in files:
+        groups[min(shares - 1, before * shares // max(1, total_bytes))].append(file)
+        before += file.size
+    return groups
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class ImageStore(Protocol):
             extends: The checkpoint has all stable files of the base besides `files`; only where the base
                 `can_be_extended`.
             hold: Given the files that will be read, before any is; gives them as they are to be read.
-            should_abort: Asked before each file.
+            should_abort: Asked before every few files.
             runner: Who writes the data objects; None: threads of this process.
 
         Raises:
@@ -86,7 +86,7 @@ class ImageStore(Protocol):
             target_directory: Where to, if not to the configured folder.
             base: Location of an image whose bytes need not pass through this process again, or None.
             hold: Given the files that will be read, before any is; gives them as they are to be read.
-            should_abort: Asked before each file.
+            should_abort: Asked before every few files.
             runner: Who writes the data objects; None: threads of this process.
 
         Raises:

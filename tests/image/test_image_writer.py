@@ -232,7 +232,8 @@ def test_a_file_that_vanished_is_named(space, write) -> None:
 
 
 def test_giving_up_leaves_nothing(space, header, content) -> None:
-    files = [content(bytes([n]) * 100).file(str(n)) for n in range(3)]
+    # So large that each is taken alone.
+    files = [content(bytes([n]) * 200_000).file(str(n)) for n in range(3)]
     answers = iter([False, False, True])
     with pytest.raises(ImageAbortedError, match="chk-1 was given up"):
         write_image(space, "chk-1", header(1), files, options=SHARED, should_abort=lambda: next(answers))

@@ -16,11 +16,11 @@ from dagster_ckpt.image.packs import (
     pack_names,
     write_packs,
 )
-from dagster_ckpt.image.parallel import GoOn, in_threads
+from dagster_ckpt.image.parallel import GoOn, begin, in_threads
 from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, read_references, verify_image
 from dagster_ckpt.image.reuse import Base, object_name
 from dagster_ckpt.image.source import Source, SourceFile
-from dagster_ckpt.image.space import ObjectSpace
+from dagster_ckpt.image.space import ObjectSpace, nothing
 from dagster_ckpt.image.writer import METADATA_NAME, PACK_TARGET_BYTES, Hold, WriteOptions, WrittenImage, write_image
 
 __all__ = [
@@ -45,8 +45,10 @@ __all__ = [
     "WriteEntry",
     "WriteOptions",
     "WrittenImage",
+    "begin",
     "extract",
     "in_threads",
+    "nothing",
     "object_name",
     "pack_metadata",
     "pack_names",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -55,7 +55,11 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], R
 
 
 def begin(work: Callable[[], Result]) -> Future[Result]:
-    """Do something beside the caller; the error it may raise is the result's."""
+    """Do something beside the caller; the error it may raise is the result's.
+
+    Raises:
+        RuntimeError: The system gives no more threads.
+    """
     future: Future[Result] = Future()
 
     def do() -> None:
@@ -64,5 +68,6 @@ def begin(work: Callable[[], Result]) -> Future[Result]:
         except BaseException as error:  # noqa: BLE001 - told to the one who asks for the result
             future.set_exception(error)
 
-    threading.Thread(target=do, name="image", daemon=True).start()
+    # `threading.Thread` would wait until it runs, which takes as long as writing a few hundred kilobytes.
+    _thread.start_new_thread(do, ())
     return future

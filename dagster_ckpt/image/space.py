@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
+
+
+def nothing() -> None:
+    """Nothing to wait for."""
 
 
 class ObjectSpace(Protocol):
@@ -22,8 +26,14 @@ class ObjectSpace(Protocol):
         """Open a new data object for writing; it is durable once the context is left without an error."""
         ...
 
-    def publish(self, name: str, data: bytes) -> None:
-        """Write an object that is seen whole or not at all, and is durable on return."""
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+        """Write an object that is seen whole or not at all, and is durable on return.
+
+        Args:
+            name: The object.
+            data: Its bytes.
+            after: Called once, before it is seen; what it raises leaves no object.
+        """
         ...
 
     def read(self, name: str) -> bytes:

@@ -248,11 +248,15 @@ class _Writer:
             self._manifest.stable = self._manifest.stable[:-1]
         inline = bytes(self._inline)
         metadata = pack_metadata(self._manifest, inline)
+        name = posixpath.join(self._directory, METADATA_NAME)
+        self._space.publish(name, metadata, after=self._complete)
+        return WrittenImage(self._manifest, inline, self._written + len(metadata), tuple(self._made))
+
+    def _complete(self) -> None:
+        """Wait until the data objects are whole: only then the image may be visible."""
         for completing in self._completing:
             completing.result()
         self._publishing = True
-        self._space.publish(posixpath.join(self._directory, METADATA_NAME), metadata)
-        return WrittenImage(self._manifest, inline, self._written + len(metadata), tuple(self._made))
 
     def remove(self) -> None:
         """Remove what was written of an image that is not to be."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from dagster_ckpt.image import ObjectSpace
+from dagster_ckpt.image import ObjectSpace, nothing
 from dagster_ckpt.storage.access import Guarded, accessing, reading
 
 # A data object is collected here before it is put; a larger one goes through a file.
@@ -79,8 +79,9 @@ class CustomSpace(ABC):
             with accessing("write", where):
                 self.put(name, cast("BinaryIO", spool))
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
         """Put an object."""
+        after()
         with accessing("write", f"{self.url}/{name}"):
             self.put(name, io.BytesIO(data))
 
@@ -142,9 +143,9 @@ class FolderOfSpace:
         """Open a new data object for writing."""
         return self._space.create(f"{self._folder}/{name}")
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
         """Write an object that is seen whole or not at all."""
-        self._space.publish(f"{self._folder}/{name}", data)
+        self._space.publish(f"{self._folder}/{name}", data, after=after)
 
     def read(self, name: str) -> bytes:
         """All bytes of an object."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, BinaryIO, cast
 
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
-from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.image import ObjectSpace
+from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.image import ObjectSpace, nothing
 from dagster_ckpt.options.file_systems import fsspec_arguments, has_folders
 from dagster_ckpt.storage.access import Guarded, accessing, reading
 
@@ -57,17 +57,24 @@ class FsspecSpace:
             with _Upload(self._fs, path) as upload:
                 yield cast("BinaryIO", Guarded(cast("BinaryIO", upload), f"{self._url}/{name}"))
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
         """Write an object at once: a single put, or beside it and renamed where there are real folders."""
         path = self._path(name)
         with accessing("write", f"{self._url}/{name}"):
             if not self._has_folders:
+                after()
                 self._fs.pipe_file(path, data)
                 return
             self._make_folder(path)
-            unfinished = f"{path}.{uuid.uuid4().hex}.tmp"
-            self._fs.pipe_file(unfinished, data)
-            self._fs.mv(unfinished, path)
+            unfinished = f"{name}.{uuid.uuid4().hex}.tmp"
+            try:
+                self._fs.pipe_file(self._path(unfinished), data)
+                after()
+                self._fs.mv(self._path(unfinished), path)
+            except BaseException:
+                with suppress(CkptError):
+                    self.delete(unfinished)
+                raise
 
     def read(self, name: str) -> bytes:
         """All bytes of an object."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from dagster_ckpt.image import ObjectSpace
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.image import ObjectSpace, nothing
 from dagster_ckpt.storage.access import Guarded, accessing, reading
 from dagster_ckpt.storage.write_behind import WriteBehind
 
@@ -44,10 +45,10 @@ class LocalSpace:
             for folder in (path.parent, *changed):
                 _flush_folder(folder)
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
         """Write an object at once: beside it, flushed, then renamed, and the folder flushed too."""
-        path = self._root / name
-        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+        unfinished_name = f"{name}.{uuid.uuid4().hex}.tmp"
+        path, unfinished = self._root / name, self._root / unfinished_name
         with accessing("write", f"file://{path}"):
             changed = _make_folder(path.parent)
             try:
@@ -55,13 +56,16 @@ class LocalSpace:
                     stream.write(data)
                     stream.flush()
                     os.fsync(stream.fileno())
+                for folder in changed:
+                    _flush_folder(folder)
+                # What it waits for, mostly the disk as well, was done meanwhile.
+                after()
                 unfinished.replace(path)
             except BaseException:
-                unfinished.unlink(missing_ok=True)
+                with suppress(CkptError):
+                    self.delete(unfinished_name)
                 raise
-            # Those above come last: hardly anything of them is left to write by then.
-            for folder in (path.parent, *changed):
-                _flush_folder(folder)
+            _flush_folder(path.parent)
 
     def read(self, name: str) -> bytes:
         """All bytes of an object."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from dagster_ckpt.image import ObjectSpace
+from dagster_ckpt.image import ObjectSpace, nothing
 
 
 class MemorySpace:
@@ -32,8 +32,9 @@ class MemorySpace:
         yield stream
         self.publish(name, stream.getvalue())
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
         """Keep an object."""
+        after()
         with self._lock:
             self._objects[name] = (time.time_ns() // 1_000_000, data)
 

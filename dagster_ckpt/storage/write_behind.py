@@ -12,17 +12,20 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import BinaryIO
+
+from dagster_ckpt.image import begin
 
 # linux/fs.h: begin writing dirty pages, and wait for nothing.
 _SYNC_FILE_RANGE_WRITE = 2
 # The kernel is asked to begin after so many bytes.
 _BEGIN_BYTES = 256 * 1024
-# Below this a thread costs more than the pauses that it fills: it and its caller wait for each other.
-_WORTH_A_THREAD_BYTES = 4 * 1024 * 1024
+# A smaller first piece is most likely all there is: it is written sooner than a thread begins.
+_WORTH_A_THREAD_BYTES = 128 * 1024
 # Pieces that may wait for the disk, of at most 1 MiB each: beyond this the caller waits. More would be memory for
 # nothing, as the disk is behind anyway.
-_WAITING = 1
+_WAITING = 4
 
 
 # One such thread in a process: where several files are written at once, they fill each other's pauses.
@@ -30,7 +33,7 @@ _BESIDE = threading.Lock()
 
 
 class WriteBehind:
-    """A stream whose bytes a thread of its own writes, in order, once they are many.
+    """A stream whose bytes a thread of its own writes, in order, where they are many.
 
     Leaving the context waits until all is written; an error of the thread is raised by the next write, or then.
 
@@ -43,7 +46,7 @@ class WriteBehind:
         self._is_direct = False
         self._pieces: queue.Queue[bytes | None] = queue.Queue(_WAITING)
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._writing: Future[None] | None = None
         self._begun = 0
         self._written = 0
 
@@ -51,9 +54,9 @@ class WriteBehind:
         return self
 
     def __exit__(self, *details: object) -> None:
-        if self._thread is not None:
+        if self._writing is not None:
             self._pieces.put(None)
-            self._thread.join()
+            self._writing.result()
             _BESIDE.release()
         if details[0] is None:
             self._raise_error()
@@ -61,9 +64,9 @@ class WriteBehind:
     def write(self, data: bytes) -> int:
         """Let all of the data be written; the caller must not change it."""
         self._raise_error()
-        if self._thread is None and not self._is_direct and self._written >= _WORTH_A_THREAD_BYTES:
+        if self._writing is None and not self._is_direct and len(data) >= _WORTH_A_THREAD_BYTES:
             self._begin()
-        if self._thread is not None:
+        if self._writing is not None:
             self._pieces.put(data)
         else:
             self._write(data)
@@ -74,15 +77,12 @@ class WriteBehind:
         if not _BESIDE.acquire(blocking=False):
             self._is_direct = True
             return
-        thread = threading.Thread(target=self._write_all, name="write-behind", daemon=True)
         try:
-            thread.start()
+            self._writing = begin(self._write_all)
         except RuntimeError:
             # The system gives no more threads; the bytes need none.
             _BESIDE.release()
             self._is_direct = True
-            return
-        self._thread = thread
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -23,6 +23,7 @@ from dagster_ckpt.image import (
     WriteOptions,
     WrittenImage,
     extract,
+    nothing,
     read_metadata,
     verify_image,
     write_image,
@@ -249,8 +250,8 @@ def test_an_image_is_never_overwritten(space, write, content) -> None:
 
 def test_an_image_that_became_visible_although_the_put_failed_keeps_its_objects(header, content) -> None:
     class LateSpace(MemorySpace):
-        def publish(self, name: str, data: bytes) -> None:
-            super().publish(name, data)
+        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+            super().publish(name, data, after=after)
             if name.endswith("_metadata"):
                 raise StorageAccessError("time-out")
 
@@ -264,7 +265,8 @@ def test_where_nobody_can_tell_whether_it_became_visible_nothing_is_removed(head
     class SilentSpace(MemorySpace):
         cut_off = False
 
-        def publish(self, name: str, data: bytes) -> None:
+        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+            after()
             self.cut_off = name.endswith("_metadata")
             if self.cut_off:
                 raise StorageAccessError("time-out")

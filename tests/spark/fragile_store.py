@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import BinaryIO
 
+from dagster_ckpt.image import nothing
 from dagster_ckpt.storage.memory_space import MemorySpace
 from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
 
@@ -70,8 +71,8 @@ class _FragileSpace(MemorySpace):
         with super().create(name) as stream:
             yield stream
 
-    def publish(self, name: str, data: bytes) -> None:
-        self._storage.take_step(lambda: MemorySpace.publish(self, name, data))
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+        self._storage.take_step(lambda: MemorySpace.publish(self, name, data, after=after))
 
     def delete(self, name: str) -> None:
         self._storage.take_step(lambda: MemorySpace.delete(self, name))

@@ -10,6 +10,7 @@ from typing import BinaryIO
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.image import nothing
 from dagster_ckpt.storage.deletion import Garbage, Sweep
 from dagster_ckpt.storage.memory_space import MemorySpace
 from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
@@ -68,8 +69,8 @@ class FragileSpace(MemorySpace):
         with MemorySpace.create(self, name) as stream:
             yield stream
 
-    def publish(self, name: str, data: bytes) -> None:
-        self._steps.take(lambda: MemorySpace.publish(self, name, data))
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+        self._steps.take(lambda: MemorySpace.publish(self, name, data, after=after))
 
     def delete(self, name: str) -> None:
         self._steps.take(lambda: MemorySpace.delete(self, name))

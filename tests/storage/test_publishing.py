@@ -1,0 +1,45 @@
+"""Objects that are seen whole or not at all, and not before what they are built on is there."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.image import ObjectSpace
+from dagster_ckpt.storage.custom_space import FolderOfSpace
+from dagster_ckpt.storage.fsspec_space import FsspecSpace
+from dagster_ckpt.storage.local_space import LocalSpace
+from dagster_ckpt.storage.memory_space import MemorySpace
+
+NAME = "chk-1/_metadata"
+SPACES: dict[str, Callable[[Path], ObjectSpace]] = {
+    "disk": lambda root: LocalSpace(root, buffer_bytes=-1),
+    "folders": lambda root: FsspecSpace(f"local://{root}", {}),
+    "objects": lambda root: FsspecSpace(f"memory://{root}", {}),
+    "memory": lambda root: MemorySpace(f"memory://{root}"),
+    "a folder of one": lambda root: FolderOfSpace(MemorySpace(f"memory://{root}"), "job"),
+}
+
+
+@pytest.fixture(params=SPACES)
+def space(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectSpace:
+    return SPACES[request.param](tmp_path / "space")
+
+
+def test_an_object_is_seen_after_what_it_waits_for(space: ObjectSpace) -> None:
+    seen: list[int | None] = []
+    space.publish(NAME, b"whole", after=lambda: seen.append(space.size(NAME)))
+    assert seen == [None]
+    assert space.read(NAME) == b"whole"
+    assert set(space.list("chk-1")) == {"_metadata"}
+
+
+def test_where_that_fails_nothing_is_there(space: ObjectSpace) -> None:
+    def fail() -> None:
+        raise StorageAccessError("the data is not on the disk")
+
+    with pytest.raises(StorageAccessError, match="the data is not on the disk"):
+        space.publish(NAME, b"whole", after=fail)
+    assert space.size(NAME) is None
+    assert space.list("chk-1") == {}

@@ -1,7 +1,10 @@
 """docs/image-format.md, section 4: what is written, what is shared, and in which order."""
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import BinaryIO
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -258,6 +261,28 @@ def test_an_image_that_became_visible_although_the_put_failed_keeps_its_objects(
     space = LateSpace("memory://job")
     with pytest.raises(StorageAccessError, match="time-out"):
         write_image(space, "chk-1", header(1), [content(b"a" * 50).file("x")], options=SHARED)
+    assert restored(space, "chk-1") == {"x": b"a" * 50}
+
+
+def test_the_metadata_is_made_meanwhile_and_visible_once_the_data_is_durable(header, content) -> None:
+    is_made, seen = threading.Event(), []
+
+    class SlowSpace(MemorySpace):
+        @contextmanager
+        def create(self, name: str) -> Iterator[BinaryIO]:
+            with super().create(name) as stream:
+                yield stream
+                assert is_made.wait(60)
+                seen.append(self.size("chk-1/_metadata"))
+
+        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+            if name.endswith("_metadata"):
+                is_made.set()
+            super().publish(name, data, after=after)
+
+    space = SlowSpace("memory://job")
+    write_image(space, "chk-1", header(1), [content(b"a" * 50).file("x")], options=SHARED)
+    assert seen == [None]
     assert restored(space, "chk-1") == {"x": b"a" * 50}
 
 

@@ -19,8 +19,8 @@ from dagster_ckpt.image.source import Source
 # Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
 CHUNK_BYTES = 1024 * 1024
 # Small files are taken together, up to so many and so many bytes: calls for each cost more than the bytes, and memory
-# that stays this small is used again.
-_TOGETHER_FILES = 200
+# that stays this small is used again. Nothing is asked meanwhile, and from an object store each may take long.
+_TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
 # Equal files of one image are stored once, as long as a table of so many digests can tell.
 _REMEMBERED_DIGESTS = 1_024
@@ -264,7 +264,7 @@ class _PackWriter:
     def _flush(self) -> None:
         """Write what has come together."""
         if self._stream is not None and self._pending:
-            data = b"".join(self._pending) if len(self._pending) > 1 else self._pending[0]
+            data = b"".join(self._pending)
             self._pending.clear()
             self._stream.write(data)
             self.written += len(data)

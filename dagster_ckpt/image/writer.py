@@ -304,28 +304,22 @@ class _Writer:
         return self._options.inline_threshold is None or inlined <= self._options.inline_limit_bytes
 
     def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
+        """Files in order, in about equal shares."""
         total = sum(file.size for file in files)
         shares = runner.width(total)
+        groups: list[deque[Source]] = [deque() for _ in range(shares)]
+        before = 0
+        for file in files:
+            groups[min(shares - 1, before * shares // max(1, total))].append(file)
+            before += file.size
         least, most = self._options.pack_least_bytes, self._options.pack_target_bytes
         target = min(max(total // PACKS_OF_AN_IMAGE, least), most)
         name = f"{self._options.object_prefix}{self._write_id}"
         return [
             PackTask(f"{name}-{index}" if shares > 1 else name, group, target)
-            for index, group in enumerate(_in_shares(files, shares, total))
+            for index, group in enumerate(groups)
             if group
         ]
-
-
-def _in_shares(files: Sequence[Source], shares: int, total_bytes: int) -> list[deque[Source]]:
-    """Files in order, in about equal shares."""
-    if shares == 1:
-        return [deque(files)]
-    groups: list[deque[Source]] = [deque() for _ in range(shares)]
-    before = 0
-    for file in files:
-        groups[min(shares - 1, before * shares // max(1, total_bytes))].append(file)
-        before += file.size
-    return groups
 
 
 @dataclass(frozen=True)

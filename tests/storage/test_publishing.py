@@ -1,23 +1,47 @@
 """Objects that are seen whole or not at all, and not before what they are built on is there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.image import ObjectSpace
-from dagster_ckpt.storage.custom_space import FolderOfSpace
+from dagster_ckpt.storage.custom_space import CustomSpace, FolderOfSpace, StoredObject
 from dagster_ckpt.storage.fsspec_space import FsspecSpace
 from dagster_ckpt.storage.local_space import LocalSpace
 from dagster_ckpt.storage.memory_space import MemorySpace
 
 NAME = "chk-1/_metadata"
+
+
+class Shelf(CustomSpace):
+    """A place of a user's own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.kept: dict[str, bytes] = {}
+
+    def put(self, name: str, data: BinaryIO) -> None:
+        self.kept[name] = data.read()
+
+    def get(self, name: str) -> bytes:
+        return self.kept[name]
+
+    def remove(self, name: str) -> None:
+        self.kept.pop(name, None)
+
+    def objects(self, prefix: str) -> Iterable[StoredObject]:
+        return [StoredObject(name, len(data), 1) for name, data in self.kept.items() if name.startswith(prefix)]
+
+
 SPACES: dict[str, Callable[[Path], ObjectSpace]] = {
     "disk": lambda root: LocalSpace(root, buffer_bytes=-1),
     "folders": lambda root: FsspecSpace(f"local://{root}", {}),
     "objects": lambda root: FsspecSpace(f"memory://{root}", {}),
     "memory": lambda root: MemorySpace(f"memory://{root}"),
+    "custom": lambda root: Shelf(f"shelf://{root}"),
     "a folder of one": lambda root: FolderOfSpace(MemorySpace(f"memory://{root}"), "job"),
 }
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from dagster_ckpt.image.container import Metadata
 from dagster_ckpt.image.entries import FileEntry, is_line_of, parse_line, place_of
 from dagster_ckpt.image.manifest import Manifest
-from dagster_ckpt.image.segment import merged_uses
 from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
 
@@ -66,7 +65,7 @@ class Base:
     def can_be_extended(self) -> bool:
         """Whether another image can take all stable files of this one at once."""
         stable = self.metadata.manifest.stable
-        return self.is_beside and bool(stable) and self.good_objects.issuperset(merged_uses(stable))
+        return self.is_beside and bool(stable) and all(self.good_objects.issuperset(part.uses) for part in stable)
 
 
 class Reusable:

@@ -118,7 +118,7 @@ def _cut_at(
     metadata = _log_file(live, METADATA, "the id of the query")
     query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
     needed = [metadata, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
-    for source in sorted({*folder.list(SOURCES), *_file_sources(committed, in_flight)}):
+    for source in sorted({*folder.listing(SOURCES).names, *_file_sources(committed, in_flight)}):
         needed += source_files(folder, source, committed, before, in_flight)
     for operator in operators:
         needed += operator.files

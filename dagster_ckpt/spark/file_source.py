@@ -83,7 +83,7 @@ def _log_entry(folder: Folder, path: str) -> NeededFile:
 def _entries(folder: Folder, directory: str, base_limit: int, last: int) -> list[str]:
     names: dict[int, str] = {}
     base = -1
-    for name in folder.list(directory):
+    for name in folder.listing(directory).names:
         number = entry_id(name)
         if number is None or number > last:
             continue

@@ -69,7 +69,7 @@ def read_operators(folder: Folder, batch_id: int) -> list[Operator]:
         IncompleteCutError: Metadata or a schema is missing.
         LiveDirectoryError: Metadata cannot be read.
     """
-    numbers = sorted(int(name) for name in folder.list(STATE) if name.isdecimal())
+    numbers = sorted(int(name) for name in folder.listing(STATE).names if name.isdecimal())
     for expected, number in enumerate(numbers):
         if expected != number:
             raise _incomplete(folder, f"{STATE}/{expected}", f"operator {number} has state, but this one has not")
@@ -113,7 +113,7 @@ def is_metadata_v2(path: str) -> bool:
 def _read_operator(folder: Folder, number: int, batch_id: int) -> Operator:
     root = f"{STATE}/{number}"
     v2 = f"{root}/_metadata/v2"
-    batches = sorted(int(name) for name in folder.list(v2) if name.isdecimal() and int(name) <= batch_id)
+    batches = sorted(int(name) for name in folder.listing(v2).names if name.isdecimal() and int(name) <= batch_id)
     if batches:
         return _with_schema_files(folder, number, [f"{v2}/{batch}" for batch in batches])
     path = f"{root}/_metadata/metadata"

@@ -90,7 +90,10 @@ def _repeat(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int)
     figures.unchanged.add(OURS, image())
     first, last = LARGE.stages[1], LARGE.stages[2]
     for batch in range(first, last - 1):
-        added = grow(live, kept.stages[2], until_ns=committed_at_ns(kept.stages[2], batch))
+        until_ns = committed_at_ns(kept.stages[2], batch)
+        grow(live, kept.stages[2], until_ns=until_ns)
+        # Files of its own, too: an image is the first to read what Spark wrote, and so is this.
+        added = grow(theirs, kept.stages[2], until_ns=until_ns)
         wanted = [path for path in added if not path.name.startswith(".")]
         written = root / f"one-write-{batch}"
         limit = partial(_read_and_write, wanted, written)

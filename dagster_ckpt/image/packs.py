@@ -264,10 +264,9 @@ class _PackWriter:
     def _flush(self) -> None:
         """Write what has come together."""
         if self._stream is not None and self._pending:
-            data = b"".join(self._pending)
-            self._pending.clear()
-            self._stream.write(data)
-            self.written += len(data)
+            pieces, self._pending = self._pending, []
+            self._stream.writelines(pieces)
+            self.written += sum(map(len, pieces))
 
 
 def _next_small(files: deque[Source]) -> list[Source]:

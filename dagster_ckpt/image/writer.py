@@ -307,10 +307,11 @@ class _Writer:
         """Files in order, in about equal shares."""
         total = sum(file.size for file in files)
         shares = runner.width(total)
+        share = total // shares + 1
         groups: list[deque[Source]] = [deque() for _ in range(shares)]
         before = 0
         for file in files:
-            groups[min(shares - 1, before * shares // max(1, total))].append(file)
+            groups[before // share].append(file)
             before += file.size
         least, most = self._options.pack_least_bytes, self._options.pack_target_bytes
         target = min(max(total // PACKS_OF_AN_IMAGE, least), most)

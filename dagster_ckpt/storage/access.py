@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -62,6 +62,11 @@ class Guarded:
             while done < len(data):
                 done += self._stream.write(memoryview(data)[done:] if done else data)
             return done
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        """Write all of some pieces, one after the other."""
+        with accessing("write", self._where):
+            self._stream.writelines(pieces)
 
     def read(self, size: int = -1) -> bytes:
         """Read up to so many bytes."""

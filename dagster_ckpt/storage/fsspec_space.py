@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, BinaryIO, cast
@@ -195,6 +195,11 @@ class _Upload:
             self._stream.write(b"".join(self._held))
             self._held.clear()
         return cast("int", self._stream.write(data))
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        """Take some pieces."""
+        for piece in pieces:
+            self.write(piece)
 
 
 class _Part(io.BytesIO):

@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -23,8 +24,7 @@ class LocalSpace:
 
     def __init__(self, root: Path, *, buffer_bytes: int) -> None:
         self._root = root
-        # Python reads a buffer of 1 as "by lines".
-        self._buffer_bytes = 2 if buffer_bytes == 1 else buffer_bytes
+        self._buffer_bytes = buffer_bytes
 
     @property
     def url(self) -> str:
@@ -38,9 +38,8 @@ class LocalSpace:
         with accessing("write", f"file://{path}"):
             changed = _make_folder(path.parent)
             with self._new_file(path) as stream:
-                with WriteBehind(stream) as behind:
+                with WriteBehind(stream, self._buffer_bytes) as behind:
                     yield cast("BinaryIO", Guarded(cast("BinaryIO", behind), f"file://{path}"))
-                stream.flush()
                 os.fsync(stream.fileno())
             for folder in (path.parent, *changed):
                 _flush_folder(folder)
@@ -128,14 +127,14 @@ class LocalSpace:
             except FileNotFoundError:
                 return {}
 
-    def _new_file(self, path: Path) -> BinaryIO:
+    def _new_file(self, path: Path) -> FileIO:
         try:
-            return path.open("xb", buffering=self._buffer_bytes)
+            return path.open("xb", buffering=0)
         except FileNotFoundError:
             # The folder went with the last other object in it, in the moment between.
             for folder in _make_folder(path.parent):
                 _flush_folder(folder)
-            return path.open("xb", buffering=self._buffer_bytes)
+            return path.open("xb", buffering=0)
 
 
 def _make_folder(folder: Path) -> list[Path]:

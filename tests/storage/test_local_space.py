@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,35 +22,66 @@ SMALL = 1000
 MANY = 20
 
 
-class FullDisk(io.BytesIO):
-    """A file of a disk with room for some pieces.
+@contextmanager
+def writing(path: Path, buffer_bytes: int = 0) -> Iterator[WriteBehind]:
+    with path.open("wb", buffering=0) as stream, WriteBehind(stream, buffer_bytes) as behind:
+        yield behind
 
-    Args:
-        room: How many.
-    """
 
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self._room = room
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Gives the disk room for so many more calls."""
 
-    def write(self, data: Any) -> int:
-        if not self._room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._room -= 1
-        return len(data)
+    def leave(calls: int) -> None:
+        left, write = iter(range(calls)), os.writev
 
-    def fileno(self) -> int:
-        return -1
+        def full(descriptor: int, pieces: Sequence[bytes]) -> int:
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(descriptor, pieces)
+
+        monkeypatch.setattr(os, "writev", full)
+
+    return leave
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 2, MANY])
-@pytest.mark.parametrize("buffering", [0, 1024 * 1024])
-def test_pieces_are_written_in_order(tmp_path: Path, pieces: int, buffering: int) -> None:
+@pytest.mark.parametrize("buffer_bytes", [-1, 0, 1024 * 1024])
+def test_pieces_are_written_in_order(tmp_path: Path, pieces: int, buffer_bytes: int) -> None:
     sent = [bytes(SMALL), *(bytes([number]) * PIECE for number in range(pieces)), bytes(SMALL)]
-    with (tmp_path / "object").open("wb", buffering=buffering) as stream, WriteBehind(stream) as behind:
+    with writing(tmp_path / "object", buffer_bytes) as behind:
         for piece in sent:
             assert behind.write(piece) == len(piece)
     assert (tmp_path / "object").read_bytes() == b"".join(sent)
+
+
+@pytest.mark.parametrize("size", [1, SMALL])
+@pytest.mark.parametrize("buffer_bytes", [0, 1024 * 1024])
+def test_any_number_of_pieces_is_written_by_few_calls(
+    tmp_path: Path, room: Callable[[int], None], size: int, buffer_bytes: int
+) -> None:
+    sent = [number.to_bytes(2) * size for number in range(2500)]
+    room(3)
+    with writing(tmp_path / "object", buffer_bytes) as behind:
+        behind.writelines(sent)
+    assert (tmp_path / "object").read_bytes() == b"".join(sent)
+
+
+def test_what_a_disk_takes_in_parts_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [bytes([number]) * PIECE for number in range(MANY)]
+    monkeypatch.setattr(os, "writev", lambda descriptor, pieces: os.write(descriptor, pieces[0][:SMALL]))
+    with writing(tmp_path / "object") as behind:
+        behind.writelines(sent[:2])
+        behind.writelines(sent[2:])
+    assert (tmp_path / "object").read_bytes() == b"".join(sent)
+
+
+def test_a_buffer_waits_for_as_many_bytes(tmp_path: Path) -> None:
+    with writing(tmp_path / "object", 2 * SMALL) as behind:
+        behind.write(bytes(SMALL))
+        assert (tmp_path / "object").stat().st_size == 0
+        behind.write(bytes(SMALL))
+        assert (tmp_path / "object").stat().st_size == 2 * SMALL
 
 
 def test_several_files_are_written_at_once(tmp_path: Path) -> None:
@@ -60,8 +89,7 @@ def test_several_files_are_written_at_once(tmp_path: Path) -> None:
     with ExitStack() as open_files:
         writers = []
         for name in "abc":
-            stream = open_files.enter_context((tmp_path / name).open("wb"))
-            writers.append(open_files.enter_context(WriteBehind(stream)))
+            writers.append(open_files.enter_context(writing(tmp_path / name)))
         for piece in sent:
             for writer in writers:
                 writer.write(piece)
@@ -75,7 +103,7 @@ def test_without_a_thread_to_be_had_the_caller_writes_and_the_next_one_may_have_
         raise RuntimeError("can't start new thread")
 
     sent = [bytes([number]) * PIECE for number in range(MANY)]
-    with monkeypatch.context() as refused, (tmp_path / "object").open("wb") as stream, WriteBehind(stream) as behind:
+    with monkeypatch.context() as refused, writing(tmp_path / "object") as behind:
         refused.setattr(write_behind, "begin", none_left)
         for piece in sent:
             behind.write(piece)
@@ -83,8 +111,8 @@ def test_without_a_thread_to_be_had_the_caller_writes_and_the_next_one_may_have_
     assert not write_behind._BESIDE.locked()
 
 
-def write_on_full_disk(pieces: int, *, room: int, then: type[Exception] | None = None) -> None:
-    with FullDisk(room) as stream, WriteBehind(stream) as behind:
+def write_pieces(path: Path, pieces: int, *, then: type[Exception] | None = None) -> None:
+    with writing(path) as behind:
         for _ in range(pieces):
             behind.write(bytes(PIECE))
         if then is not None:
@@ -92,14 +120,18 @@ def write_on_full_disk(pieces: int, *, room: int, then: type[Exception] | None =
 
 
 @pytest.mark.parametrize("pieces", [1, 2, MANY])
-def test_a_full_disk_is_told_before_the_object_counts_as_written(pieces: int) -> None:
+def test_a_full_disk_is_told_before_the_object_counts_as_written(
+    tmp_path: Path, room: Callable[[int], None], pieces: int
+) -> None:
+    room(pieces - 1)
     with pytest.raises(OSError, match="No space left"):
-        write_on_full_disk(pieces, room=pieces - 1)
+        write_pieces(tmp_path / "object", pieces)
 
 
-def test_the_callers_own_error_is_the_one_that_is_told() -> None:
+def test_the_callers_own_error_is_the_one_that_is_told(tmp_path: Path, room: Callable[[int], None]) -> None:
+    room(1)
     with pytest.raises(KeyError):
-        write_on_full_disk(2, room=1, then=KeyError)
+        write_pieces(tmp_path / "object", 2, then=KeyError)
 
 
 def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(

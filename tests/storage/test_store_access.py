@@ -102,7 +102,7 @@ def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, job_of, monkey
     job = job_of(open_store(storage, "job"))
 
     class FullDisk(io.BytesIO):
-        def write(self, data):
+        def writelines(self, pieces):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("dagster_ckpt.storage.access.Guarded.__init__", _guarding(FullDisk()))

@@ -51,7 +51,10 @@ def start(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
 def arrive(feed: Path, landing: Path, name: str, *files: str) -> None:
     (landing / name).mkdir(parents=True, exist_ok=True)
     for file in files:
-        shutil.copy2(feed / name / file, landing / name / file)
+        # As the replayer does: the query runs meanwhile, and must not see half a file.
+        unfinished = landing / name / f".{file}"
+        shutil.copy2(feed / name / file, unfinished)
+        unfinished.replace(landing / name / file)
 
 
 def watermark(query: StreamingQuery) -> str:

@@ -27,7 +27,7 @@ _WORTH_A_THREAD_BYTES = 128 * 1024
 # So often may bytes wait for the disk, at most 1 MiB or a buffer each time: beyond this the caller waits. More would be
 # memory for nothing, as the disk is behind anyway.
 _WAITING = 4
-# Every system takes as many pieces by one call.
+# So many pieces Linux, macOS and the BSDs take by one call.
 _PIECES_OF_A_CALL = 1024
 
 

@@ -1,8 +1,8 @@
 """Writing a file while the caller still reads and hashes.
 
 What is written has to be on the disk before an image is visible, so the disk's time is paid in any case. Paid by the
-`fsync` at the end it comes on top; another thread writes meanwhile, and lets the kernel begin with `sync_file_range`
-where there is one (Linux).
+`fsync` at the end it comes on top; where there is much, another thread writes meanwhile, and lets the kernel begin with
+`sync_file_range` where there is one (Linux).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from dagster_ckpt.image import begin
 _SYNC_FILE_RANGE_WRITE = 2
 # The kernel is asked to begin after so many bytes.
 _BEGIN_BYTES = 256 * 1024
-# A smaller first piece is most likely all there is: it is written sooner than a thread begins.
-_WORTH_A_THREAD_BYTES = 128 * 1024
+# What is smaller is written and flushed as soon without: a thread takes the interpreter's lock from the caller, and
+# telling the kernel is a call that has to wait, too.
+_WORTH_A_THREAD_BYTES = 2 * 1024 * 1024
 # So often may bytes wait for the disk, at most 1 MiB or a buffer each time: beyond this the caller waits. More would be
 # memory for nothing, as the disk is behind anyway.
 _WAITING = 4
@@ -86,9 +87,9 @@ class WriteBehind:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        pieces, size = self._held, self._held_bytes
+        pieces = self._held
         self._held, self._held_bytes = [], 0
-        if self._writing is None and not self._is_direct and size >= _WORTH_A_THREAD_BYTES:
+        if self._writing is None and not self._is_direct and self._written >= _WORTH_A_THREAD_BYTES:
             self._begin()
         if self._writing is not None:
             self._waiting.put(pieces)
@@ -130,7 +131,7 @@ class WriteBehind:
             while done < size:
                 done += self._stream.write(b"".join(some)[done:])
             self._written += size
-        if self._written - self._begun >= _BEGIN_BYTES:
+        if self._written >= _WORTH_A_THREAD_BYTES and self._written - self._begun >= _BEGIN_BYTES:
             begin_writing(self._stream.fileno(), self._begun, self._written - self._begun)
             self._begun = self._written
 

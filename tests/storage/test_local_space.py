@@ -16,8 +16,9 @@ from dagster_ckpt.storage.local_space import LocalSpace
 from dagster_ckpt.storage.write_behind import WriteBehind
 
 PIECE = 300 * 1024
-# Not worth a thread.
 SMALL = 1000
+# So many the caller writes; a thread writes what is more.
+DIRECT = -(-write_behind._WORTH_A_THREAD_BYTES // PIECE)
 # More than may wait for the disk.
 MANY = 20
 
@@ -45,7 +46,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return leave
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 2, MANY])
+@pytest.mark.parametrize("pieces", [0, 1, DIRECT, DIRECT + 1, MANY])
 @pytest.mark.parametrize("buffer_bytes", [-1, 0, 1024 * 1024])
 def test_pieces_are_written_in_order(tmp_path: Path, pieces: int, buffer_bytes: int) -> None:
     sent = [bytes(SMALL), *(bytes([number]) * PIECE for number in range(pieces)), bytes(SMALL)]
@@ -119,7 +120,7 @@ def write_pieces(path: Path, pieces: int, *, then: type[Exception] | None = None
             raise then
 
 
-@pytest.mark.parametrize("pieces", [1, 2, MANY])
+@pytest.mark.parametrize("pieces", [1, DIRECT, DIRECT + 1, MANY])
 def test_a_full_disk_is_told_before_the_object_counts_as_written(
     tmp_path: Path, room: Callable[[int], None], pieces: int
 ) -> None:
@@ -129,9 +130,9 @@ def test_a_full_disk_is_told_before_the_object_counts_as_written(
 
 
 def test_the_callers_own_error_is_the_one_that_is_told(tmp_path: Path, room: Callable[[int], None]) -> None:
-    room(1)
+    room(DIRECT)
     with pytest.raises(KeyError):
-        write_pieces(tmp_path / "object", 2, then=KeyError)
+        write_pieces(tmp_path / "object", DIRECT + 1, then=KeyError)
 
 
 def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(

@@ -235,7 +235,7 @@ class _Writer:
             go_on,
             self._made.append,
             wrote,
-            complete=lambda work: self._completing.append(begin(work)),
+            self._complete_beside,
         )
         create = _Objects(self._space, self._directory)
         tasks = self._tasks(files, runner)
@@ -251,6 +251,13 @@ class _Writer:
         name = posixpath.join(self._directory, METADATA_NAME)
         self._space.publish(name, metadata, after=self._complete)
         return WrittenImage(self._manifest, inline, self._written + len(metadata), tuple(self._made))
+
+    def _complete_beside(self, work: Callable[[], None]) -> None:
+        try:
+            self._completing.append(begin(work))
+        except RuntimeError:
+            # The system gives no more threads; this needs none.
+            work()
 
     def _complete(self) -> None:
         """Wait until the data objects are whole: only then the image may be visible."""

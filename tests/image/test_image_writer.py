@@ -286,6 +286,15 @@ def test_the_metadata_is_made_meanwhile_and_visible_once_the_data_is_durable(hea
     assert restored(space, "chk-1") == {"x": b"a" * 50}
 
 
+def test_without_a_thread_to_be_had_an_image_is_written_all_the_same(space, header, content, monkeypatch) -> None:
+    def none_left(*_arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("dagster_ckpt.image.parallel._thread.start_new_thread", none_left)
+    write_image(space, "chk-1", header(1), [content(b"a" * 50).file("x")], options=SHARED)
+    assert restored(space, "chk-1") == {"x": b"a" * 50}
+
+
 def test_where_nobody_can_tell_whether_it_became_visible_nothing_is_removed(header, content) -> None:
     class SilentSpace(MemorySpace):
         cut_off = False

@@ -90,14 +90,13 @@ def _repeat(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int)
     figures.unchanged.add(OURS, image())
     first, last = LARGE.stages[1], LARGE.stages[2]
     for batch in range(first, last - 1):
-        until_ns = committed_at_ns(kept.stages[2], batch)
-        grow(live, kept.stages[2], until_ns=until_ns)
-        # Files of its own, too: an image is the first to read what Spark wrote, and so is this.
-        added = grow(theirs, kept.stages[2], until_ns=until_ns)
-        wanted = [path for path in added if not path.name.startswith(".")]
+        next_batch = partial(grow, towards=kept.stages[2], until_ns=committed_at_ns(kept.stages[2], batch))
         written = root / f"one-write-{batch}"
-        limit = partial(_read_and_write, wanted, written)
-        competitors: dict[str, Callable[[], Sample]] = {OURS: image, LIMIT: partial(timed, limit)}
+        # Each has files of its own, made right before: an image is the first to read what Spark has just written.
+        competitors: dict[str, Callable[[], Sample]] = {
+            OURS: partial(_image_of, partial(next_batch, live), image),
+            LIMIT: partial(_limit_of, partial(next_batch, theirs), written),
+        }
         figures.every_batch.interleave(competitors, batch)
     grow(live, kept.stages[2])
     image()
@@ -121,6 +120,16 @@ def _restore(root: Path, engine: Engine, location: str, figures: _Figures, repet
         for directory in list(engine.live.parent.iterdir()):
             directory.rename(root / "lost" / directory.name)
         figures.restore.add(LOST, timed(partial(engine.restore, location, f"live-lost-{turn}")))
+
+
+def _image_of(next_batch: Callable[[], object], image: Callable[[], Sample]) -> Sample:
+    next_batch()
+    return image()
+
+
+def _limit_of(next_batch: Callable[[], list[Path]], written: Path) -> Sample:
+    wanted = [path for path in next_batch() if not path.name.startswith(".")]
+    return timed(partial(_read_and_write, wanted, written))
 
 
 def _read_and_write(paths: Sequence[Path], target: Path) -> None:
@@ -157,7 +166,10 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             "Image at every batch",
             batches,
             ours=OURS,
-            note="The limit is flushed to the disk, as an image is, and leaves out checksum files, as an image does.",
+            note=(
+                "The limit is flushed to the disk, as an image is, and leaves out checksum files, as an image does. "
+                "Each has files of its own, written right before."
+            ),
         ),
         Table(
             title="Finding that nothing changed",

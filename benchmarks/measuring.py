@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+# None takes a tenth of it. One that waits for ever (`s3fs` did once, for the server's answer) ends its section only.
+PEER_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -31,23 +35,32 @@ def timed(work: Callable[[], object]) -> Sample:
     return Sample(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def run(*command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Sample:
+def run(
+    *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = PEER_TIMEOUT_S
+) -> Sample:
     """Time a peer, from its start to its end.
 
     Raises:
-        RuntimeError: It failed; the message holds the end of what it said.
+        RuntimeError: It failed, or was killed after `timeout_s`; the message holds the end of what it said.
     """
     began = time.perf_counter()
     with subprocess.Popen(
         command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
+        watch = threading.Timer(timeout_s, process.kill)
+        watch.daemon = True
+        watch.start()
         said = process.stdout.read() if process.stdout is not None else b""
         # Unlike subprocess, wait4 says what this one process and its children used.
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
+        wall_s = time.perf_counter() - began
+        watch.cancel()
     if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}: {said.decode()[-2000:]}")
-    return Sample(time.perf_counter() - began, usage.ru_utime + usage.ru_stime)
+        ended = f"ended with status {process.returncode}"
+        why = f"was killed after {timeout_s:.0f} s" if wall_s >= timeout_s else ended
+        raise RuntimeError(f"{' '.join(command)} {why}: {said.decode()[-2000:]}")
+    return Sample(wall_s, usage.ru_utime + usage.ru_stime)
 
 
 @dataclass

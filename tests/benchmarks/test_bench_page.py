@@ -87,6 +87,11 @@ def test_a_peer_that_fails_is_an_error_with_its_words(tmp_path: Path) -> None:
         run("sh", "-c", "echo sorry; exit 3", cwd=tmp_path)
 
 
+def test_a_peer_that_waits_for_ever_is_killed() -> None:
+    with pytest.raises(RuntimeError, match="sleep 600 was killed after 1 s"):
+        run("sleep", "600", timeout_s=1)
+
+
 def test_hard_links_to_files_counted_before_are_new_files_without_bytes(tmp_path: Path) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     first.mkdir()

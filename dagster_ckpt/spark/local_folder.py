@@ -123,14 +123,12 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:
-        try:
+        with accessing("read", self.url, path):
             descriptor = os.open(self._prefix + path, os.O_RDONLY)
             try:
                 yield descriptor
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise explained("read", self.url, path, error) from error
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file whole or not at all, in place of any other of that name."""

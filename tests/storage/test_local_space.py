@@ -97,6 +97,27 @@ def test_several_files_are_written_at_once(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"".join(sent)] * 3
 
 
+def test_little_is_written_without_a_thread_and_without_telling_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_behind, "begin", lambda _work: pytest.fail("a thread for so little"))
+    monkeypatch.setattr(write_behind, "begin_writing", lambda *_range: pytest.fail("a call for so little"))
+    sent = [bytes([number]) * PIECE for number in range(DIRECT - 1)]
+    with writing(tmp_path / "object") as behind:
+        for piece in sent:
+            behind.write(piece)
+    assert (tmp_path / "object").read_bytes() == b"".join(sent)
+
+
+def test_of_much_the_kernel_is_told_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(write_behind, "begin_writing", lambda _file, offset, size: told.append((offset, size)))
+    with writing(tmp_path / "object") as behind:
+        for number in range(MANY):
+            behind.write(bytes([number]) * PIECE)
+    assert told == [(0, DIRECT * PIECE), *((number * PIECE, PIECE) for number in range(DIRECT, MANY))]
+
+
 def test_without_a_thread_to_be_had_the_caller_writes_and_the_next_one_may_have_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +167,13 @@ def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(
     refused = pytest.raises(StorageAccessError, match=r"big\.pack: OSError: .*No space left")
     with refused, space.create("big.pack") as stream:
         stream.write(bytes(PIECE))
+
+
+def test_an_object_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chk-1").write_bytes(b"a file where a folder should be")
+    space = LocalSpace(tmp_path, buffer_bytes=-1)
+    with pytest.raises(StorageAccessError, match=r"Cannot look at file://.*NotADirectoryError.*chk-1/_metadata"):
+        space.size("chk-1/_metadata")
 
 
 def test_a_folder_that_is_cleared_away_in_between_is_made_again(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,22 +47,39 @@ def run(
     """
     began = time.perf_counter()
     with subprocess.Popen(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
     ) as process:
-        watch = threading.Timer(timeout_s, process.kill)
+        watch = threading.Timer(timeout_s, _kill_all, [process.pid])
         watch.daemon = True
         watch.start()
-        said = process.stdout.read() if process.stdout is not None else b""
-        # Unlike subprocess, wait4 says what this one process and its children used.
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            said = process.stdout.read() if process.stdout is not None else b""
+            # Unlike subprocess, wait4 says what this one process and its children used.
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            # In a group of its own it hears no Ctrl-C.
+            _kill_all(process.pid)
+            raise
+        finally:
+            watch.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
         wall_s = time.perf_counter() - began
-        watch.cancel()
     if process.returncode != 0:
         ended = f"ended with status {process.returncode}"
         why = f"was killed after {timeout_s:.0f} s" if wall_s >= timeout_s else ended
         raise RuntimeError(f"{' '.join(command)} {why}: {said.decode()[-2000:]}")
     return Sample(wall_s, usage.ru_utime + usage.ru_stime)
+
+
+def _kill_all(group: int) -> None:
+    """Kill a peer with all that it has started, as each of a pipe holds its end of ours."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 # make demo   the drill: kill, destroy, rewind a stream, and compare with an uninterrupted run
 # make dev    the Dagster page at http://localhost:3000
 # make test   formatting, types, room order, and every test
+# make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
 # make mutants  how much the tests of Flink's rules would miss; writes docs/mutation-testing.md
@@ -20,10 +21,10 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test soak bench mutants check format java browser clean
+.PHONY: help demo dev test test-fast soak bench mutants check format java browser clean
 
 help:
-	@sed -n '1,7s/^# //p' Makefile
+	@sed -n '1,8s/^# //p' Makefile
 
 demo: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.drill
@@ -33,6 +34,10 @@ dev: java $(VENV)/.demo
 
 test: java browser $(VENV)/.dev check
 	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
+
+test-fast: $(VENV)/.dev
+	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder \
+	  -m 'not spark and not kafka and not dagster_dev and not browser and not soak'
 
 soak: java $(VENV)/.dev
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak

@@ -61,6 +61,8 @@ class ExecutionStore:
                     settled=False,
                     host=holder.host,
                     pid=holder.pid,
+                    boot_id=holder.boot_id,
+                    process_start_ticks=holder.process_start_ticks,
                     started_at_ms=now_ms,
                     heartbeat_at_ms=now_ms,
                     code_version=code_version,

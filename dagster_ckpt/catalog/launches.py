@@ -26,7 +26,7 @@ class LaunchStore:
         host: str,
         boot_id: str,
         pid: int,
-        process_started_at_ms: int,
+        process_start_ticks: int | None,
         command: str,
         log: str,
     ) -> LaunchRecord:
@@ -41,7 +41,7 @@ class LaunchStore:
                     host=host,
                     boot_id=boot_id,
                     pid=pid,
-                    process_started_at_ms=process_started_at_ms,
+                    process_start_ticks=process_start_ticks,
                     command=command,
                     log=log,
                     launched_at_ms=self._database.now_ms(connection),

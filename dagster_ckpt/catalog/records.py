@@ -147,6 +147,8 @@ class ExecutionRecord:
         progress: The newest figures of its query.
         code_version: Version of the code that it runs, as its owner names it.
         application: The Spark application it runs in: its `id`, `master`, and `page` where it has one.
+        boot_id: The boot of its machine.
+        process_start_ticks: When the kernel says that its process started.
         broken: Why the row could not be read as it is, or None.
     """
 
@@ -167,6 +169,8 @@ class ExecutionRecord:
     heartbeat_at_ms: int
     code_version: str | None = None
     application: dict[str, Any] | None = None
+    boot_id: str | None = None
+    process_start_ticks: int | None = None
     broken: str | None = None
 
 
@@ -178,10 +182,10 @@ class Holder:
     run_id: str
     host: str
     pid: int
-    process_started_at_ms: int
+    process_start_ticks: int | None
     boot_id: str
     jvm_pid: int | None = None
-    jvm_started_at_ms: int | None = None
+    jvm_start_ticks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -199,10 +203,10 @@ class LeaseRecord:
     token: int
     host: str
     pid: int
-    process_started_at_ms: int
+    process_start_ticks: int | None
     boot_id: str
     jvm_pid: int | None
-    jvm_started_at_ms: int | None
+    jvm_start_ticks: int | None
     acquired_at_ms: int
     renewed_at_ms: int
     expires_at_ms: int
@@ -325,7 +329,7 @@ class LaunchRecord:
         host: Where its process was started: that of the driver, or of a submission that hands it to a cluster.
         boot_id: The boot of that machine.
         pid: That process.
-        process_started_at_ms: When it started, to tell it from a later one with the same number.
+        process_start_ticks: When the kernel says that it started, to tell it from a later one with the same number.
         command: Its command line.
         log: File with everything it prints.
     """
@@ -336,7 +340,7 @@ class LaunchRecord:
     host: str
     boot_id: str
     pid: int
-    process_started_at_ms: int
+    process_start_ticks: int | None
     command: str
     log: str
     launched_at_ms: int

@@ -26,8 +26,8 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.lifecycle.backend_check import check_backend
-from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, describe_image, plan_recovery

@@ -13,8 +13,8 @@ import psutil
 
 from dagster_ckpt.catalog import LaunchRecord, RequestRecord, RequestStatus
 from dagster_ckpt.errors import OptionError, RequestFailedError
-from dagster_ckpt.lifecycle.evidence import ProcessIdentity, boot_id
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
 
 # Names the START request that a driver answers; `{start_request}` in a launch's command is the same.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
@@ -79,11 +79,7 @@ class LaunchedDriver:
 
     def is_here(self) -> bool:
         """Whether the process that was launched lives on this machine."""
-        return (
-            self.record.host == socket.gethostname()
-            and self.record.boot_id == boot_id()
-            and ProcessIdentity(self.record.pid, self.record.process_started_at_ms).is_alive()
-        )
+        return launch_liveness(self.record) is Liveness.ALIVE
 
     def failure(self) -> str | None:
         """Why no start is to be expected of it any more, or None.
@@ -138,7 +134,7 @@ def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecor
         host=socket.gethostname(),
         boot_id=boot_id(),
         pid=process.pid,
-        process_started_at_ms=_started_at_ms(process.pid),
+        process_start_ticks=_start_ticks(process.pid),
         command=subprocess.list2cmdline(words),
         log=str(log),
     )
@@ -155,9 +151,9 @@ def driver_on_its_way(job: StreamingJob) -> LaunchedDriver | None:
     return driver if is_open and driver.is_here() else None
 
 
-def _started_at_ms(pid: int) -> int:
+def _start_ticks(pid: int) -> int | None:
     try:
-        return ProcessIdentity.of(pid).started_at_ms
+        return ProcessIdentity.of(pid).start_ticks
     except psutil.NoSuchProcess:
         # It has ended already: nothing will ever be taken for it.
         return 0

@@ -18,7 +18,7 @@ from dagster_ckpt.catalog import (
     UpgradePhase,
 )
 from dagster_ckpt.lifecycle.desired_state import decide
-from dagster_ckpt.lifecycle.evidence import has_provably_ended
+from dagster_ckpt.lifecycle.liveness import is_held
 from dagster_ckpt.lifecycle.managed_job import (
     ORIGIN,
     Adopt,
@@ -185,8 +185,7 @@ def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orc
         return JobLife.NEVER_STARTED
     lease = catalog.leases.current(execution.job_id)
     # Somebody else's lease is that of a fork or a rollback, or of a start whose execution is still to begin.
-    is_held = lease is not None and lease.run_id == execution.run_id and not lease.expired
-    if is_held and lease is not None and not has_provably_ended(lease, jvm_grace_s=0):
+    if lease is not None and lease.run_id == execution.run_id and is_held(lease):
         return JobLife.ALIVE
     if not orchestrator.run_is_over(execution.run_id):
         return JobLife.ALIVE

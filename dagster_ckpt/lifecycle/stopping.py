@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dagster_ckpt.catalog import DesiredRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.lifecycle.liveness import SILENCE_MS
 from dagster_ckpt.lifecycle.managed_job import STOPPING, Decision, Seen, ask, stay
 from dagster_ckpt.options.durations import iso_duration
 
 # What the alert of a stop that came to nothing begins with; it is taken back once the job does not run.
 NOT_STOPPED = "it was not stopped: "
-# A running query gives a sign of life every two seconds.
-SILENCE_MS = 60_000
 
 
 def ask_to_stop(

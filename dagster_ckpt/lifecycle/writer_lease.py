@@ -11,7 +11,7 @@ from types import TracebackType
 
 from dagster_ckpt.catalog import Catalog, Holder, LeaseRecord
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
-from dagster_ckpt.lifecycle.evidence import has_provably_ended
+from dagster_ckpt.lifecycle.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held
 
 DEFAULT_TTL_MS = 30_000
 
@@ -62,7 +62,7 @@ def acquire(
         present = catalog.leases.current(job_id)
         if present is None:
             return AcquiredLease(catalog.leases.acquire(job_id, holder, ttl_ms), predecessor_ended=True)
-        if has_provably_ended(present):
+        if holder_liveness(present, jvm_grace_s=JVM_GRACE_S) is Liveness.ENDED:
             taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=present.token)
             return AcquiredLease(taken, predecessor_ended=True)
         try:
@@ -75,8 +75,7 @@ def acquire(
 
 def has_living_holder(catalog: Catalog, job_id: str) -> bool:
     """Whether an execution of a job holds its lease and may be alive."""
-    lease = catalog.leases.current(job_id)
-    return lease is not None and not lease.expired and not has_provably_ended(lease, jvm_grace_s=0)
+    return is_held(catalog.leases.current(job_id))
 
 
 class LeaseKeeper:

@@ -19,7 +19,7 @@ from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.launch import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
-from dagster_ckpt.lifecycle.outside import driver_is_gone
+from dagster_ckpt.lifecycle.liveness import Liveness, execution_liveness
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import RecoveryClaimMode
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
@@ -146,7 +146,7 @@ def _follow(context: dg.AssetExecutionContext, job: StreamingJob, watch: RunWatc
             if execution is None or execution.settled:
                 if not operations.is_running(job):
                     break
-            elif driver_is_gone(job.catalog, execution, now_ms=wall_clock_ms()):
+            elif execution_liveness(job.catalog, execution, now_ms=wall_clock_ms()) is not Liveness.ALIVE:
                 # What it did last may be newer than what was read before it went.
                 execution = job.catalog.executions.latest(job.job_id)
                 break

@@ -7,20 +7,14 @@ the code server, the run stays STARTED for ever and its stream would never come 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Collection
 
 import dagster as dg
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord
-from dagster_ckpt.lifecycle.evidence import has_provably_ended
+from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.lifecycle.liveness import LIVELY_MS, Liveness, run_liveness
 from dagster_ckpt.orchestration.run_worker import RunWorker, worker_of
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG
-
-# A heartbeat comes every two seconds; a run with one so young needs no look.
-LIVELY_MS = 15_000
-# Where the machine of a run cannot be seen, it is given up after so long without a sign of life.
-SILENCE_MS = 180_000
 
 
 def report_lost_runs(
@@ -28,8 +22,8 @@ def report_lost_runs(
 ) -> list[str]:
     """Record the end of the streams' runs that cannot record it themselves any more.
 
-    A run is lost when its process is not there, no lease of it is being renewed, and it either ran on this machine or
-    has given no sign of life for three minutes. It ends as CANCELED where it was being terminated, else as FAILURE.
+    A run is lost when its process is not there, no lease of it is being renewed, and it either is proven to have ended
+    or has given no sign of life for three minutes. It ends as CANCELED where it was being terminated, else as FAILURE.
 
     Args:
         instance: The Dagster instance.
@@ -59,24 +53,10 @@ def report_lost_runs(
 
 
 def _is_lost(catalog: Catalog, run: dg.DagsterRun, worker: RunWorker, now_ms: int) -> bool:
-    if worker.is_alive_here():
-        return False
-    lease = catalog.leases.current(run.tags[JOB_ID_TAG])
-    if (
-        lease is not None
-        and lease.run_id == run.run_id
-        and not lease.expired
-        and not has_provably_ended(lease, jvm_grace_s=0)
-    ):
-        return False
-    executions = catalog.executions.of_run(run.run_id)
-    if executions and executions[0].host == socket.gethostname():
-        return True
-    return now_ms - _last_sign_ms(worker, executions) > SILENCE_MS
-
-
-def _last_sign_ms(worker: RunWorker, executions: list[ExecutionRecord]) -> int:
-    return max(worker.seen_at_ms, *(execution.heartbeat_at_ms for execution in executions), 0)
+    liveness = run_liveness(
+        catalog, run.run_id, run.tags[JOB_ID_TAG], pid=worker.pid, seen_at_ms=worker.seen_at_ms, now_ms=now_ms
+    )
+    return liveness is not Liveness.ALIVE
 
 
 def _report(instance: dg.DagsterInstance, run: dg.DagsterRun, worker: RunWorker) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from dagster_ckpt.lifecycle.evidence import ProcessIdentity
 from dagster_ckpt.lifecycle.job import Clock, monotonic_ms
+from dagster_ckpt.lifecycle.liveness import Liveness, ProcessIdentity
 from dagster_ckpt.orchestration.run_worker import RunWorker, worker_of
 
 # One small read of Dagster's database for each running stream in so long.
@@ -66,7 +66,7 @@ class RunWatch:
     def _look(self) -> str | None:
         if self._signalled():
             return "a signal"
-        if self._parent is not None and not self._parent.is_alive():
+        if self._parent is not None and self._parent.liveness() is Liveness.ENDED:
             return f"the process of its run, {self._parent.pid}, is gone"
         if self._clock() < self._next_look_ms:
             return None

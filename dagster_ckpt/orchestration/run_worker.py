@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from dagster_ckpt.lifecycle.evidence import lives_since
-
 
 @dataclass(frozen=True)
 class RunWorker:
@@ -20,10 +18,6 @@ class RunWorker:
 
     pid: int
     seen_at_ms: int
-
-    def is_alive_here(self) -> bool:
-        """Whether it runs on this machine; False also where its machine is another one."""
-        return lives_since(self.pid, self.seen_at_ms)
 
 
 def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:

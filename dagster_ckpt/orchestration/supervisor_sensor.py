@@ -7,7 +7,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestRecord, RequestStatus
 from dagster_ckpt.lifecycle.job import wall_clock_ms
-from dagster_ckpt.lifecycle.outside import driver_is_gone
+from dagster_ckpt.lifecycle.liveness import Liveness, execution_liveness
 from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
 from dagster_ckpt.options import TerminalState
 from dagster_ckpt.orchestration.desired_states import StepJobs, bring_to_desired_states
@@ -135,7 +135,7 @@ def recorded_end_outside(
 
     A driver whose run is under way is that run's affair until it ends.
     """
-    if not driver_is_gone(catalog, execution, now_ms=wall_clock_ms()):
+    if execution_liveness(catalog, execution, now_ms=wall_clock_ms()) is Liveness.ALIVE:
         return RecordedEnd.STILL_RUNNING
     recorded = recorded_end(instance, run)
     return RecordedEnd.FAILED if recorded is RecordedEnd.SUCCEEDED else recorded

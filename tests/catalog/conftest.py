@@ -53,6 +53,6 @@ def holder(name: str = "a") -> Holder:
         run_id=f"run-{name}",
         host=f"host-{name}",
         pid=1,
-        process_started_at_ms=1,
+        process_start_ticks=1,
         boot_id="boot",
     )

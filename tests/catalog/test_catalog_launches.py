@@ -17,7 +17,7 @@ def launch(catalog: Catalog, request_id: str, *, pid: int, job_id: str = "orders
         host="here",
         boot_id="boot",
         pid=pid,
-        process_started_at_ms=5,
+        process_start_ticks=5,
         command="spark-submit orders.py",
         log="/var/log/orders.log",
     )

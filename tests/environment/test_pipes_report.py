@@ -13,7 +13,7 @@ import pytest
 from dagster_ckpt.catalog import Catalog, StartCause
 from dagster_ckpt.environment.pipes import pipes_report, progress_sentence
 from dagster_ckpt.environment.program import StreamExecution
-from dagster_ckpt.lifecycle.evidence import this_holder
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.supervision import EndKind
 
 ROOT = Path(__file__).parents[2]

@@ -45,7 +45,7 @@ def launched(catalog: Catalog, request_id: str, run_id: str) -> None:
         host="h",
         boot_id="b",
         pid=1,
-        process_started_at_ms=1,
+        process_start_ticks=1,
         command="c",
         log="l",
     )

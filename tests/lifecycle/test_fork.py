@@ -22,9 +22,9 @@ from dagster_ckpt.errors import (
     RestoreError,
     SharedSinkError,
 )
-from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.fork import Fork, check_output, fork
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.operations import preview_start
 from dagster_ckpt.lifecycle.prepare import prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind

@@ -17,10 +17,10 @@ from small_spark import lay_file, small_spark
 from dagster_ckpt.catalog import Catalog, StartCause
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
 from dagster_ckpt.lifecycle.fork import check_output, fork
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import (

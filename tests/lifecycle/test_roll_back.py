@@ -14,8 +14,8 @@ from rewind_history import LAST, History
 from dagster_ckpt.catalog import DesiredRecord, ImageRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError
 from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.preflight import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.lifecycle.retention import apply_terminal_retention, subsume
 from dagster_ckpt.lifecycle.roll_back import roll_back

@@ -16,9 +16,9 @@ from rewind_history import LAST, History
 
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
-from dagster_ckpt.lifecycle.evidence import this_holder
 from dagster_ckpt.lifecycle.fork import fork
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.sink_cleaning import SinkCleaning, clean_sinks
 from dagster_ckpt.lifecycle.start_from import StartFrom
 

@@ -25,7 +25,7 @@ from dagster_ckpt.options import CheckpointConfig, DesiredState, UpgradePolicy
 
 LIMIT_MS = 600_000
 POLICY = UpgradePolicy(preflight=False, stop_timeout_ms=LIMIT_MS)
-HOST = Holder("execution", "the run", "far away", 77, process_started_at_ms=1, boot_id="boot")
+HOST = Holder("execution", "the run", "far away", 77, process_start_ticks=1, boot_id="boot")
 
 
 class House:

@@ -35,7 +35,7 @@ from dagster_ckpt.lifecycle.managed_job import StepRun
 from dagster_ckpt.lifecycle.reconcile_desired import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.options import DesiredState, UpgradeMode, UpgradePolicy
 
-HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_started_at_ms=1, boot_id="boot")
+HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot")
 CHANGES = [
     (RequestStore, "submit"),
     (RequestStore, "withdraw"),

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +17,14 @@ import pytest
 from dagster_ckpt.catalog import Catalog, EventType, Holder, LeaseRecord
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
 from dagster_ckpt.lifecycle import writer_lease
-from dagster_ckpt.lifecycle.evidence import ProcessIdentity, boot_id, has_provably_ended, this_holder
+from dagster_ckpt.lifecycle.liveness import (
+    JVM_GRACE_S,
+    Liveness,
+    ProcessIdentity,
+    boot_id,
+    holder_liveness,
+    this_holder,
+)
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 
 JOB = "flights"
@@ -92,9 +99,9 @@ def holder_of(child: Child, jvm: Child | None = None, *, run_id: str = "run-befo
     return replace(
         this_holder("execution-before", run_id, None),
         pid=child.identity.pid,
-        process_started_at_ms=child.identity.started_at_ms,
+        process_start_ticks=child.identity.start_ticks,
         jvm_pid=jvm.identity.pid if jvm else None,
-        jvm_started_at_ms=jvm.identity.started_at_ms if jvm else None,
+        jvm_start_ticks=jvm.identity.start_ticks if jvm else None,
     )
 
 
@@ -107,28 +114,32 @@ def lease_of(holder: Holder) -> LeaseRecord:
     )
 
 
+def ended(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> bool:
+    return holder_liveness(lease, jvm_grace_s=jvm_grace_s) is Liveness.ENDED
+
+
 def test_a_killed_process_has_provably_ended(spawn: Callable[[], Child]) -> None:
     child = spawn()
     child.kill()
 
-    assert has_provably_ended(lease_of(holder_of(child)))
+    assert ended(lease_of(holder_of(child)))
 
 
 def test_a_killed_process_that_nobody_has_reaped_has_ended_too(spawn: Callable[[], Child]) -> None:
     child = spawn()
     child.kill_without_reaping()
 
-    assert has_provably_ended(lease_of(holder_of(child)))
+    assert ended(lease_of(holder_of(child)))
 
 
 def test_a_live_process_has_not_ended(spawn: Callable[[], Child]) -> None:
-    assert not has_provably_ended(lease_of(holder_of(spawn())))
+    assert not ended(lease_of(holder_of(spawn())))
 
 
 def test_a_later_process_of_the_same_number_is_not_taken_for_the_holder(spawn: Callable[[], Child]) -> None:
     later = holder_of(spawn())
 
-    assert has_provably_ended(lease_of(replace(later, process_started_at_ms=later.process_started_at_ms - 60_000)))
+    assert ended(lease_of(replace(later, process_start_ticks=(later.process_start_ticks or 0) - 1)))
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "another-host"}, {"boot_id": "another boot"}])
@@ -138,7 +149,7 @@ def test_of_another_machine_or_boot_nothing_can_be_proven(
     child = spawn()
     child.kill()
 
-    assert not has_provably_ended(lease_of(replace(holder_of(child), **elsewhere)))
+    assert not ended(lease_of(replace(holder_of(child), **elsewhere)))
 
 
 def test_of_another_container_of_this_machine_nothing_can_be_proven(
@@ -151,23 +162,62 @@ def test_of_another_container_of_this_machine_nothing_can_be_proven(
     # Where this process sees others than the holder saw, by the same numbers and the same name of the host.
     monkeypatch.setattr(Path, "readlink", lambda _path: Path("pid:[1]"))
 
-    assert not has_provably_ended(lease)
+    assert not ended(lease)
+
+
+@pytest.mark.parametrize("step_s", [1, -1, 3600, -3600])
+def test_a_step_of_the_clock_ends_nobody_and_brings_nobody_back(spawn: Callable[[], Child], step_s: int) -> None:
+    living, dead = spawn(), spawn()
+    dead.kill()
+
+    # A child's own view of the clock is moved: what the kernel says of the boot moves with it.
+    with subprocess.Popen(
+        [sys.executable, "-c", _AFTER_A_STEP, str(step_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as looking:
+        seen = looking.communicate("\n".join(repr(astuple(child.identity)) for child in (living, dead)))[0]
+
+    assert seen.split() == ["ALIVE", "ENDED"]
+
+
+_AFTER_A_STEP = """
+import ast, sys
+import psutil, psutil._pslinux as linux
+from dagster_ckpt.lifecycle.liveness import ProcessIdentity
+before, me = linux.boot_time(), psutil.Process().create_time()
+linux.boot_time = lambda: before + int(sys.argv[1])
+assert psutil.Process().create_time() != me
+for line in sys.stdin:
+    print(ProcessIdentity(*ast.literal_eval(line)).liveness().value)
+"""
+
+
+def test_a_start_that_was_not_recorded_proves_nothing(spawn: Callable[[], Child]) -> None:
+    child = spawn()
+    child.kill()
+
+    assert not ended(lease_of(replace(holder_of(child), process_start_ticks=None)))
+    assert not ended(lease_of(replace(holder_of(child), boot_id="")))
 
 
 def test_a_jvm_that_outlives_its_python_process_may_still_write(spawn: Callable[[], Child]) -> None:
     python, jvm = spawn(), spawn()
     python.kill()
 
-    assert not has_provably_ended(lease_of(holder_of(python, jvm)), jvm_grace_s=0)
+    assert not ended(lease_of(holder_of(python, jvm)), jvm_grace_s=0)
     jvm.kill()
-    assert has_provably_ended(lease_of(holder_of(python, jvm)), jvm_grace_s=0)
+    assert ended(lease_of(holder_of(python, jvm)), jvm_grace_s=0)
 
 
 def test_a_jvm_is_given_time_to_follow_its_python_process(spawn: Callable[[], Child]) -> None:
     python, jvm = spawn(), spawn()
     python.kill()
     proof: list[bool] = []
-    looking = threading.Thread(target=lambda: proof.append(has_provably_ended(lease_of(holder_of(python, jvm)))))
+    looking = threading.Thread(
+        target=lambda: proof.append(ended(lease_of(holder_of(python, jvm)), jvm_grace_s=JVM_GRACE_S))
+    )
     looking.start()
     jvm.kill()
     looking.join(timeout=120)
@@ -177,8 +227,8 @@ def test_a_jvm_is_given_time_to_follow_its_python_process(spawn: Callable[[], Ch
 
 def test_this_holder_is_this_process() -> None:
     assert (ME.pid, ME.boot_id) == (os.getpid(), boot_id())
-    assert ProcessIdentity(ME.pid, ME.process_started_at_ms).is_alive()
-    assert not has_provably_ended(lease_of(ME))
+    assert ProcessIdentity(ME.pid, ME.process_start_ticks, ME.host, ME.boot_id).liveness() is Liveness.ALIVE
+    assert not ended(lease_of(ME))
 
 
 def test_a_lease_nobody_holds_is_taken_and_nobody_was_before(catalog: Catalog) -> None:

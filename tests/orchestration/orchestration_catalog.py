@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, Holder, ImageRecord, ImageTrigger, StartCause
 
-HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_started_at_ms=1, boot_id="boot", jvm_pid=None)
+HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot", jvm_pid=None)
 FIGURES = {
     "location": "file:///checkpoints/orders/chk-7",
     "batch_id": 41,

@@ -8,7 +8,7 @@ import uuid
 
 from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.environment.start_order import start_order
-from dagster_ckpt.lifecycle.evidence import this_holder
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.start_from import StartFrom
 
 TTL_MS = 600_000

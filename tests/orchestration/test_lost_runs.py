@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from dataclasses import replace
 
@@ -11,18 +10,20 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 from dagster._core.events import EngineEventData
-from orchestration_catalog import HOST, register
+from orchestration_catalog import register
 
-from dagster_ckpt.catalog import Catalog, StartCause
+from dagster_ckpt.catalog import Catalog, Holder, StartCause
 from dagster_ckpt.lifecycle.job import wall_clock_ms
+from dagster_ckpt.lifecycle.liveness import LIVELY_MS, SLOW_START_MS, this_holder
 from dagster_ckpt.orchestration import CheckpointCatalogResource
-from dagster_ckpt.orchestration.lost_runs import LIVELY_MS, SILENCE_MS, report_lost_runs
+from dagster_ckpt.orchestration.lost_runs import report_lost_runs
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG
 
 # No process has it: Linux' numbers end at 4194304.
 NOBODY = 2**31 - 1
-HERE = socket.gethostname()
-ELSEWHERE = "another-machine"
+HERE = replace(this_holder("", "", None), pid=NOBODY)
+ELSEWHERE = replace(HERE, host="another-machine")
+THE_BOOT_BEFORE = replace(HERE, boot_id="the boot before")
 
 
 class Lost:
@@ -41,8 +42,8 @@ class Lost:
             self.instance.report_engine_event("Started process for run", run, event)
         return run.run_id
 
-    def execution(self, run_id: str, *, host: str = HERE, lease_ms: int | None = None) -> None:
-        holder = replace(HOST, execution_id=run_id, run_id=run_id, host=host)
+    def execution(self, run_id: str, *, process: Holder = HERE, lease_ms: int | None = None) -> None:
+        holder = replace(process, execution_id=run_id, run_id=run_id)
         self.catalog.executions.begin(run_id, job_id="orders", run_id=run_id, cause=StartCause.MANUAL, holder=holder)
         if lease_ms is not None:
             self.catalog.leases.acquire("orders", holder, lease_ms)
@@ -98,7 +99,7 @@ def test_a_run_whose_process_lives_is_left_alone_however_silent(lost: Lost) -> N
     run = lost.run(os.getpid())
     lost.execution(run)
 
-    assert lost.look(after_ms=10 * SILENCE_MS) == []
+    assert lost.look(after_ms=10 * SLOW_START_MS) == []
     assert lost.status(run) is DagsterRunStatus.STARTED
 
 
@@ -125,18 +126,19 @@ def test_the_orphaned_step_of_a_run_whose_process_is_gone_is_waited_for_as_long_
     lost: Lost,
 ) -> None:
     run = lost.run()
-    lost.execution(run, lease_ms=3_600_000)
+    lost.execution(run, process=this_holder("", "", None), lease_ms=3_600_000)
 
     assert lost.look() == []
     assert lost.status(run) is DagsterRunStatus.STARTED
 
 
-def test_one_of_another_machine_is_given_up_only_after_a_long_silence(lost: Lost) -> None:
+@pytest.mark.parametrize("process", [ELSEWHERE, THE_BOOT_BEFORE])
+def test_one_of_another_machine_or_boot_is_given_up_only_after_a_long_silence(lost: Lost, process: Holder) -> None:
     run = lost.run()
-    lost.execution(run, host=ELSEWHERE)
+    lost.execution(run, process=process)
 
-    assert lost.look(after_ms=SILENCE_MS - 1000) == []
-    lost.look(after_ms=SILENCE_MS + 1000)
+    assert lost.look(after_ms=SLOW_START_MS - 1000) == []
+    lost.look(after_ms=SLOW_START_MS + 1000)
     assert lost.status(run) is DagsterRunStatus.FAILURE
 
 
@@ -144,7 +146,7 @@ def test_so_is_one_that_went_down_before_it_could_begin_an_execution(lost: Lost)
     run = lost.run()
 
     assert lost.look() == []
-    lost.look(after_ms=SILENCE_MS + 1000)
+    lost.look(after_ms=SLOW_START_MS + 1000)
     assert lost.status(run) is DagsterRunStatus.FAILURE
 
 
@@ -153,7 +155,7 @@ def test_runs_that_are_not_ours_or_have_no_process_yet_are_none_of_this(lost: Lo
     lost.run(None)
     lost.run(status=DagsterRunStatus.STARTING)
 
-    assert lost.look(after_ms=10 * SILENCE_MS) == []
+    assert lost.look(after_ms=10 * SLOW_START_MS) == []
 
 
 def test_a_launcher_that_can_look_by_itself_is_trusted(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +164,4 @@ def test_a_launcher_that_can_look_by_itself_is_trusted(lost: Lost, monkeypatch: 
     launcher = type(lost.instance.run_launcher)
     monkeypatch.setattr(launcher, "supports_check_run_worker_health", property(lambda _self: True))
 
-    assert lost.look(after_ms=10 * SILENCE_MS) == []
+    assert lost.look(after_ms=10 * SLOW_START_MS) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from orchestration_catalog import HOST, begin_execution, register, take_image
 from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.lifecycle.job import wall_clock_ms
-from dagster_ckpt.lifecycle.outside import SILENCE_MS
+from dagster_ckpt.lifecycle.liveness import SILENCE_MS, this_holder
 from dagster_ckpt.options import CheckpointConfig, RestartStrategies
 from dagster_ckpt.orchestration import (
     CheckpointCatalogResource,
@@ -185,12 +184,24 @@ class TestSupervised:
     def test_a_driver_whose_process_is_known_to_be_gone_is_not_waited_for(
         self, supervised: Supervised, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(socket, "gethostname", lambda: HOST.host)
         child = os.spawnlp(os.P_NOWAIT, "true", "true")
         os.waitpid(child, 0)
-        monkeypatch.setattr("orchestration_catalog.HOST", replace(HOST, pid=child))
+        monkeypatch.setattr("orchestration_catalog.HOST", replace(this_holder("", "", None), pid=child))
         supervised.execution()
 
+        assert len(supervised.tick()) == 1
+
+    def test_of_a_process_of_an_earlier_boot_only_its_silence_tells(
+        self, supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        child = os.spawnlp(os.P_NOWAIT, "true", "true")
+        os.waitpid(child, 0)
+        before = replace(this_holder("", "", None), pid=child, boot_id="the boot before")
+        monkeypatch.setattr("orchestration_catalog.HOST", before)
+        supervised.execution()
+        assert supervised.tick() == []
+
+        supervised.later_ms = SILENCE_MS + 1
         assert len(supervised.tick()) == 1
 
     def test_a_driver_that_has_ended_may_still_be_applying_retention(self, supervised: Supervised) -> None:

@@ -113,7 +113,7 @@ def test_a_launched_driver_has_a_log(shown: Shown, catalog: Catalog) -> None:
         host="here",
         boot_id="b",
         pid=1,
-        process_started_at_ms=1,
+        process_start_ticks=1,
         command="spark-submit orders.py",
         log="/var/log/orders.log",
     )

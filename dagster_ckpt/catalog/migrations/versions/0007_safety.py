@@ -1,4 +1,7 @@
-"""Deployments, where state came from, holds, and what a recovery has tried."""
+"""Which process holds a lease, deployments, where state came from, holds, and what a recovery has tried."""
+
+import sqlalchemy as sa
+from alembic import op
 
 revision = "0007"
 down_revision = "0006"
@@ -13,8 +16,20 @@ def upgrade() -> None:
     _holds()
 
 
+# When a process started was a time by the wall clock, and would be compared with the kernel's count.
+_STARTS = (
+    ("leases", "process_started_at_ms", "process_start_ticks"),
+    ("leases", "jvm_started_at_ms", "jvm_start_ticks"),
+    ("launches", "process_started_at_ms", "process_start_ticks"),
+)
+
+
 def _leases() -> None:
-    pass
+    for table, by_the_clock, ticks in _STARTS:
+        op.drop_column(table, by_the_clock)
+        op.add_column(table, sa.Column(ticks, sa.BigInteger(), nullable=True))
+    op.add_column("executions", sa.Column("boot_id", sa.Text(), nullable=True))
+    op.add_column("executions", sa.Column("process_start_ticks", sa.BigInteger(), nullable=True))
 
 
 def _deployment() -> None:
@@ -30,4 +45,14 @@ def _holds() -> None:
 
 
 def downgrade() -> None:
-    pass
+    _leases_before()
+
+
+def _leases_before() -> None:
+    op.drop_column("executions", "process_start_ticks")
+    op.drop_column("executions", "boot_id")
+    for table, by_the_clock, ticks in _STARTS:
+        op.drop_column(table, ticks)
+        # The start of the epoch: of a process that is there, it says that it is a later one.
+        default = None if table == "leases" else "0"
+        op.add_column(table, sa.Column(by_the_clock, sa.BigInteger(), nullable=default is None, server_default=default))

@@ -1,11 +1,13 @@
 """The image format: a manifest, small files inside it, and large data objects that images share.
 
-Nothing here knows Spark, a job's life or a file system: named byte streams in, named byte streams out, over an
-`ObjectSpace`. Start with docs/image-format.md, then `manifest.py`, `writer.py` and `reader.py`.
+Nothing here knows Spark or a job's life: named byte streams in, named byte streams out, over an `ObjectSpace`. Only
+`flushing.py` knows this machine's disks. Start with docs/image-format.md, then `manifest.py`, `writer.py` and
+`reader.py`.
 """
 
 from dagster_ckpt.image.container import Metadata, pack_metadata, unpack_metadata
 from dagster_ckpt.image.entries import FileEntry
+from dagster_ckpt.image.flushing import flush, flush_tree, make_folder
 from dagster_ckpt.image.manifest import ImageHeader, ImageKind, Manifest
 from dagster_ckpt.image.packs import (
     Checks,
@@ -47,7 +49,10 @@ __all__ = [
     "WrittenImage",
     "begin",
     "extract",
+    "flush",
+    "flush_tree",
     "in_threads",
+    "make_folder",
     "nothing",
     "object_name",
     "pack_metadata",

@@ -66,7 +66,7 @@ class ObjectSpace(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Delete an object; one that is not there is no error."""
+        """Delete an object, so that it does not come back after a crash; one that is not there is no error."""
         ...
 
     def list(self, prefix: str) -> dict[str, int]:

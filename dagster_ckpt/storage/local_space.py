@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.image import ObjectSpace, nothing
+from dagster_ckpt.image import ObjectSpace, flush, make_folder, nothing
 from dagster_ckpt.storage.access import Guarded, accessing, reading
 from dagster_ckpt.storage.write_behind import WriteBehind
 
@@ -36,27 +36,27 @@ class LocalSpace:
         """Open a new data object for writing."""
         path = self._root / name
         with accessing("write", f"file://{path}"):
-            changed = _make_folder(path.parent)
+            changed = make_folder(path.parent)
             with self._new_file(path) as stream:
                 with WriteBehind(stream, self._buffer_bytes) as behind:
                     yield cast("BinaryIO", Guarded(cast("BinaryIO", behind), f"file://{path}"))
                 os.fsync(stream.fileno())
             for folder in (path.parent, *changed):
-                _flush_folder(folder)
+                flush(folder)
 
     def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
         """Write an object at once: beside it, flushed, then renamed, and the folder flushed too."""
         unfinished_name = f"{name}.{uuid.uuid4().hex}.tmp"
         path, unfinished = self._root / name, self._root / unfinished_name
         with accessing("write", f"file://{path}"):
-            changed = _make_folder(path.parent)
+            changed = make_folder(path.parent)
             try:
                 with unfinished.open("wb") as stream:
                     stream.write(data)
                     stream.flush()
                     os.fsync(stream.fileno())
                 for folder in changed:
-                    _flush_folder(folder)
+                    flush(folder)
                 # What it waits for, mostly the disk as well, was done meanwhile.
                 after()
                 unfinished.replace(path)
@@ -64,7 +64,7 @@ class LocalSpace:
                 with suppress(CkptError):
                     self.delete(unfinished_name)
                 raise
-            _flush_folder(path.parent)
+            flush(path.parent)
 
     def read(self, name: str) -> bytes:
         """All bytes of an object."""
@@ -100,13 +100,15 @@ class LocalSpace:
             return False
         path = self._root / name
         with accessing("write", f"file://{path}"):
-            for folder in _make_folder(path.parent):
-                _flush_folder(folder)
+            for folder in make_folder(path.parent):
+                flush(folder)
             try:
                 path.hardlink_to(source._root / source_name)
             except OSError:
                 # Another device, a disk without links, a limit reached: then the bytes are written anew.
                 return False
+            # An image that refers to it may be published next, and the source deleted.
+            flush(path.parent)
         return True
 
     def delete(self, name: str) -> None:
@@ -114,8 +116,13 @@ class LocalSpace:
         path = self._root / name
         with accessing("delete", f"file://{path}"):
             path.unlink(missing_ok=True)
-            if path.parent != self._root and path.parent.is_dir() and not any(path.parent.iterdir()):
-                path.parent.rmdir()
+            # Somebody else may delete the folder meanwhile.
+            with suppress(FileNotFoundError):
+                if path.parent != self._root and not any(path.parent.iterdir()):
+                    path.parent.rmdir()
+                else:
+                    # What it referred to may be deleted next: it must not come back without that.
+                    flush(path.parent)
 
     def list(self, prefix: str) -> dict[str, int]:
         """Names directly below a prefix, with the time of their last change in ms (0: a folder)."""
@@ -134,27 +141,6 @@ class LocalSpace:
             return path.open("xb", buffering=0)
         except FileNotFoundError:
             # The folder went with the last other object in it, in the moment between.
-            for folder in _make_folder(path.parent):
-                _flush_folder(folder)
+            for folder in make_folder(path.parent):
+                flush(folder)
             return path.open("xb", buffering=0)
-
-
-def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder; returns those with a new entry, which is lost with the power until they are flushed."""
-    changed: list[Path] = []
-    missing = folder
-    while not missing.is_dir():
-        missing = missing.parent
-        changed.append(missing)
-    if changed:
-        folder.mkdir(parents=True, exist_ok=True)
-    return changed
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -182,14 +182,14 @@ def test_a_folder_that_is_cleared_away_in_between_is_made_again(
     space = LocalSpace(tmp_path, buffer_bytes=-1)
     with space.create("shared/last.pack") as stream:
         stream.write(b"last")
-    make = local_space._make_folder
+    make = local_space.make_folder
 
     def make_and_lose(_folder: Path) -> list[Path]:
-        monkeypatch.setattr(local_space, "_make_folder", make)
+        monkeypatch.setattr(local_space, "make_folder", make)
         space.delete("shared/last.pack")
         return []
 
-    monkeypatch.setattr(local_space, "_make_folder", make_and_lose)
+    monkeypatch.setattr(local_space, "make_folder", make_and_lose)
     with space.create("shared/next.pack") as stream:
         stream.write(b"next")
     assert space.read("shared/next.pack") == b"next"

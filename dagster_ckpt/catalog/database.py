@@ -11,7 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Table, create_engine, event, text
+from sqlalchemy import Connection, Row, Table, create_engine, event, text
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, Engine, make_url
@@ -21,6 +21,7 @@ from sqlalchemy.pool import NullPool
 from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.catalog.tables import event_counter, events
 from dagster_ckpt.errors import CatalogError
+from dagster_ckpt.foreign import from_json
 
 BUSY_TIMEOUT_S = 60
 _NOW = {
@@ -157,10 +158,28 @@ def optional_dict(value: str | None) -> dict[str, Any] | None:
     if value is None:
         return None
     try:
-        read = json.loads(value)
+        read = from_json(value)
     except ValueError:
         return None
     return read if isinstance(read, dict) else None
+
+
+def cells(row: Row[Any], table: Table, troubles: list[str]) -> dict[str, Any]:
+    """The cells of a row by column, each of its column's type; a word to `troubles` for any that is not.
+
+    SQLite takes whatever it is given into any column, and a database may be damaged. In place of such a cell stands
+    None, or an empty value where the column has to have one.
+    """
+    values = dict(row._mapping)
+    for column in table.c:
+        if column.name not in values:
+            continue
+        value, wanted = values[column.name], column.type.python_type
+        if isinstance(value, wanted) or (value is None and column.nullable):
+            continue
+        troubles.append(f"{column.name} is {value!r:.80}")
+        values[column.name] = None if column.nullable else wanted()
+    return values
 
 
 def _parsed(url: str) -> URL:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from dagster_ckpt.catalog.database import Database, as_text, read_dict
+from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.desired_records import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.catalog.tables import desired_states
@@ -160,8 +160,8 @@ def _get(connection: Connection, job_id: str) -> DesiredRecord:
 
 
 def _record(row: Row[Any]) -> DesiredRecord:
-    values = dict(row._mapping)
     troubles: list[str] = []
+    values = cells(row, desired_states, troubles)
     upgrade = read_dict(values["upgrade"], "upgrade", troubles)
     preflight = read_dict(values["preflight"], "preflight", troubles)
     try:

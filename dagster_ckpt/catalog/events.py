@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row, and_, func, select
 
-from dagster_ckpt.catalog.database import Database, as_dict
+from dagster_ckpt.catalog.database import Database, as_dict, cells
 from dagster_ckpt.catalog.records import EventRecord, EventType
 from dagster_ckpt.catalog.tables import event_counter, events, jobs
 
@@ -76,7 +76,7 @@ class EventStore:
 
 
 def _record(row: Row[Any]) -> EventRecord:
-    values = dict(row._mapping)
+    values = cells(row, events, [])
     values["type"] = _KNOWN.get(values["type"], EventType.UNKNOWN)
     values["payload"] = as_dict(values["payload"])
     return EventRecord(**values)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, func, select
 
-from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
+from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, StartCause
 from dagster_ckpt.catalog.tables import executions, jobs
 from dagster_ckpt.errors import CatalogError
@@ -259,9 +259,9 @@ def _newest_of(job_ids: Sequence[str]) -> Select[Any]:
 
 
 def _record(row: Row[Any]) -> ExecutionRecord:
-    values = dict(row._mapping)
-    del values["ordinal"]
     troubles: list[str] = []
+    values = cells(row, executions, troubles)
+    del values["ordinal"]
     values["cause"] = read_enum(values["cause"], StartCause, StartCause.UNKNOWN, "cause", troubles)
     values["recovery"] = read_dict(values["recovery"], "recovery", troubles)
     values["progress"] = read_dict(values["progress"], "progress", troubles)

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, select
 
 from dagster_ckpt.catalog import image_queries as queries
-from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
+from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ImageHistory, ImageRecord, ImageStatus, ImageTally, ImageTrigger
 from dagster_ckpt.catalog.tables import images, jobs
 from dagster_ckpt.errors import ImageNotFoundError
@@ -244,8 +244,8 @@ def _get(connection: Connection, image_id: str) -> ImageRecord:
 
 
 def _record(row: Row[Any]) -> ImageRecord:
-    values = {name: value for name, value in row._mapping.items() if name in _FIELDS}
     troubles: list[str] = []
+    values = {name: value for name, value in cells(row, images, troubles).items() if name in _FIELDS}
     values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
     values["trigger"] = read_enum(values["trigger"], ImageTrigger, ImageTrigger.UNKNOWN, "trigger", troubles)
     values["status"] = read_enum(values["status"], ImageStatus, ImageStatus.BROKEN, "status", troubles)

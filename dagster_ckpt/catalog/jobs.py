@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from dagster_ckpt.catalog.database import Database, as_text, read_dict
+from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.records import EventType, JobRecord
 from dagster_ckpt.catalog.tables import images, jobs
 from dagster_ckpt.errors import CatalogError, JobNotFoundError
@@ -126,6 +126,14 @@ def _get(connection: Connection, job_id: str) -> JobRecord:
             f"The catalog knows no job {job_id!r}: it was never started, or this is another catalog. "
             f"Jobs it knows: {known}."
         )
+    unreadable: list[str] = []
+    cells(row, jobs, unreadable)
+    if unreadable:
+        # Without its directory or its timeline a job would look like one that never ran.
+        raise CatalogError(
+            f"The catalog cannot read its row of job {job_id!r}: {'; '.join(unreadable)}. Bring the catalog back from "
+            "a backup, or correct that row of the table jobs."
+        )
     job = _record(row)
     if job.pending_restore is None and row.pending_restore is not None:
         # Read as "nothing is pending" it would start the query on sinks that are not rolled back.
@@ -137,8 +145,8 @@ def _get(connection: Connection, job_id: str) -> JobRecord:
 
 
 def _record(row: Row[Any]) -> JobRecord:
-    values = dict(row._mapping)
     troubles: list[str] = []
+    values = cells(row, jobs, troubles)
     values["options"] = read_dict(values["options"], "options", troubles) or {}
     values["pending_restore"] = read_dict(values["pending_restore"], "pending_restore", troubles)
     return JobRecord(**values, broken="; ".join(troubles) or None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Row, Select, select
 
-from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.database import Database, cells
 from dagster_ckpt.catalog.records import LaunchRecord
 from dagster_ckpt.catalog.tables import launches
 
@@ -48,7 +48,7 @@ class LaunchStore:
                 )
             )
             row = connection.execute(select(launches).where(launches.c.request_id == request_id)).one()
-        return LaunchRecord(**row._mapping)
+        return _record(row)
 
     def get(self, request_id: str) -> LaunchRecord | None:
         """The launch that answers a START request, or None."""
@@ -63,4 +63,8 @@ class LaunchStore:
     def _first(self, query: Select[Any]) -> LaunchRecord | None:
         with self._database.reading() as connection:
             row = connection.execute(query).one_or_none()
-        return LaunchRecord(**row._mapping) if row is not None else None
+        return _record(row) if row is not None else None
+
+
+def _record(row: Row[Any]) -> LaunchRecord:
+    return LaunchRecord(**cells(row, launches, []))

@@ -7,12 +7,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.database import Database, cells
 from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
-from dagster_ckpt.errors import LeaseHeldError, LeaseLostError
+from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
 
 _EMPTY = {column.name: None for column in leases.columns if column.name not in ("job_id", "token")}
+
+# What the lease of a holder has.
+_NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 
 class LeaseStore:
@@ -105,7 +108,18 @@ def _row(connection: Connection, job_id: str) -> Row[Any] | None:
 
 
 def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
-    return LeaseRecord(**row._mapping, expired=row.expires_at_ms <= now_ms)
+    troubles: list[str] = []
+    values = cells(row, leases, troubles)
+    troubles += [
+        f"{name} is missing" for name in _NEEDED if values["execution_id"] is not None and values[name] is None
+    ]
+    if troubles:
+        # Taken for one that has run out, it would let in a second writer.
+        raise CatalogError(
+            f"The lease of job {row.job_id!r} cannot be read: {'; '.join(troubles)}. Bring the catalog back from a "
+            "backup; or, once no run of the job is left, set leases.execution_id to NULL."
+        )
+    return LeaseRecord(**values, expired=(values["expires_at_ms"] or 0) <= now_ms)
 
 
 def _held(lease: LeaseRecord, now_ms: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from dagster_ckpt.catalog.database import Database, as_text, read_dict, read_enum
+from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.tables import requests
 from dagster_ckpt.errors import CatalogError
@@ -127,8 +127,8 @@ class RequestStore:
 
 
 def _record(row: Row[Any]) -> RequestRecord:
-    values = dict(row._mapping)
     troubles: list[str] = []
+    values = cells(row, requests, troubles)
     values["kind"] = read_enum(values["kind"], RequestKind, RequestKind.UNKNOWN, "kind", troubles)
     values["status"] = read_enum(values["status"], RequestStatus, RequestStatus.BROKEN, "status", troubles)
     arguments = read_dict(values["arguments"], "arguments", troubles)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Set
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
 
 from dagster_ckpt.errors import ImageCorruptError
+from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.image import container_v1
-from dagster_ckpt.image.entries import FileEntry, is_reference
+from dagster_ckpt.image.entries import FileEntry, Paths, is_reference
 from dagster_ckpt.image.manifest import ImageHeader, Manifest
 from dagster_ckpt.image.segment import Segment, read_files
 
@@ -114,9 +114,8 @@ def unpack_metadata(data: bytes, location: str) -> Metadata:
         metadata = Metadata(Manifest.of(header, entries), inline)
     else:
         metadata = _unpack(data, location)
-    if metadata.manifest.inline_length > len(metadata.inline):
-        outside = f"a file ends at {metadata.manifest.inline_length} of its {len(metadata.inline)} inlined bytes"
-        raise ImageCorruptError(cannot_be_trusted(location, outside))
+    with _told_as_corrupt(location):
+        _check_inline(metadata.manifest.inline_length, metadata.inline)
     return metadata
 
 
@@ -136,15 +135,20 @@ def unpack_files(data: bytes, location: str) -> Contents:
         return Contents(metadata.manifest.files, metadata.inline)
     with _opened(data, location) as (archive, described):
         ImageHeader.model_validate(described["header"])
-        packed, inline = archive.read(FILES_NAME), archive.read(INLINE_NAME)
-        lengths = described["segments"]
+        packed, inline = _member(archive, FILES_NAME), _member(archive, INLINE_NAME)
+        lengths, listed = described["segments"], _listed_objects(described)
 
     def files() -> Iterator[FileEntry]:
-        paths: set[str] = set()
+        paths, used, inline_length = Paths(), set[str](), 0
         with _told_as_corrupt(location):
             for part in _parts(packed, lengths):
                 for entries in read_files(part, paths):
+                    used.update(entry.object for entry in entries if entry.object is not None)
+                    ends = (entry.offset + entry.size for entry in entries if entry.object is None)
+                    inline_length = max(inline_length, max(ends, default=0))
+                    _check_inline(inline_length, inline)
                     yield from entries
+            _check_objects(used, listed)
 
     return Contents(files(), inline)
 
@@ -158,10 +162,7 @@ def referred_objects(data: bytes, location: str) -> frozenset[str]:
     if data.startswith(container_v1.MAGIC):
         return unpack_metadata(data, location).manifest.objects
     with _opened(data, location) as (_, described):
-        names = frozenset(described["objects"])
-        if not all(map(is_reference, names)):
-            raise ValueError(f"it refers to {sorted(names)}")
-        return names
+        return _listed_objects(described)
 
 
 def cannot_be_trusted(location: str, what: str) -> str:
@@ -172,11 +173,37 @@ def cannot_be_trusted(location: str, what: str) -> str:
 def _unpack(data: bytes, location: str) -> Metadata:
     with _opened(data, location) as (archive, described):
         header = ImageHeader.model_validate(described["header"])
-        paths: set[str] = set()
-        parts = _parts(archive.read(FILES_NAME), described["segments"])
+        paths = Paths()
+        parts = _parts(_member(archive, FILES_NAME), described["segments"])
         *stable, rest = (Segment.read(part, paths) for part in parts)
         manifest = Manifest(header, tuple(stable), rest)
-        return Metadata(manifest, archive.read(INLINE_NAME))
+        _check_objects(manifest.objects, _listed_objects(described))
+        return Metadata(manifest, _member(archive, INLINE_NAME))
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A member, which is as long as it is in the archive: one that the archive compresses could become any length."""
+    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"its {name} is compressed by the archive, which no writer of this format does")
+    return archive.read(name)
+
+
+def _listed_objects(described: dict[str, Any]) -> frozenset[str]:
+    names = described["objects"]
+    if not isinstance(names, dict) or not all(map(is_reference, names)):
+        raise ValueError(f"it refers to {names!r:.200}")
+    return frozenset(names)
+
+
+def _check_objects(used: Set[str], listed: Set[str]) -> None:
+    # What cleans up goes by the list: an object that it lacks would be deleted under the image.
+    if used != listed:
+        raise ValueError(f"its files lie in other data objects than it lists: {sorted(used ^ listed)[:3]}")
+
+
+def _check_inline(inline_length: int, inline: bytes) -> None:
+    if inline_length > len(inline):
+        raise ValueError(f"a file ends at {inline_length} of its {len(inline)} inlined bytes")
 
 
 @contextmanager
@@ -192,17 +219,13 @@ def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[
     if seal != _SEAL + blake3(sealed).hexdigest().encode():
         raise ImageCorruptError(cannot_be_trusted(location, "its checksum does not fit, so it is truncated or altered"))
     with _told_as_corrupt(location), zipfile.ZipFile(io.BytesIO(data)) as archive:
-        described = json.loads(archive.read(MANIFEST_NAME))
+        described = from_json(_member(archive, MANIFEST_NAME))
         _check_version(described, location)
         yield archive, described
 
 
-@contextmanager
-def _told_as_corrupt(location: str) -> Iterator[None]:
-    try:
-        yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ImageCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({error})")) from error
+def _told_as_corrupt(location: str) -> AbstractContextManager[None]:
+    return reading(lambda why: ImageCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({why})")))
 
 
 def _check_version(described: Any, location: str) -> None:
@@ -216,7 +239,7 @@ def _check_version(described: Any, location: str) -> None:
 
 def _parts(packed: bytes, lengths: list[int]) -> Iterator[bytes]:
     """The packed lines of each segment."""
-    if not lengths or sum(lengths) != len(packed):
+    if not lengths or not all(type(each) is int and each >= 0 for each in lengths) or sum(lengths) != len(packed):
         raise ValueError(f"its segments have {lengths} bytes, and {FILES_NAME} has {len(packed)}")
     begin = 0
     for length in lengths:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import Annotated
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dagster_ckpt.errors import ImageCorruptError
-from dagster_ckpt.image.entries import FileEntry, check_entry
+from dagster_ckpt.foreign import LARGEST_LONG, from_json, inflated, reading
+from dagster_ckpt.image.entries import FileEntry, Paths, check_entry
 from dagster_ckpt.image.manifest import ImageHeader
 
 MAGIC = b"DGCKPT"
@@ -18,7 +18,7 @@ VERSION = 1
 # Magic, format version, length of the compressed manifest, length of the inlined bytes; big-endian.
 _HEAD = struct.Struct(">6sHQQ")
 _SEAL_BYTES = 32
-_Bytes = Annotated[int, Field(ge=0)]
+_Bytes = Annotated[int, Field(ge=0, le=LARGEST_LONG)]
 
 
 class _Entry(BaseModel):
@@ -44,10 +44,10 @@ class _Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _entries_are_sound(self) -> _Manifest:
-        for file in self.files:
-            check_entry(file.entry())
-        if len({file.path for file in self.files}) < len(self.files):
-            raise ValueError("two files of the image have the same path")
+        entries = [file.entry() for file in self.files]
+        for entry in entries:
+            check_entry(entry)
+        Paths().add(entry.path for entry in entries)
         return self
 
 
@@ -68,11 +68,9 @@ def unpack(data: bytes, location: str) -> tuple[ImageHeader, list[FileEntry], by
     sealed, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     if blake3(sealed).digest() != seal:
         raise _corrupt(location, "its checksum does not fit: it was altered")
-    try:
-        body = zlib.decompress(sealed[_HEAD.size : _HEAD.size + body_bytes])
-        manifest = _Manifest.model_validate_json(body)
-    except (zlib.error, ValidationError) as error:
-        raise _corrupt(location, f"its manifest cannot be read ({error})") from error
+    with reading(lambda why: _corrupt(location, f"its manifest cannot be read ({why})")):
+        body = inflated(sealed[_HEAD.size : _HEAD.size + body_bytes])
+        manifest = _Manifest.model_validate(from_json(body))
     return manifest.header, [file.entry() for file in manifest.files], sealed[_HEAD.size + body_bytes :]
 
 

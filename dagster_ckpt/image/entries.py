@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
+
+from dagster_ckpt.foreign import LARGEST_LONG, from_json
 
 _REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
 _DIGEST = re.compile("[0-9a-f]{64}")
 _TEXT = rb'(?:null|"[^"\\\0-\x1f]*")'
 # What nearly every line looks like; any other is read slowly and checked by itself.
 _PLAIN_LINES = re.compile(
-    rb'(?:\["[0-9a-f]{64}","[^"\\\0-\x1f]+",[0-9]{1,18},'
+    rb'(?:\["[0-9a-f]{64}","[^"\\\0-\x1f]{1,255}",[0-9]{1,18},'
     + _TEXT
     + rb","
     + _TEXT
@@ -24,6 +26,9 @@ _PLAIN_LINES = re.compile(
 )
 # Paths that may be none, in a list of one a line.
 _ODD_PATHS = ("\n/", "/\n", "//", "/.", "\n.")
+# What no file system takes: a longer path, or a longer name in it.
+_PATH_BYTES = 4096
+_NAME_BYTES = 255
 # A line begins with the digest, which is of fixed length: `["<64>",`.
 AFTER_DIGEST = 68
 
@@ -67,7 +72,7 @@ def parse_line(line: bytes) -> FileEntry:
     Raises:
         ValueError: It is none that a writer of this format makes (section 3.2 to 3.4).
     """
-    values = json.loads(line)
+    values = from_json(line)
     if not isinstance(values, list) or len(values) != len(FileEntry._fields):
         raise ValueError(f"{line[:120]!r} is not an entry of a file")
     entry = FileEntry(*values)
@@ -100,12 +105,52 @@ def check_entry(entry: FileEntry) -> None:
         raise ValueError(f"{path!r} is not a plain relative path")
     if path in (".", "..") or "\0" in path:
         raise ValueError(f"{path!r} is not a plain relative path")
-    if not all(isinstance(number, int) and number >= 0 for number in (entry.size, entry.offset)):
+    encoded = path.encode()
+    if len(encoded) > _PATH_BYTES or max(map(len, encoded.split(b"/"))) > _NAME_BYTES:
+        raise ValueError(f"{path[:120]!r}... is longer than a file system takes")
+    if not all(type(number) is int and number >= 0 for number in (entry.size, entry.offset)):
         raise ValueError(f"{path} has size {entry.size!r} and offset {entry.offset!r}")
+    if entry.offset + entry.size > LARGEST_LONG:
+        raise ValueError(f"{path} ends at {entry.offset + entry.size}, which no file does")
+    if not all(text is None or isinstance(text, str) for text in (entry.identity, entry.token)):
+        raise ValueError(f"{path} has the identity {entry.identity!r} and the token {entry.token!r}")
     if not isinstance(entry.digest, str) or not _DIGEST.fullmatch(entry.digest):
         raise ValueError(f"{path} has the digest {entry.digest!r}")
     if reference is not None and not is_reference(reference):
         raise ValueError(f"{path} lies in {reference!r}, which is no data object of an image")
+
+
+class Paths:
+    """The paths of an image, which has each once, and none that is a folder of another."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def add(self, paths: Iterable[str]) -> None:
+        """Add the paths of more files.
+
+        Raises:
+            ValueError: Two files of the image have the same path, or a file lies in another one.
+        """
+        added = list(paths)
+        expected = len(self._files) + len(added)
+        self._files.update(added)
+        if len(self._files) < expected:
+            raise ValueError("two files of the image have the same path")
+        folders = self._new_folders(added)
+        self._folders |= folders
+        if not self._files.isdisjoint(folders) or not self._folders.isdisjoint(added):
+            raise ValueError("a file of the image lies in another file")
+
+    def _new_folders(self, paths: Collection[str]) -> set[str]:
+        found: set[str] = set()
+        folders = {path.rpartition("/")[0] for path in paths}
+        while folders:
+            found |= folders
+            folders = {folder.rpartition("/")[0] for folder in folders if folder} - found - self._folders
+        found.discard("")
+        return found
 
 
 def is_reference(reference: object) -> bool:

@@ -10,13 +10,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dagster_ckpt.foreign import LARGEST_LONG
 from dagster_ckpt.image.entries import FileEntry, parse_line, quoted
 from dagster_ckpt.image.packed_lines import path_of_start
 from dagster_ckpt.image.segment import ObjectUse, Segment, merged_uses
+
+_Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
 
 
 class ImageKind(StrEnum):
@@ -45,9 +48,9 @@ class ImageHeader(BaseModel):
     image_id: str
     job_id: str
     kind: ImageKind
-    number: int | None
-    created_at_ms: int
-    batch_id: int
+    number: _Long | None
+    created_at_ms: _Long
+    batch_id: _Long
     query_id: str
     properties: dict[str, Any] = Field(default_factory=dict)
 

@@ -14,11 +14,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from dagster_ckpt.foreign import inflation_limit
 from dagster_ckpt.image.entries import AFTER_DIGEST
 
 # zlib's way to ask for a gzip header.
 GZIP = 31
 _PACKED_AT_A_TIME = 128 * 1024
+# A piece of any honest writer is shorter unpacked, so it is unpacked at once.
+_UNPACKED_AT_A_TIME = 8 * 1024 * 1024
 _PIECES_KEPT = 4
 # Each piece was unpacked so often on the average: nobody goes through them in order.
 _TOO_OFTEN = 16
@@ -34,9 +37,10 @@ def unpacked(packed: bytes | memoryview) -> Iterator[list[bytes]]:
     Raises:
         zlib.error: They are not packed with gzip.
         EOFError: They break off.
+        ValueError: They are longer than those that a writer makes.
     """
     whole, place = memoryview(packed), _Place()
-    while place.position < len(whole):
+    while not place.is_at_end(whole):
         yield place.read_on(whole)
 
 
@@ -136,7 +140,7 @@ class _Index:
         """Look through packed lines."""
         places, firsts, by_path, by_digest = list[_Place](), list[int](), array("Q"), array("Q")
         count, place = 0, _Place()
-        while place.position < len(packed):
+        while not place.is_at_end(packed):
             places.append(place.copy())
             firsts.append(count)
             lines = place.read_on(packed)
@@ -158,27 +162,38 @@ class _Place:
         position: So many packed bytes.
         stream: What unpacks the next; None where a member of gzip begins.
         begun: The line that broke off there.
+        unpacked: So many bytes came of those.
     """
 
     position: int = 0
     stream: zlib._Decompress | None = None
     begun: bytes = b""
+    unpacked: int = 0
 
     def copy(self) -> _Place:
         """The same place, to go on from once more."""
-        return _Place(self.position, self.stream.copy() if self.stream is not None else None, self.begun)
+        stream = self.stream.copy() if self.stream is not None else None
+        return _Place(self.position, stream, self.begun, self.unpacked)
+
+    def is_at_end(self, packed: memoryview) -> bool:
+        """Whether no line follows."""
+        return self.stream is None and self.position >= len(packed)
 
     def read_on(self, packed: memoryview) -> list[bytes]:
         """The lines that end in the next piece."""
         stream = self.stream or zlib.decompressobj(GZIP)
         piece = packed[self.position : self.position + _PACKED_AT_A_TIME]
-        plain = self.begun + stream.decompress(piece)
-        self.position += len(piece) - len(stream.unused_data)
+        added = stream.decompress(piece, _UNPACKED_AT_A_TIME)
+        if not (piece or added or stream.eof):
+            raise EOFError("the list of files breaks off")
+        self.position += len(piece) - len(stream.unused_data) - len(stream.unconsumed_tail)
+        self.unpacked += len(added)
+        if self.unpacked > inflation_limit(len(packed)):
+            raise ValueError(f"its list of files is longer than {len(packed)} packed bytes of any writer are")
+        plain = self.begun + added
         self.stream = None if stream.eof else stream
-        if self.position < len(packed):
+        if not self.is_at_end(packed):
             whole, newline, self.begun = plain.rpartition(b"\n")
             return (whole + newline).splitlines()
-        if self.stream is not None:
-            raise EOFError("the list of files breaks off")
         self.begun = b""
         return plain.splitlines()

@@ -131,7 +131,10 @@ def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> li
         except ImageCorruptError as error:
             problems.append(str(error))
 
-    extract(space, directory, check)
+    try:
+        extract(space, directory, check)
+    except (ImageNotFoundError, ImageCorruptError) as error:
+        problems.append(str(error))
     return problems
 
 

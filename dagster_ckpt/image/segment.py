@@ -13,7 +13,7 @@ from itertools import groupby
 from mmap import MAP_PRIVATE, mmap
 from operator import attrgetter
 
-from dagster_ckpt.image.entries import AFTER_DIGEST, FileEntry, parse_line, plain_entries, read_entries
+from dagster_ckpt.image.entries import AFTER_DIGEST, FileEntry, Paths, parse_line, plain_entries, read_entries
 from dagster_ckpt.image.packed_lines import GZIP, PackedLines, path_in, unpacked
 
 _object_of = attrgetter("object")
@@ -94,7 +94,7 @@ class Segment:
     _packed: bytes | memoryview | None = field(default=None, repr=False)
 
     @classmethod
-    def read(cls, packed: bytes, paths: set[str]) -> Segment:
+    def read(cls, packed: bytes, paths: Paths) -> Segment:
         """A segment of its packed lines, each checked.
 
         Args:
@@ -102,20 +102,20 @@ class Segment:
             paths: Paths of the other segments of the image; those of this one are added.
 
         Raises:
-            ValueError: A line is none that a writer of this format makes, or two files have the same path.
+            ValueError: A line is none that a writer of this format makes, or two files cannot be there together.
             zlib.error: It is not packed with gzip.
             EOFError: It breaks off.
         """
-        before = len(paths)
-        segment = cls._read_plain(packed, paths)
+        found: list[str] = []
+        segment = cls._read_plain(packed, found)
         if segment is None:
-            segment = cls._read_any(packed, paths)
-        if len(paths) - before < segment.file_count:
-            raise ValueError("two files of the image have the same path")
+            found.clear()
+            segment = cls._read_any(packed, found)
+        paths.add(found)
         return segment
 
     @classmethod
-    def _read_plain(cls, packed: bytes, paths: set[str]) -> Segment | None:
+    def _read_plain(cls, packed: bytes, paths: list[str]) -> Segment | None:
         segment = cls()
         kept: list[bytes] = []
         for lines in unpacked(packed):
@@ -123,20 +123,20 @@ class Segment:
             if entries is None:
                 return None
             segment._count_all(entries)
-            paths.update([entry.path for entry in entries])
+            paths += [entry.path for entry in entries]
             kept = [] if segment._is_large else kept + lines
         segment._lines = kept
         segment.remember_packed(packed)
         return segment
 
     @classmethod
-    def _read_any(cls, packed: bytes, paths: set[str]) -> Segment:
+    def _read_any(cls, packed: bytes, paths: list[str]) -> Segment:
         segment, is_ours = cls(), True
         for lines in unpacked(packed):
             for line in lines:
                 entry = parse_line(line)
                 segment.add(entry)
-                paths.add(entry.path)
+                paths.append(entry.path)
                 is_ours = is_ours and entry.line() == line
         # Another program may write the same values in other words: those lines are packed anew, as ours.
         if is_ours:
@@ -297,16 +297,13 @@ class Segment:
             self._packed, self._packer = b"".join(self._packer.take()), None
 
 
-def read_files(packed: bytes, paths: set[str]) -> Iterator[list[FileEntry]]:
+def read_files(packed: bytes, paths: Paths) -> Iterator[list[FileEntry]]:
     """What `Segment.read` reads, checked as it does, some thousands of files at a time; for one who needs them once."""
     for lines in unpacked(packed):
         entries = plain_entries(lines)
         if entries is None:
             entries = [parse_line(line) for line in lines]
-        expected = len(paths) + len(entries)
-        paths.update([entry.path for entry in entries])
-        if len(paths) < expected:
-            raise ValueError("two files of the image have the same path")
+        paths.add(entry.path for entry in entries)
         yield entries
 
 

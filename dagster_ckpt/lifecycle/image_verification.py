@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.errors import CkptError, ImageCorruptError, ImageNotFoundError, StorageAccessError
+from dagster_ckpt.errors import CkptError, ImageCorruptError, ImageNotFoundError, RestoreError, StorageAccessError
 from dagster_ckpt.image import FileEntry, ImageHeader
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.prepare import restore_into
 from dagster_ckpt.lifecycle.recovery import is_named
-from dagster_ckpt.spark import SINKS_FOLDER, LiveDirectory
+from dagster_ckpt.spark import SINKS_FOLDER, LiveDirectory, sink_entry
 from dagster_ckpt.spark.doctor import Code, Severity, diagnose
 from dagster_ckpt.spark.state_rows import StateRows, count_state_rows
 from dagster_ckpt.storage import ImageStore
@@ -160,7 +160,12 @@ def layout_problems(store: ImageStore, location: str) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
         root = Path(scratch)
         for entry in manifest.files:
-            if not _must_be_read(entry.path) and not entry.path.startswith(f"{SINKS_FOLDER}/"):
+            if entry.path.split("/")[0] == SINKS_FOLDER:
+                try:
+                    sink_entry(entry.path)
+                except RestoreError as trouble:
+                    return [f"{location}: {trouble}"]
+            elif not _must_be_read(entry.path):
                 _make_hollow(root / entry.path, entry.size)
         store.extract(location, _writer(root), only=_must_be_read)
         diagnosis = diagnose(LiveDirectory(str(root)), expected_query_id=manifest.header.query_id, deep=False)

@@ -34,7 +34,7 @@ from dagster_ckpt.spark.pinned_state import pinned_partitions, pinned_state
 from dagster_ckpt.spark.plan import plan_fingerprint
 from dagster_ckpt.spark.progress import QueryProgress
 from dagster_ckpt.spark.query import JvmProcess, QueryFacts, SupervisedQuery, jvm_process, start_query
-from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize
+from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize, sink_entry
 from dagster_ckpt.spark.rewind import (
     give_query_id,
     live_query_id,
@@ -127,6 +127,7 @@ __all__ = [
     "same_session",
     "session_of",
     "settings_for_a_while",
+    "sink_entry",
     "staged_cut",
     "start_application",
     "start_query",

@@ -7,13 +7,13 @@ back files, not transactions. Checkpoints of the log are Parquet and are not rea
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.spark.folder import Folder
 
 LOG = "_delta_log"
@@ -84,10 +84,8 @@ def _before(version: int | None) -> int | None:
 
 def _actions(table: Folder, name: str) -> list[Mapping[str, Any]]:
     text = table.read(f"{LOG}/{name}").decode("utf-8", "replace")
-    try:
-        actions = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as error:
-        raise LiveDirectoryError(f"{table.url}/{LOG}/{name} is not a Delta commit: {error}.") from error
+    with reading(lambda why: LiveDirectoryError(f"{table.url}/{LOG}/{name} is not a Delta commit: {why}.")):
+        actions = [from_json(line) for line in text.splitlines() if line.strip()]
     return [action for action in actions if isinstance(action, dict)]
 
 
@@ -105,4 +103,4 @@ def _restored_to(action: Mapping[str, Any]) -> int | None:
     if not isinstance(info, dict) or info.get("operation") != "RESTORE":
         return None
     version = str((info.get("operationParameters") or {}).get("version"))
-    return int(version) if version.isdecimal() else None
+    return number_in(version)

@@ -5,13 +5,13 @@ The names are those of the image's header (docs/coverage.md lists them).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from typing import Any
 
+from dagster_ckpt.foreign import from_json
 from dagster_ckpt.spark.file_sink import CapturedSink
 from dagster_ckpt.spark.guarantees import guarantees, mode_in_logs
 from dagster_ckpt.spark.logs import CommitEntry, OffsetEntry
@@ -91,7 +91,7 @@ def _operator(operator: Operator, committed: OffsetEntry, commit: CommitEntry) -
 def _offset(text: str | None) -> Any:
     """An offset as Spark wrote it: JSON, or for a source of one's own any text."""
     try:
-        return None if text is None else json.loads(text)
+        return None if text is None else from_json(text)
     except ValueError:
         return text
 

@@ -22,6 +22,8 @@ from dagster_ckpt.spark.sinks import file_sink_path
 
 LOG = "_spark_metadata"
 SINKS_FOLDER = "sinks"
+# More than any line with a version has, so that a file without a line is not read whole.
+_VERSION_LINE_BYTES = 100
 
 
 @dataclass(frozen=True)
@@ -143,5 +145,5 @@ def _entry(folder: Folder, index: int, name: str | None, number: int, last: int)
         )
     source = f"{LOG}/{name}"
     with folder.open(source) as stream:
-        check_log_version(stream.readline(), f"{folder.url}/{source}")
+        check_log_version(stream.readline(_VERSION_LINE_BYTES), f"{folder.url}/{source}")
     return NeededFile(folder, source, f"{SINKS_FOLDER}/{index}/{name}", *folder.version(source))

@@ -6,9 +6,8 @@ tenth a `.compact` entry with all of them. Other sources keep a few small files,
 
 from __future__ import annotations
 
-import json
-
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
+from dagster_ckpt.foreign import LARGEST_LONG, from_json, number_in
 from dagster_ckpt.spark.folder import Entry, Folder
 from dagster_ckpt.spark.layout import SOURCES
 from dagster_ckpt.spark.logs import OffsetEntry, check_log_version, parse_log_lines
@@ -22,17 +21,16 @@ def log_offset(offset: str | None) -> int | None:
     if offset is None:
         return None
     try:
-        value = json.loads(offset)
+        value = from_json(offset)
     except ValueError:
         return None
     position = value.get("logOffset") if isinstance(value, dict) and len(value) == 1 else None
-    return position if isinstance(position, int) else None
+    return position if type(position) is int and -1 <= position <= LARGEST_LONG else None
 
 
 def entry_id(name: str) -> int | None:
     """Id of a log entry by its file name (`12`, `19.compact`), None for any other file."""
-    number = name.removesuffix(COMPACT)
-    return int(number) if number.isdecimal() else None
+    return number_in(name.removesuffix(COMPACT))
 
 
 def source_files(
@@ -91,10 +89,10 @@ def _entries(folder: Folder, directory: str, base_limit: int, last: int) -> list
         if name.endswith(COMPACT) and number <= base_limit:
             base = max(base, number)
     needed = range(max(base, 0), last + 1)
-    missing = [number for number in needed if number not in names]
-    if missing:
+    missing = next((number for number in needed if number not in names), None)
+    if missing is not None:
         raise IncompleteCutError(
-            f"{folder.url}/{directory}/{missing[0]} is missing: the file source's log is needed up to entry "
+            f"{folder.url}/{directory}/{missing} is missing: the file source's log is needed up to entry "
             f"{last}, "
             f"from {f'{base}{COMPACT}' if base >= 0 else 'its beginning'}. Spark may be purging; the next "
             "attempt "

@@ -7,17 +7,19 @@ back forgets what it undid.
 
 from __future__ import annotations
 
-import gzip
 import re
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import inflated, number_in, reading
 from dagster_ckpt.spark.folder import Folder
 
 METADATA_FOLDER = "metadata"
 _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
+# zlib's way to ask for a gzip header.
+_GZIP = 31
 # HadoopTableOperations writes v7.metadata.json, catalogs 00007-<uuid>.metadata.json; both may be compressed.
 _NAME = re.compile(r"v?(\d+)(-[^.]+)?(\.gz)?\.metadata\.json(\.gz)?")
 
@@ -65,12 +67,14 @@ def read_iceberg_memory(table: Folder, query_id: str, batch_id: int) -> IcebergM
     last: int | None = None
     target: int | None = None
     while snapshot is not None:
-        epoch = snapshot.summary.get(_EPOCH, "")
-        if snapshot.summary.get(_QUERY) == query_id and epoch.isdecimal():
-            last = int(epoch) if last is None else last
-            if int(epoch) <= batch_id:
+        epoch = number_in(snapshot.summary.get(_EPOCH, ""))
+        if snapshot.summary.get(_QUERY) == query_id and epoch is not None:
+            last = epoch if last is None else last
+            if epoch <= batch_id:
                 break
             target = snapshot.parent
+        # Each once: damaged ones may be ancestors of themselves.
+        del snapshots[snapshot.id]
         snapshot = snapshots.get(snapshot.parent) if snapshot.parent is not None else None
     return IcebergMemory(last_batch=last, snapshot_id=target)
 
@@ -81,7 +85,7 @@ def _newest(table: Folder) -> _Metadata:
         raise FileNotFoundError(f"{table.url}/{METADATA_FOLDER}")
     name = max(matches, key=lambda match: int(match[1]))[0]
     data = table.read(f"{METADATA_FOLDER}/{name}")
-    try:
-        return _Metadata.model_validate_json(gzip.decompress(data) if ".gz" in name else data)
-    except (OSError, EOFError, ValidationError) as error:
-        raise LiveDirectoryError(f"{table.url}/{METADATA_FOLDER}/{name} is not Iceberg metadata: {error}.") from error
+    with reading(
+        lambda why: LiveDirectoryError(f"{table.url}/{METADATA_FOLDER}/{name} is not Iceberg metadata: {why}.")
+    ):
+        return _Metadata.model_validate_json(inflated(data, _GZIP) if ".gz" in name else data)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dagster_ckpt.foreign import number_in
 from dagster_ckpt.spark.folder import Folder, local_path
 from dagster_ckpt.spark.opening import open_folder
 
@@ -98,7 +99,7 @@ class LiveDirectory:
 
 def batch_ids(folder: Folder, log: str) -> list[int]:
     """Batches that have an entry in a log; junk and unfinished files are passed over as Spark does."""
-    return sorted(int(name) for name in folder.listing(log).names if name.isdecimal())
+    return sorted(number for name in folder.listing(log).names if (number := number_in(name)) is not None)
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:

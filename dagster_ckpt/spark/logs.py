@@ -6,14 +6,14 @@ entry is one file: a line with the version, then JSON lines.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import LARGEST_LONG, from_json, number_in, reading
 from dagster_ckpt.spark.versions import known_version
 
 # Written by an offline repartition; it then differs from the session's shuffle partitions.
@@ -21,6 +21,11 @@ INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"
 NO_OFFSET = "-"
+# Ten times as many as Spark is run with anywhere; a file that says more is damaged, and would fill the memory.
+_MOST_PARTITIONS = 1_000_000
+_Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
+# Part of names of files.
+_UniqueId = Annotated[str, Field(pattern=r"^[\w-]+$")]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -84,13 +89,13 @@ class _QueryMetadata(BaseModel):
 class _OffsetMetadata(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
-    watermark_ms: int = Field(default=0, alias="batchWatermarkMs")
+    watermark_ms: _Long = Field(default=0, alias="batchWatermarkMs")
     conf: dict[str, str] = {}
 
 
 class _CommitMetadata(BaseModel):
-    next_watermark_ms: int = Field(default=0, alias="nextBatchWatermarkMs")
-    state_ids: dict[int, tuple[tuple[str, ...], ...]] | None = Field(default=None, alias="stateUniqueIds")
+    next_watermark_ms: _Long = Field(default=0, alias="nextBatchWatermarkMs")
+    state_ids: dict[_Long, tuple[tuple[_UniqueId, ...], ...]] | None = Field(default=None, alias="stateUniqueIds")
     sinks: dict[str, dict[str, Any]] | None = Field(default=None, alias="sinkMetadataMap")
 
 
@@ -123,7 +128,11 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
     for index, line in enumerate(lines[1:]):
         name, offset = (str(index), line) if version == 1 else _named_offset(line, where)
         sources[name] = None if offset == NO_OFFSET else offset
-    return OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources, version, continuous)
+    entry = OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources, version, continuous)
+    with reading(lambda why: _malformed(where, why)):
+        if not 0 < (entry.partitions or 1) <= _MOST_PARTITIONS:
+            raise ValueError(f"it speaks of {entry.partitions} state partitions")
+    return entry
 
 
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
@@ -151,10 +160,8 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
         LiveDirectoryError: It is empty, cut off, or not of this kind.
     """
     _version, lines = _lines(data, where, {1}, "a file log entry")
-    try:
-        objects = [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise _malformed(where, f"a line is not JSON ({error})") from error
+    with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
+        objects = [from_json(line) for line in lines if line.strip()]
     if not all(isinstance(item, dict) for item in objects):
         raise _malformed(where, "a line is not a JSON object")
     return objects
@@ -193,14 +200,15 @@ def _lines(data: bytes, where: str, versions: set[int], what: str) -> tuple[int,
 
 
 def _model(model: type[_Model], text: str, where: str) -> _Model:
-    try:
+    with reading(lambda why: _malformed(where, why)):
         return model.model_validate_json(text)
-    except ValidationError as error:
-        raise _malformed(where, str(error.errors()[0]["msg"])) from error
 
 
 def _batch_id(where: str) -> int:
-    return int(where.rsplit("/", 1)[-1])
+    number = number_in(where.rsplit("/", 1)[-1])
+    if number is None:
+        raise _malformed(where, "its name is no number of a batch")
+    return number
 
 
 def _malformed(where: str, why: str) -> LiveDirectoryError:

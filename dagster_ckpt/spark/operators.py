@@ -10,11 +10,12 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
+from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.spark.folder import Folder
-from dagster_ckpt.spark.layout import STATE, store_directory
+from dagster_ckpt.spark.layout import STATE, batch_ids, store_directory
 from dagster_ckpt.spark.needed import NeededFile, read_needed
 from dagster_ckpt.spark.versions import known_version
 
@@ -69,7 +70,7 @@ def read_operators(folder: Folder, batch_id: int) -> list[Operator]:
         IncompleteCutError: Metadata or a schema is missing.
         LiveDirectoryError: Metadata cannot be read.
     """
-    numbers = sorted(int(name) for name in folder.listing(STATE).names if name.isdecimal())
+    numbers = batch_ids(folder, STATE)
     for expected, number in enumerate(numbers):
         if expected != number:
             raise _incomplete(folder, f"{STATE}/{expected}", f"operator {number} has state, but this one has not")
@@ -91,14 +92,12 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str) -> bytes:
         LiveDirectoryError: It cannot be read.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
-    try:
-        metadata: dict[str, Any] = json.loads(text)
+    with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
+        metadata: dict[str, Any] = from_json(text)
         for store in metadata["stateStoreInfo"]:
             if "stateSchemaFilePaths" in store:
                 paths = [_below_state(path, old_path) for path in store["stateSchemaFilePaths"]]
                 store["stateSchemaFilePaths"] = [f"{location}/{path}" for path in paths]
-    except (ValueError, KeyError, TypeError) as error:
-        raise LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {error}.") from error
     return f"{version}\n{json.dumps(metadata, separators=(',', ':'))}".encode()
 
 
@@ -113,7 +112,7 @@ def is_metadata_v2(path: str) -> bool:
 def _read_operator(folder: Folder, number: int, batch_id: int) -> Operator:
     root = f"{STATE}/{number}"
     v2 = f"{root}/_metadata/v2"
-    batches = sorted(int(name) for name in folder.listing(v2).names if name.isdecimal() and int(name) <= batch_id)
+    batches = [batch for batch in batch_ids(folder, v2) if batch <= batch_id]
     if batches:
         return _with_schema_files(folder, number, [f"{v2}/{batch}" for batch in batches])
     path = f"{root}/_metadata/metadata"
@@ -158,14 +157,13 @@ def _schema(folder: Folder, path: str) -> NeededFile:
 def _parse(file: NeededFile) -> _Metadata:
     line, _, text = (file.data or b"").decode("utf-8", "replace").partition("\n")
     known_version(line, {1, 2}, f"{file.folder.url}/{file.source}", "operator metadata")
-    try:
-        return _Metadata.model_validate_json(text)
-    except ValidationError as error:
-        raise LiveDirectoryError(
-            f"{file.folder.url}/{file.source} is not operator metadata that can be read: "
-            f"{error.errors()[0]['msg']}. "
+    with reading(
+        lambda why: LiveDirectoryError(
+            f"{file.folder.url}/{file.source} is not operator metadata that can be read: {why}. "
             "Restore an image, or remove the file: Spark writes it anew when the query starts."
-        ) from error
+        )
+    ):
+        return _Metadata.model_validate_json(text)
 
 
 def _schema_version(schema: NeededFile) -> int:
@@ -183,7 +181,7 @@ def _schema_version(schema: NeededFile) -> int:
 def _key_is_empty(schema: NeededFile) -> bool:
     """Whether a state has no key: `StatefulOperatorPartitioning` then gathers all rows in one partition."""
     data = schema.data or b""
-    try:
+    with reading(lambda why: _no_schema(schema, why)):
         version, at = _utf(data, 0)
         chunks = 1
         if version != "v1":
@@ -193,9 +191,7 @@ def _key_is_empty(schema: NeededFile) -> bool:
         for _ in range(chunks):
             chunk, at = _utf(data, at)
             key += chunk
-        return not json.loads(key)["fields"]
-    except (struct.error, ValueError, KeyError, TypeError) as error:
-        raise _no_schema(schema, error) from error
+        return not from_json(key)["fields"]
 
 
 def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
@@ -215,7 +211,7 @@ def _below_state(path: str, where: str) -> str:
     """Path of a schema file within its live directory, from the absolute one Spark noted."""
     head, marker, tail = path.rpartition(f"/{_SCHEMAS}/")
     parts = head.rsplit(f"/{STATE}/", 1)
-    if not marker or len(parts) != 2:
+    if not marker or len(parts) != 2 or ".." in path.split("/"):
         raise LiveDirectoryError(
             f"{where} refers to the state schema {path!r}, which does not lie in a live directory "
             f"({STATE}/<operator>/{_SCHEMAS}/...). The file is damaged: restore an image."

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from dagster_ckpt.errors import CkptError, RestoreError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError
+from dagster_ckpt.foreign import number_in
 from dagster_ckpt.image import FileEntry
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
+from dagster_ckpt.spark.file_source import entry_id
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, LiveDirectory
@@ -80,12 +82,12 @@ def materialize(
             fill(filler)
             filler.write_logs()
         batch_id = _newest_commit(unfinished) if is_whole else _checked(unfinished)
+        query_id = _query_id(unfinished)
         if unfinished != target:
             unfinished.folder.rename(target.url)
     except BaseException:
         unfinished.delete()
         raise
-    query_id = parse_query_id(target.folder.read(METADATA), f"{target.url}/{METADATA}")
     sinks = {index: tuple(entries) for index, entries in sorted(filler.sinks.items())}
     return Materialized(target, batch_id, query_id, sinks)
 
@@ -157,7 +159,8 @@ class Filler:
         if path.startswith("/") or ".." in parts:
             raise RestoreError(f"The image holds a file {path!r}, which lies outside of a live directory.")
         if parts[0] == SINKS_FOLDER:
-            self.sinks.setdefault(int(parts[1]), []).append(SinkEntry(parts[2], b"".join(chunks)))
+            index, name = sink_entry(path)
+            self.sinks.setdefault(index, []).append(SinkEntry(name, b"".join(chunks)))
         elif path == METADATA and self._new_query_id is not None:
             # The old one is still checked, by being used up.
             b"".join(chunks)
@@ -235,6 +238,31 @@ class Filler:
         """Whether a file goes into the live directory, and with the bytes it has in the image."""
         is_rewritten = is_metadata_v2(path) or (path == METADATA and self._new_query_id is not None)
         return not is_rewritten and not path.startswith(f"{SINKS_FOLDER}/")
+
+
+def sink_entry(path: str) -> tuple[int, str]:
+    """Index of the sink and name of the log entry that a file of an image is for.
+
+    Raises:
+        RestoreError: It is for none.
+    """
+    _, *rest = path.split("/")
+    index = number_in(rest[0]) if rest else None
+    if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
+        raise RestoreError(
+            f"The image holds a file {path!r}, which is no entry of a sink's log. Restore another image."
+        )
+    return index, rest[1]
+
+
+def _query_id(live: LiveDirectory) -> str:
+    try:
+        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+    except (LiveDirectoryError, FileNotFoundError) as error:
+        raise RestoreError(
+            f"The image makes no live directory that Spark could resume in: {error} holds no id of a query. Restore "
+            "another image."
+        ) from error
 
 
 def _newest_commit(live: LiveDirectory) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.spark.file_source import entry_id, log_offset
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import OFFSETS, SOURCES, LiveDirectory
@@ -63,16 +63,20 @@ def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_bat
     Raises:
         StorageAccessError: The directory cannot be reached.
     """
+    unreadable = f"{live.url} does not say what lies between batch {to_batch} and batch {from_batch}"
     try:
-        data = live.folder.read(f"{OFFSETS}/{to_batch}") if earlier is None else earlier
-        newer = live.folder.read(f"{OFFSETS}/{from_batch}")
-        before = parse_offset_entry(data, f"{OFFSETS}/{to_batch}")
-        after = parse_offset_entry(newer, f"{OFFSETS}/{from_batch}")
-        sources = [
-            _between(live.folder, name, before.sources.get(name), offset) for name, offset in after.sources.items()
-        ]
+        with reading(lambda why: LiveDirectoryError(f"{unreadable}: {why}.")):
+            return _distance(live, earlier, from_batch, to_batch)
     except (FileNotFoundError, LiveDirectoryError):
         return None
+
+
+def _distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance:
+    data = live.folder.read(f"{OFFSETS}/{to_batch}") if earlier is None else earlier
+    newer = live.folder.read(f"{OFFSETS}/{from_batch}")
+    before = parse_offset_entry(data, f"{OFFSETS}/{to_batch}")
+    after = parse_offset_entry(newer, f"{OFFSETS}/{from_batch}")
+    sources = [_between(live.folder, name, before.sources.get(name), offset) for name, offset in after.sources.items()]
     return Distance(tuple(sources), _planned_at_ms(newer) - _planned_at_ms(data), _planned_at_ms(data))
 
 
@@ -118,12 +122,12 @@ def _kafka_records(before: Any, after: Any) -> int | None:
 
 def _planned_at_ms(data: bytes) -> int:
     line = data.decode("utf-8", "replace").split("\n")[1]
-    metadata = json.loads(line) if line.strip() else {}
+    metadata = from_json(line) if line.strip() else {}
     return int(metadata.get("batchTimestampMs") or 0)
 
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return from_json(text)
     except ValueError:
         return None

@@ -4,7 +4,7 @@ import gzip
 import io
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -41,7 +41,9 @@ def line(**changed: Any) -> str:
     return json.dumps([*ENTRY._replace(**changed)])
 
 
-def sealed(lines: str, inline: bytes = INLINE, version: int = 2, header: Any = None) -> bytes:
+def sealed(
+    lines: str, inline: bytes = INLINE, version: int = 2, header: Any = None, objects: Sequence[str] = ()
+) -> bytes:
     """A container as section 2 describes it, written without the code under test."""
     target = io.BytesIO()
     files = gzip.compress(lines.encode())
@@ -49,11 +51,12 @@ def sealed(lines: str, inline: bytes = INLINE, version: int = 2, header: Any = N
         "format_version": version,
         "header": header or HEADER.model_dump(mode="json"),
         "segments": [len(files)],
+        "objects": {name: {"length": 1, "used": 1} for name in objects},
     }
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         archive.writestr("manifest.json", json.dumps(described))
         archive.writestr("files.jsonl.gz", files)
-        archive.writestr("inline.bin", inline, zipfile.ZIP_STORED)
+        archive.writestr("inline.bin", inline)
         archive.comment = bytes(71)
     return seal(target.getvalue()[:-71])
 

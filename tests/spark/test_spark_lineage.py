@@ -24,7 +24,7 @@ SPARK_WROTE = bytes.fromhex(
     ],
 )
 def test_an_lz4_block_is_decompressed(block: bytes, plain: bytes) -> None:
-    assert decompress_block(block) == plain
+    assert decompress_block(block, len(plain)) == plain
 
 
 @pytest.mark.parametrize("version", ["v3", "v4"])
@@ -52,4 +52,4 @@ def test_a_changelog_that_cannot_be_read_is_named(data: bytes) -> None:
 
 def test_a_block_that_points_before_its_beginning_is_refused() -> None:
     with pytest.raises(ValueError, match="damaged"):
-        decompress_block(b"\x10a\x09\x00\x00")
+        decompress_block(b"\x10a\x09\x00\x00", 100)

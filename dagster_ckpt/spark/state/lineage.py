@@ -9,9 +9,10 @@ from __future__ import annotations
 import struct
 from typing import BinaryIO
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import reading
 from dagster_ckpt.spark.versions import known_version
 
 _MAGIC = b"LZ4Block"
@@ -20,13 +21,16 @@ _RAW = 0x10
 _MIN_MATCH = 4
 _EXTENDED = 15
 # Versions of a changelog: without a header (1), with column families (2), with a lineage (3), with both (4).
+# The largest block that lz4-java writes.
+_LARGEST_BLOCK = 1 << 25
 _VERSIONS = {1, 2, 3, 4}
 _WITH_LINEAGE = {3, 4}
 
 
 class _Item(BaseModel):
     version: int
-    unique_id: str = Field(alias="checkpointUniqueId")
+    # Part of names of files.
+    unique_id: str = Field(alias="checkpointUniqueId", pattern=r"^[\w-]+$")
 
 
 _LINEAGE = TypeAdapter(list[_Item])
@@ -39,19 +43,18 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
         UnknownLayoutError: It is of a version that is not known.
         LiveDirectoryError: It is no such changelog, or compressed with another codec than LZ4.
     """
-    try:
+    with reading(
+        lambda why: LiveDirectoryError(
+            f"{where} has no lineage that can be read: {why}. Set spark.sql.streaming.stateStore.compression.codec "
+            "to lz4 (Spark's default) before the query's first batch; if it is, the file is damaged: restore "
+            "an image."
+        )
+    ):
         plain = _Plain(stream)
         version = plain.text()
         if known_version(version, _VERSIONS, where, "a changelog") not in _WITH_LINEAGE:
             raise ValueError(f"its version is {version!r}, but v3 and v4 carry a lineage")
         return {item.version: item.unique_id for item in _LINEAGE.validate_json(plain.text())}
-    except (ValueError, struct.error, IndexError, ValidationError) as error:
-        raise LiveDirectoryError(
-            f"{where} has no lineage that can be read: {error}. Set "
-            "spark.sql.streaming.stateStore.compression.codec "
-            "to lz4 (Spark's default) before the query's first batch; if it is, the file is damaged: restore "
-            "an image."
-        ) from error
 
 
 def check_version(stream: BinaryIO, where: str) -> None:
@@ -96,12 +99,19 @@ class _Plain:
             raise ValueError(f"it begins with {bytes(magic)!r} and not with an LZ4 block")
         if plain == 0:
             raise ValueError("it ends before its lineage does")
+        if not (0 <= compressed <= _LARGEST_BLOCK and 0 <= plain <= _LARGEST_BLOCK):
+            raise ValueError(f"it has a block of {compressed} bytes that are {plain}")
         data = self._stream.read(compressed)
-        return data if token & 0xF0 == _RAW else decompress_block(data)
+        return data if token & 0xF0 == _RAW else decompress_block(data, plain)
 
 
-def decompress_block(data: bytes) -> bytes:
-    """Decompress one LZ4 block (https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md)."""
+def decompress_block(data: bytes, length: int) -> bytes:
+    """Decompress one LZ4 block (https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md).
+
+    Raises:
+        ValueError: It is damaged, or becomes longer than it says.
+        IndexError: It breaks off.
+    """
     out = bytearray()
     at = 0
     while at < len(data):
@@ -113,11 +123,15 @@ def decompress_block(data: bytes) -> bytes:
             break
         distance = data[at] | data[at + 1] << 8
         match, at = _length(data, at + 2, token & 0x0F)
-        if not 0 < distance <= len(out):
+        match += _MIN_MATCH
+        if not 0 < distance <= len(out) or len(out) + match > length:
             raise ValueError("its LZ4 block is damaged")
-        # Byte by byte: a match may run into what it writes itself.
-        for _ in range(match + _MIN_MATCH):
-            out.append(out[-distance])
+        begin = len(out) - distance
+        # A match may run into what it writes itself: then what is there is repeated.
+        repeated = out[begin:] * (match // distance + 1) if match > distance else out[begin : begin + match]
+        out += repeated[:match]
+    if len(out) != length:
+        raise ValueError("its LZ4 block is damaged")
     return bytes(out)
 
 

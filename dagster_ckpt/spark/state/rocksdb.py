@@ -6,12 +6,12 @@ A version is the newest `<S>.zip` at or below it, the SST and log files that the
 
 from __future__ import annotations
 
-import zipfile
-from typing import cast
+from typing import Annotated, cast
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import LARGEST_LONG, reading
 from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.state.lineage import check_version
 from dagster_ckpt.spark.state.store import StoreDirectory
@@ -26,14 +26,17 @@ _LOGS = "logs"
 _Named = tuple[str, str, int]
 
 
+_Size = Annotated[int, Field(ge=0, le=LARGEST_LONG)]
+
+
 class _SstFile(BaseModel):
     name: str = Field(alias="dfsSstFileName")
-    size: int = Field(alias="sizeBytes")
+    size: _Size = Field(alias="sizeBytes")
 
 
 class _LogFile(BaseModel):
     name: str = Field(alias="dfsLogFileName")
-    size: int = Field(alias="sizeBytes")
+    size: _Size = Field(alias="sizeBytes")
 
 
 class _Snapshot(BaseModel):
@@ -99,12 +102,13 @@ def _named_files(file: NeededFile) -> tuple[_Named, ...]:
 
 
 def _read_snapshot(file: NeededFile, data: bytes) -> _Snapshot:
-    try:
-        line, _, text = read_member(data, "metadata").decode("utf-8").partition("\n")
-        known_version(line, {1}, f"{file.folder.url}/{file.source}", "a RocksDB snapshot")
-        return _Snapshot.model_validate_json(text)
-    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, ValidationError) as error:
-        raise LiveDirectoryError(
-            f"{file.folder.url}/{file.source} is not a RocksDB snapshot that can be read: {error}. "
+    where = f"{file.folder.url}/{file.source}"
+    with reading(
+        lambda why: LiveDirectoryError(
+            f"{where} is not a RocksDB snapshot that can be read: {why}. "
             "The live directory is damaged: restore an image."
-        ) from error
+        )
+    ):
+        line, _, text = read_member(data, "metadata").decode("utf-8").partition("\n")
+        known_version(line, {1}, where, "a RocksDB snapshot")
+        return _Snapshot.model_validate_json(text)

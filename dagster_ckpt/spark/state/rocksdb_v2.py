@@ -6,9 +6,8 @@ back to the last snapshot. So leftovers of failed or doubled attempts are never 
 
 from __future__ import annotations
 
-import json
-
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.state.lineage import read_lineage
 from dagster_ckpt.spark.state.rocksdb import snapshot_files
@@ -59,13 +58,13 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
     if f"{name}{_CHECKSUM}" not in store.names:
         return []
     file = store.need_read(f"{name}{_CHECKSUM}", "it is Spark's checksum")
-    try:
-        noted = json.loads(file.data or b"")["mainFileSize"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise LiveDirectoryError(
-            f"{store.folder.url}/{file.source} is not a checksum that can be read: {error}. "
+    with reading(
+        lambda why: LiveDirectoryError(
+            f"{store.folder.url}/{file.source} is not a checksum that can be read: {why}. "
             "The live directory is damaged: restore an image."
-        ) from error
+        )
+    ):
+        noted = from_json(file.data or b"")["mainFileSize"]
     if noted != main.size:
         raise store.incomplete(name, f"its checksum is of {noted} bytes, but {main.size} are there")
     return [file]

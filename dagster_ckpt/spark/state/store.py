@@ -6,8 +6,11 @@ from collections.abc import Set
 from functools import cached_property
 
 from dagster_ckpt.errors import IncompleteCutError
+from dagster_ckpt.foreign import number_in
 from dagster_ckpt.spark.folder import Folder, Listing
 from dagster_ckpt.spark.needed import NeededFile, read_needed
+
+_COUNTED_DOWN = 10_000
 
 
 class StoreDirectory:
@@ -31,7 +34,12 @@ class StoreDirectory:
         """Newest version up to `at_most` that has a file `<version><suffix>`; 0 without one."""
         names = self.names
         # Spark writes one every few versions, so counting down finds it sooner than looking at every name.
-        return next((version for version in range(at_most, 0, -1) if f"{version}{suffix}" in names), 0)
+        near = range(at_most, max(at_most - _COUNTED_DOWN, 0), -1)
+        found = next((version for version in near if f"{version}{suffix}" in names), None)
+        if found is not None or at_most <= _COUNTED_DOWN:
+            return found or 0
+        numbers = (number_in(name.removesuffix(suffix)) for name in names if name.endswith(suffix))
+        return max((number for number in numbers if number is not None and number <= at_most), default=0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
         """A file that must be there.

@@ -12,6 +12,8 @@ import struct
 import zipfile
 import zlib
 
+from dagster_ckpt.foreign import inflated, inflation_limit
+
 _END = struct.Struct("<4s4xxxHLL2x")
 _END_SIGNATURE = b"PK\5\6"
 _ENTRY = struct.Struct("<4s4xHH4xLLLHHH8xL")
@@ -38,13 +40,16 @@ def read_member(archive: bytes, name: str) -> bytes:
     """
     try:
         content = _read_plain(archive, name.encode())
-    except (struct.error, zlib.error):
+    except (struct.error, zlib.error, EOFError, ValueError):
         content = None
     if content is not None:
         return content
     try:
-        with zipfile.ZipFile(io.BytesIO(archive)) as slow:
-            return slow.read(name)
+        with zipfile.ZipFile(io.BytesIO(archive)) as slow, slow.open(name) as member:
+            content = member.read(inflation_limit(len(archive)))
+            if member.read(1):
+                raise ValueError(f"its member {name} is longer than {len(archive)} packed bytes become")
+            return content
     except (zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
         # What a damaged byte makes `zipfile` see: another way of packing, a password, names that are no text.
         raise zipfile.BadZipFile(str(error)) from error
@@ -69,7 +74,7 @@ def _read_plain(archive: bytes, name: bytes) -> bytes | None:
                 return None
             signature, local_name, local_extra = _LOCAL.unpack_from(archive, local)
             data = local + _LOCAL.size + local_name + local_extra
-            content = zlib.decompress(archive[data : data + packed], _RAW)
+            content = inflated(archive[data : data + packed], _RAW)
             is_sound = signature == _LOCAL_SIGNATURE and len(content) == size and zlib.crc32(content) == crc
             return content if is_sound else None
         at += name_length + extra + comment

@@ -8,7 +8,7 @@ Nothing here knows Spark or a job's life: named byte streams in, named byte stre
 from dagster_ckpt.image.container import Metadata, pack_metadata, unpack_metadata
 from dagster_ckpt.image.entries import FileEntry
 from dagster_ckpt.image.flushing import flush, flush_tree, make_folder
-from dagster_ckpt.image.manifest import ImageHeader, ImageKind, Manifest
+from dagster_ckpt.image.manifest import ImageHeader, ImageKind, Manifest, object_name
 from dagster_ckpt.image.packs import (
     Checks,
     Create,
@@ -20,7 +20,7 @@ from dagster_ckpt.image.packs import (
 )
 from dagster_ckpt.image.parallel import GoOn, begin, in_threads
 from dagster_ckpt.image.reader import WriteEntry, extract, read_metadata, read_references, verify_image
-from dagster_ckpt.image.reuse import Base, object_name
+from dagster_ckpt.image.reuse import Base
 from dagster_ckpt.image.source import Source, SourceFile
 from dagster_ckpt.image.space import ObjectSpace, nothing
 from dagster_ckpt.image.writer import METADATA_NAME, PACK_TARGET_BYTES, Hold, WriteOptions, WrittenImage, write_image

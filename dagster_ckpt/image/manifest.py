@@ -6,6 +6,7 @@ an image that shares a file with the one before it shares the line: neither is p
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,12 @@ from dagster_ckpt.foreign import LARGEST_LONG
 from dagster_ckpt.image.entries import FileEntry, parse_line, quoted
 from dagster_ckpt.image.packed_lines import path_of_start
 from dagster_ckpt.image.segment import ObjectUse, Segment, merged_uses
+from dagster_ckpt.image.space import ObjectSpace
+
+
+def object_name(directory: str, reference: str) -> str:
+    """Name in the space of a data object that an image in `directory` refers to."""
+    return posixpath.normpath(posixpath.join(directory, reference))
 
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
 
@@ -91,6 +98,24 @@ class Manifest:
     def objects(self) -> frozenset[str]:
         """Names of the data objects it refers to, relative to its directory."""
         return frozenset(name for segment in self.segments for name in segment.uses)
+
+    def unusable_objects(self, space: ObjectSpace, directory: str) -> list[str]:
+        """What is wrong with its data objects by one look at all of them: those missing, and those too short.
+
+        Args:
+            space: Where they are.
+            directory: The image's directory there.
+        """
+        uses = {object_name(directory, name): use for name, use in self.uses.items()}
+        sizes = space.sizes(list(uses))
+        problems = []
+        for name, use in sorted(uses.items()):
+            found = sizes.get(name)
+            if found is None:
+                problems.append(f"{space.url}/{name} is missing")
+            elif found < use.length:
+                problems.append(f"{space.url}/{name} has {found} bytes, {use.length} are needed")
+        return problems
 
     @property
     def file_count(self) -> int:

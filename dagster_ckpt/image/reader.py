@@ -14,9 +14,9 @@ from blake3 import blake3
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
 from dagster_ckpt.image.container import Metadata, referred_objects, unpack_files, unpack_metadata
 from dagster_ckpt.image.entries import FileEntry
+from dagster_ckpt.image.manifest import object_name
 from dagster_ckpt.image.packs import CHUNK_BYTES
 from dagster_ckpt.image.parallel import GoOn, in_threads
-from dagster_ckpt.image.reuse import object_name
 from dagster_ckpt.image.space import ObjectSpace
 from dagster_ckpt.image.writer import METADATA_NAME
 
@@ -120,7 +120,7 @@ def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> li
         metadata = read_metadata(space, directory)
     except (ImageNotFoundError, ImageCorruptError) as error:
         return [str(error)]
-    problems = _missing(space, directory, metadata)
+    problems = metadata.manifest.unusable_objects(space, directory)
     if not deep or problems:
         return problems
 
@@ -135,19 +135,6 @@ def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> li
         extract(space, directory, check)
     except (ImageNotFoundError, ImageCorruptError) as error:
         problems.append(str(error))
-    return problems
-
-
-def _missing(space: ObjectSpace, directory: str, metadata: Metadata) -> list[str]:
-    uses = {object_name(directory, name): use for name, use in metadata.manifest.uses.items()}
-    sizes = space.sizes(list(uses))
-    problems = []
-    for name, use in sorted(uses.items()):
-        found = sizes.get(name)
-        if found is None:
-            problems.append(f"{space.url}/{name} is missing")
-        elif found < use.length:
-            problems.append(f"{space.url}/{name} has {found} bytes, {use.length} are needed")
     return problems
 
 

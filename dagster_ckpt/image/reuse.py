@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from functools import cached_property
 
 from dagster_ckpt.image.container import Metadata
 from dagster_ckpt.image.entries import FileEntry, is_line_of, parse_line, place_of
-from dagster_ckpt.image.manifest import Manifest
+from dagster_ckpt.image.manifest import Manifest, object_name
 from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
 
@@ -21,11 +20,6 @@ SPARSE = 0.25
 # Takes an object of the base image by its reference there, and gives its reference in the new one; None: it cannot
 # be shared.
 Take = Callable[[str], str | None]
-
-
-def object_name(directory: str, reference: str) -> str:
-    """Name in the space of a data object that an image in `directory` refers to."""
-    return posixpath.normpath(posixpath.join(directory, reference))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from blake3 import blake3
 from dagster_ckpt.errors import CkptError, ImageAbortedError, StorageAccessError
 from dagster_ckpt.image.container import pack_metadata
 from dagster_ckpt.image.entries import FileEntry, parse_line, place_of
-from dagster_ckpt.image.manifest import ImageHeader, Manifest
+from dagster_ckpt.image.manifest import ImageHeader, Manifest, object_name
 from dagster_ckpt.image.packs import Checks, PackRunner, PackTask, Threads, read_small
 from dagster_ckpt.image.parallel import begin
-from dagster_ckpt.image.reuse import Base, Reusable, object_name
+from dagster_ckpt.image.reuse import Base, Reusable
 from dagster_ckpt.image.segment import Segment
 from dagster_ckpt.image.source import Source
 from dagster_ckpt.image.space import ObjectSpace
@@ -263,6 +263,14 @@ class _Writer:
         """Wait until the data objects are whole: only then the image may be visible."""
         for completing in self._completing:
             completing.result()
+        # Once more, also those that were there when the image was begun: another process may have deleted one.
+        problems = self._manifest.unusable_objects(self._space, self._directory) if self._manifest.objects else []
+        if problems:
+            raise StorageAccessError(
+                f"{self._space.url}/{self._directory} is not finished, because data objects that it needs went away "
+                f"while it was written: {'; '.join(problems[:3])}. Look whether something else deletes there; the next "
+                "image is written without them."
+            )
         self._publishing = True
 
     def remove(self) -> None:

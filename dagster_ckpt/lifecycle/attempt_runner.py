@@ -23,7 +23,7 @@ from dagster_ckpt.coordinator import (
     Event,
     TriggerKind,
 )
-from dagster_ckpt.errors import CatalogError, StorageAccessError
+from dagster_ckpt.errors import CatalogError, OptionError, StorageAccessError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
@@ -113,7 +113,7 @@ class AttemptRunner:
         image_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, image_id)
-        except (CatalogError, StorageAccessError) as error:
+        except (CatalogError, StorageAccessError, OptionError) as error:
             reason = CheckpointFailureReason.IO_EXCEPTION
             self._record_failure(image_id, attempt.request_id, f"{reason.name}: {error}")
             return [AttemptFailed(monotonic_ms(), attempt.number, reason, str(error))]
@@ -130,6 +130,7 @@ class AttemptRunner:
             base=sharing_base(self._job),
             target_directory=arguments.get("target_directory"),
             sinks=self.sinks,
+            label=arguments.get("label"),
             properties=provenance(self._job, self.sinks, facts),
         )
         self._catalog.images.begin(
@@ -140,7 +141,7 @@ class AttemptRunner:
             number=attempt.number,
             trigger=_trigger(attempt, request),
             timeline=self._timeline,
-            label=arguments.get("label"),
+            label=order.label,
             request_id=attempt.request_id,
             schedule=arguments.get("schedule"),
         )

@@ -14,6 +14,7 @@ from dagster_ckpt.image import FileEntry, ImageHeader
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.prepare import restore_into
 from dagster_ckpt.lifecycle.recovery import is_named
+from dagster_ckpt.lifecycle.start_from import is_location
 from dagster_ckpt.spark import SINKS_FOLDER, LiveDirectory, sink_entry
 from dagster_ckpt.spark.doctor import Code, Severity, diagnose
 from dagster_ckpt.spark.state_rows import StateRows, count_state_rows
@@ -88,7 +89,7 @@ def locations_of(job: StreamingJob, reference: str) -> list[str]:
         found = listed[:1]
     else:
         found = [image for image in listed if is_named(image, reference)]
-        if not found and (reference.startswith("/") or "://" in reference):
+        if not found and is_location(reference):
             return [reference.rstrip("/").removesuffix("/_metadata")]
     if not found:
         known = ", ".join(image.location or "" for image in listed[:8]) or "none"

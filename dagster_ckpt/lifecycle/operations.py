@@ -29,7 +29,7 @@ from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
-from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint, checked_label
 from dagster_ckpt.options import DesiredState
 from dagster_ckpt.spark import LiveDirectory
 
@@ -91,9 +91,11 @@ def trigger_savepoint(
     Raises:
         JobNotFoundError: The job was never started.
         NothingCommittedError: The job has not committed a batch yet.
+        OptionError: The label means another starting point, or cannot be found again.
         RequestFailedError: The attempt failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
+    checked_label(label)
     job.catalog.jobs.get(job.job_id)
     if is_running(job):
         arguments = {"label": label, "target_directory": target_directory, "schedule": schedule}
@@ -115,9 +117,11 @@ def stop_with_savepoint(
 
     Raises:
         JobNotFoundError: The job was never started.
+        OptionError: The label means another starting point, or cannot be found again.
         RequestFailedError: The job does not run, or the savepoint failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
+    checked_label(label)
     require_running(job, "stopped with a savepoint")
     arguments = {"label": label, "target_directory": target_directory}
     image = _image_of(job, ask(job, RequestKind.STOP_WITH_SAVEPOINT, arguments, operator, timeout_s))
@@ -314,6 +318,7 @@ def _savepoint_of_stopped_job(
         base=sharing_base(job),
         target_directory=target_directory,
         sinks=sinks,
+        label=label,
         properties=provenance(job, sinks),
     )
     try:

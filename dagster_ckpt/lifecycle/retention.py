@@ -76,13 +76,13 @@ class RetentionReport:
 
 
 def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRecord]:
-    """The checkpoints that `num_retained` no longer has room for, oldest first.
+    """The checkpoints that `num_retained` no longer has room for, oldest first: by number, never by a clock.
 
     Args:
         job: The job.
         protected: Locations that attempts under way build on; they are left for a later pass.
     """
-    images = sorted(_completed(job), key=lambda image: (image.completed_at_ms or 0, image.number or 0))
+    images = sorted(_completed(job), key=lambda image: (image.timeline, image.number or 0))
     by_id = {image.image_id: image for image in images}
     dropped = subsumed([Retained(image.image_id, retained_kind(image)) for image in images], job.options.num_retained)
     held = set(protected)
@@ -116,7 +116,8 @@ def discard(
                 job.store.discard(image.location, protected=protected)
             job.catalog.images.deleted(image.image_id, reason)
             deleted.append(describe_image(image))
-        except CkptError as error:
+        except (CkptError, OSError) as error:
+            # One image that cannot be deleted keeps none of the others.
             failed.append(f"{describe_image(image)}: {error}")
     return RetentionReport(deleted=tuple(deleted), failed=tuple(failed))
 
@@ -176,28 +177,25 @@ def _apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termi
     return RetentionReport(deleted=report.deleted, kept=report.kept, failed=report.failed, live_directory_deleted=gone)
 
 
-def housekeeping(
-    job: StreamingJob, *, now_ms: int, older_than_ms: int | None = None, dry_run: bool = False
-) -> RetentionReport:
+def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Finish deletions that were cut off, and remove bytes that crashed attempts left behind.
 
     Args:
         job: The job.
-        now_ms: The time now, ms since the epoch.
-        older_than_ms: Younger bytes stay: they may belong to an attempt under way. Default: six hours, or twice what
-            an attempt may take.
+        older_than_ms: Bytes that are younger by the storage's clock stay: they may belong to an attempt under way.
+            Default: six hours, or twice what an attempt may take.
         dry_run: Say what would be done, and do nothing.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * job.options.timeout_ms)
     interrupted = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
     if dry_run:
-        would = job.store.sweep(older_than_ms=older_than_ms, now_ms=now_ms, dry_run=True)
+        would = job.store.sweep(older_than_ms=older_than_ms, dry_run=True)
         names = tuple(describe_image(image) for image in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
     report = discard(job, interrupted, reason="deletion that was cut off")
     gone = _forgotten_live_directories(job)
-    swept = tuple(job.store.sweep(older_than_ms=older_than_ms, now_ms=now_ms))
+    swept = tuple(job.store.sweep(older_than_ms=older_than_ms))
     return RetentionReport(deleted=report.deleted, failed=report.failed, live_directory_deleted=gone, swept=swept)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from dagster_ckpt.image import ImageHeader, ImageKind, Source
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.start_from import checked_label
 from dagster_ckpt.spark import LiveDirectory, executors_above, file_sink_path, staged_cut, until_not_overtaken
 from dagster_ckpt.storage import StoredImage
 
@@ -24,7 +25,11 @@ class SnapshotOrder:
         base: Location of an image whose bytes may be shared; None writes everything.
         target_directory: Where a savepoint goes, if not to the configured folder.
         sinks: Sinks the query writes to, as the progress of the query names them.
+        label: A person's name for it.
         properties: What else the image is to carry.
+
+    Raises:
+        OptionError: A start could not find the image by that label.
     """
 
     kind: ImageKind
@@ -34,7 +39,12 @@ class SnapshotOrder:
     base: str | None = None
     target_directory: str | None = None
     sinks: tuple[str, ...] = ()
+    label: str | None = None
     properties: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a label that means something else: also one that did not come through a front door."""
+        checked_label(self.label)
 
     def carrying_in_flight(self) -> SnapshotOrder:
         """The same order, with the planned offsets of the running batch."""

@@ -23,6 +23,53 @@ class StartPoint(Enum):
 
 
 _BATCH = re.compile(r"batch-(\d+)", re.IGNORECASE)
+_CHECKPOINT = re.compile(r"chk-\d+", re.IGNORECASE)
+_IMAGE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# What other verbs take for every image.
+_RESERVED = frozenset({"all"})
+LONGEST_LABEL = 128
+
+
+def checked_label(label: str | None) -> str | None:
+    """A label that a person gives to an image, if a start can find the image by it and by nothing else.
+
+    Args:
+        label: The label; None is none.
+
+    Raises:
+        OptionError: It is blank, too long, cannot be printed, or means another starting point.
+    """
+    if label is None:
+        return None
+    why = _why_no_label(label)
+    if why is not None:
+        raise OptionError(
+            f"{label[:LONGEST_LABEL]!r} cannot be the label of an image: {why}. Give a name such as before-release-42."
+        )
+    return label
+
+
+def _why_no_label(label: str) -> str | None:
+    if not label.strip():
+        return "it is blank"
+    if label != label.strip():
+        return "it begins or ends with a blank, which start_from leaves out"
+    if len(label) > LONGEST_LABEL:
+        return f"it has {len(label)} characters, and {LONGEST_LABEL} are the most"
+    if not label.isprintable():
+        return "it has characters that cannot be printed"
+    if is_location(label):
+        return "it looks like a location"
+    if _point(label)[0] is not StartPoint.NAMED or label.lower() in _RESERVED:
+        return "it is a word of start_from with a meaning of its own"
+    if _CHECKPOINT.fullmatch(label) or _IMAGE_ID.fullmatch(label):
+        return "it looks like the number or the id of an image"
+    return None
+
+
+def is_location(reference: str) -> bool:
+    """Whether a reference names an image by where it is."""
+    return reference.startswith("/") or "://" in reference
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
 from dagster_ckpt.errors import ImageNotFoundError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import is_named
-from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.start_from import StartFrom, is_location
 from dagster_ckpt.options import RecoveryClaimMode
 
 
@@ -26,8 +26,7 @@ def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[Im
         StorageAccessError: The location cannot be reached.
     """
     location = (start_from.reference or "").rstrip("/").removesuffix("/_metadata")
-    is_location = location.startswith("/") or "://" in location
-    if not is_location or any(is_named(image, location) for image in listed):
+    if not is_location(location) or any(is_named(image, location) for image in listed):
         return None
     try:
         header = job.store.manifest(location).header

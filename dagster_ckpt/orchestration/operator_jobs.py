@@ -283,7 +283,7 @@ def _garbage_table(swept: Sequence[Garbage]) -> dg.MarkdownMetadataValue:
 
 
 def _retention(job: StreamingJob, config: RetentionConfigSchema) -> RetentionReport:
-    finished = housekeeping(job, now_ms=wall_clock_ms(), dry_run=config.dry_run)
+    finished = housekeeping(job, dry_run=config.dry_run)
     if config.state is None or config.dry_run:
         return finished
     execution_id = config.execution_id

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.errors import CkptError, ImageCorruptError, ImageNotFoundError
 from dagster_ckpt.image import METADATA_NAME, ObjectSpace, read_references
 
 SHARED = "shared"
+SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
 # First object of a savepoint and deleted when it is whole: tells a crashed savepoint from a copy somebody is making.
 INCOMPLETE_NAME = "_incomplete"
+# What a listing says of an object whose age it does not know: it counts as new.
+UNKNOWN_AGE_MS = 2**62
+_PROBE = "probe-"
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
 
@@ -41,13 +47,15 @@ def delete_image(space: ObjectSpace, directory: str, protected: Iterable[str]) -
     Raises:
         StorageAccessError: Something could not be read or deleted; another call goes on from there.
     """
-    if space.size(f"{directory}/{METADATA_NAME}") is not None:
-        space.publish(f"{directory}/{DELETING_NAME}", space.read(f"{directory}/{METADATA_NAME}"))
+    # Another process may delete the same image: what it has done already is no error at any step.
+    metadata = _read_if_there(space, f"{directory}/{METADATA_NAME}")
+    if metadata is not None:
+        space.publish(f"{directory}/{DELETING_NAME}", metadata)
         space.delete(f"{directory}/{METADATA_NAME}")
-    elif space.size(f"{directory}/{DELETING_NAME}") is None:
-        return
     try:
         objects = _referred(space, directory, DELETING_NAME)
+    except ImageNotFoundError:
+        return
     except ImageCorruptError as error:
         _log.warning("What %s/%s shared stays until it is swept: %s", space.url, directory, error)
         objects = frozenset()
@@ -71,7 +79,21 @@ class Garbage:
 
     location: str
     reason: str
-    age_ms: int
+    age_ms: int = field(compare=False)
+
+
+def storage_time_ms(space: ObjectSpace) -> int | None:
+    """A time after every object of a space so far, by the clock that dates them; None where it dates none.
+
+    A probe is written and listed. The clock of this machine may be hours away from the storage's.
+    """
+    name = f"{_PROBE}{uuid.uuid4().hex}.tmp"
+    space.publish(name, b"dagster_ckpt")
+    try:
+        changed_ms = space.list("").get(name, 0)
+    finally:
+        space.delete(name)
+    return changed_ms + 1 if 0 < changed_ms < UNKNOWN_AGE_MS else None
 
 
 @dataclass(frozen=True)
@@ -83,15 +105,17 @@ class Sweep:
 
     Attributes:
         space: The space.
-        now_ms: The time now, ms since the epoch.
+        now_ms: The time now by the storage's own clock, ms since the epoch.
         older_than_ms: What is younger is never touched: it may belong to an attempt under way.
         dry_run: Find, and delete nothing.
+        under_way: Numbers of attempts whose process lives: what they have written stays, whatever its age.
     """
 
     space: ObjectSpace
     now_ms: int
     older_than_ms: int
     dry_run: bool = False
+    under_way: frozenset[int] = frozenset()
 
     def job(self, protected: Iterable[str]) -> list[Garbage]:
         """What crashed checkpoints and deletions left in a job's space.
@@ -101,23 +125,34 @@ class Sweep:
         """
         space = self.space
         candidates = {
-            f"{SHARED}/{name}": changed for name, changed in space.list(SHARED).items() if self._is_old(changed)
+            f"{SHARED}/{name}": changed
+            for name, changed in space.list(SHARED).items()
+            if self._is_old(changed) and not self._is_under_way(name)
         }
         found: list[Garbage] = []
         for directory in _numbered(space):
-            names = space.list(directory)
-            if METADATA_NAME in names or not all(self._is_old(changed) for changed in names.values()):
-                continue
-            if DELETING_NAME in names:
-                found += self._rest_of_deletion(directory, names, protected)
-            else:
-                reason = f"{directory} was never finished: it has no {METADATA_NAME}"
-                found += self._delete({f"{directory}/{name}": names[name] for name in names if _is_ours(name)}, reason)
+            with _passing_over(space, directory):
+                found += self._checkpoint(directory, protected)
+        probes = {name: changed for name, changed in space.list("").items() if name.startswith(_PROBE)}
+        found += self._delete(
+            {name: changed for name, changed in probes.items() if self._is_old(changed)},
+            "a look at the storage's clock or rights was cut off",
+        )
         used = _used(space, checkpoint_directories(space), protected) if candidates else frozenset()
         if used is None:
             return found
         unused = {name: changed for name, changed in candidates.items() if name not in used}
         return found + self._delete(unused, "no image refers to it")
+
+    def _checkpoint(self, directory: str, protected: Iterable[str]) -> list[Garbage]:
+        names = self.space.list(directory)
+        is_under_way = int(directory.removeprefix("chk-")) in self.under_way
+        if METADATA_NAME in names or is_under_way or not all(self._is_old(changed) for changed in names.values()):
+            return []
+        if DELETING_NAME in names:
+            return self._rest_of_deletion(directory, names, protected)
+        ours = {f"{directory}/{name}": names[name] for name in names if _is_ours(name)}
+        return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
     def savepoints(self, job_id: str) -> list[Garbage]:
         """What crashed savepoints of a job left.
@@ -128,18 +163,26 @@ class Sweep:
         space = self.space
         found: list[Garbage] = []
         for directory, changed_ms in space.list("").items():
-            if changed_ms or not directory.startswith("savepoint-"):
-                continue
-            names = space.list(directory)
-            if INCOMPLETE_NAME not in names or not all(self._is_old(changed) for changed in names.values()):
-                continue
-            if space.read(f"{directory}/{INCOMPLETE_NAME}") != job_id.encode():
-                continue
-            if METADATA_NAME not in names:
-                left = {f"{directory}/{name}": names[name] for name in names if name.endswith((".pack", ".tmp"))}
-                found += self._delete(left, f"{directory} was never finished: it has no {METADATA_NAME}")
-            if not self.dry_run:
-                space.delete(f"{directory}/{INCOMPLETE_NAME}")
+            if not changed_ms and directory.startswith(SAVEPOINT):
+                with _passing_over(space, directory):
+                    found += self._savepoint(directory, job_id)
+        return found
+
+    def _savepoint(self, directory: str, job_id: str) -> list[Garbage]:
+        space = self.space
+        found: list[Garbage] = []
+        names = space.list(directory)
+        if INCOMPLETE_NAME not in names or not all(self._is_old(changed) for changed in names.values()):
+            return []
+        if any(self._is_under_way(name) for name in names):
+            return []
+        if _read_if_there(space, f"{directory}/{INCOMPLETE_NAME}") != job_id.encode():
+            return []
+        if METADATA_NAME not in names:
+            left = {f"{directory}/{name}": names[name] for name in names if name.endswith((".pack", ".tmp"))}
+            found += self._delete(left, f"{directory} was never finished: it has no {METADATA_NAME}")
+        if not self.dry_run:
+            space.delete(f"{directory}/{INCOMPLETE_NAME}")
         return found
 
     def _rest_of_deletion(self, directory: str, names: dict[str, int], protected: Iterable[str]) -> list[Garbage]:
@@ -159,6 +202,27 @@ class Sweep:
     def _is_old(self, changed_ms: int) -> bool:
         # A folder has no time of its own, and nothing of ours is one.
         return 0 < changed_ms < self.now_ms - self.older_than_ms
+
+    def _is_under_way(self, name: str) -> bool:
+        """Whether an attempt whose process lives wrote a data object, whose name begins with its number."""
+        number = name.partition("-")[0]
+        return number.isdecimal() and int(number) in self.under_way
+
+
+@contextmanager
+def _passing_over(space: ObjectSpace, directory: str) -> Iterator[None]:
+    """Let what goes wrong with one image not keep a pass from the others; the next pass tries again."""
+    try:
+        yield
+    except (CkptError, OSError) as error:
+        _log.warning("%s/%s is left for the next pass: %s", space.url, directory, error)
+
+
+def _read_if_there(space: ObjectSpace, name: str) -> bytes | None:
+    try:
+        return space.read(name)
+    except FileNotFoundError:
+        return None
 
 
 def _numbered(space: ObjectSpace) -> list[str]:

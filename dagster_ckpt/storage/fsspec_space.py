@@ -16,6 +16,7 @@ from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.image import ObjectSpace, nothing
 from dagster_ckpt.options.file_systems import fsspec_arguments, has_folders
 from dagster_ckpt.storage.access import Guarded, accessing, reading
+from dagster_ckpt.storage.deletion import UNKNOWN_AGE_MS
 
 # Object stores take parts of at least 5 MiB; fsspec's files are cut into blocks of this size.
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -224,4 +225,4 @@ def _changed_ms(entry: Mapping[str, Any]) -> int:
         if isinstance(value, int | float):
             return int(value * 1000)
     # Unknown ages count as new: what may be under way is never swept.
-    return 2**62
+    return UNKNOWN_AGE_MS

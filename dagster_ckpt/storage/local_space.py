@@ -116,10 +116,11 @@ class LocalSpace:
         path = self._root / name
         with accessing("delete", f"file://{path}"):
             path.unlink(missing_ok=True)
-            # Somebody else may delete the folder meanwhile.
+            # Somebody else may delete the folder meanwhile, or write into it.
             with suppress(FileNotFoundError):
                 if path.parent != self._root and not any(path.parent.iterdir()):
-                    path.parent.rmdir()
+                    with suppress(OSError):
+                        path.parent.rmdir()
                 else:
                     # What it referred to may be deleted next: it must not come back without that.
                     flush(path.parent)
@@ -128,13 +129,17 @@ class LocalSpace:
         """Names directly below a prefix, with the time of their last change in ms (0: a folder)."""
         with accessing("list", f"{self.url}/{prefix}"):
             try:
-                with os.scandir(self._root / prefix) as entries:
-                    # The time of the inode, not of the content: a link to an old object is as new as an object gets.
-                    return {
-                        entry.name: 0 if entry.is_dir() else entry.stat().st_ctime_ns // 1_000_000 for entry in entries
-                    }
+                entries = os.scandir(self._root / prefix)
             except FileNotFoundError:
                 return {}
+            found: dict[str, int] = {}
+            with entries:
+                for entry in entries:
+                    # One that is deleted meanwhile is not there; all the others are.
+                    with suppress(FileNotFoundError):
+                        # The time of the inode, not of the content: a link to an old object is as new as objects get.
+                        found[entry.name] = 0 if entry.is_dir() else entry.stat().st_ctime_ns // 1_000_000
+            return found
 
     def _new_file(self, path: Path) -> FileIO:
         try:

@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.errors import (
@@ -42,11 +42,13 @@ from dagster_ckpt.image import (
 from dagster_ckpt.image.writer import INLINE_LIMIT_BYTES
 from dagster_ckpt.storage.deletion import (
     INCOMPLETE_NAME,
+    SAVEPOINT,
     SHARED,
     Garbage,
     Sweep,
     checkpoint_directories,
     delete_image,
+    storage_time_ms,
 )
 from dagster_ckpt.storage.location import normalised
 from dagster_ckpt.storage.store import StoredImage
@@ -169,7 +171,7 @@ class ObjectImageStore:
         space = self._open_space(root)
         # Flink: savepoint-<first six of the job id>-<random>.
         name = re.sub("[^A-Za-z0-9]", "", header.job_id)[:6] or "job"
-        directory = f"savepoint-{name}-{uuid.uuid4().hex[:12]}"
+        directory = f"{SAVEPOINT}{name}-{uuid.uuid4().hex[:12]}"
         mark = f"{directory}/{INCOMPLETE_NAME}"
         space.publish(mark, header.job_id.encode())
         try:
@@ -248,14 +250,26 @@ class ObjectImageStore:
         delete_image(space, directory, _beside(space, held))
 
     def sweep(
-        self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = (), dry_run: bool = False
+        self,
+        *,
+        older_than_ms: int,
+        under_way: Collection[int] = (),
+        protected: Iterable[str] = (),
+        dry_run: bool = False,
     ) -> list[Garbage]:
         """Delete what crashed attempts left and that is older; no shared object if a checkpoint is broken."""
         held = {_folder(other) for other in protected}
-        swept = Sweep(self._job_space, now_ms, older_than_ms, dry_run).job(_beside(self._job_space, held))
+        swept: list[Garbage] = []
+        now_ms = storage_time_ms(self._job_space)
+        if now_ms is not None:
+            sweep = Sweep(self._job_space, now_ms, older_than_ms, dry_run, frozenset(under_way))
+            swept += sweep.job(_beside(self._job_space, held))
         if self._layout.savepoint_root is not None:
             space = self._open_space(self._layout.savepoint_root)
-            swept += Sweep(space, now_ms, older_than_ms, dry_run).savepoints(self._layout.job_id)
+            now_ms = storage_time_ms(space)
+            if now_ms is not None:
+                sweep = Sweep(space, now_ms, older_than_ms, dry_run, frozenset(under_way))
+                swept += sweep.savepoints(self._layout.job_id)
         return swept
 
     def _check_size(self, header: ImageHeader, size: int, limit: int) -> None:

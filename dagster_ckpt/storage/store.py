@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -150,13 +150,20 @@ class ImageStore(Protocol):
         ...
 
     def sweep(
-        self, *, older_than_ms: int, now_ms: int, protected: Iterable[str] = (), dry_run: bool = False
+        self,
+        *,
+        older_than_ms: int,
+        under_way: Collection[int] = (),
+        protected: Iterable[str] = (),
+        dry_run: bool = False,
     ) -> list[Garbage]:
         """Delete objects that no image refers to and that are older; returns each with the reason.
 
+        Ages are those that the storage's own clock tells: that of this machine decides nothing.
+
         Args:
             older_than_ms: Younger ones may belong to an attempt under way.
-            now_ms: The time now, ms since the epoch.
+            under_way: Numbers of attempts whose process lives: what they have written stays, whatever its age.
             protected: Images whose bytes must stay, beyond all that `checkpoints` lists.
             dry_run: Say what would be deleted, and delete nothing.
         """

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from sqlalchemy import text
 
@@ -22,12 +25,20 @@ from dagster_ckpt.options import (
     JobManagerCheckpointStorage,
     RestartStrategies,
 )
-from dagster_ckpt.storage import ImageStore, open_store
+from dagster_ckpt.storage import ImageStore, object_store, open_store
 
 JOB = "orders"
 HOLDER = Holder("unused", "run", "host", 1, 1, "boot")
 # Above the inline threshold, so that every file has an object of its own to delete.
 FILE_BYTES = 200
+
+
+@contextmanager
+def storage_clock_ahead(by_ms: int) -> Iterator[None]:
+    """Let time have passed on the storage, whose clock alone says how old an object is."""
+    real = object_store.storage_time_ms
+    with patch.object(object_store, "storage_time_ms", lambda space: (real(space) or 0) + by_ms):
+        yield
 
 
 @dataclass

@@ -73,7 +73,7 @@ class Scenario:
         job = self.shelf.job
         return {
             "subsume": lambda: discard(job, subsume(job), reason="subsumed"),
-            "housekeeping": lambda: housekeeping(job, now_ms=1),
+            "housekeeping": lambda: housekeeping(job),
             "open anew": self.open_anew,
             "another execution begins": lambda: self.shelf.execution("second"),
             "nothing can be deleted": lambda: self.store_with(_Refusing(job.store)),
@@ -143,7 +143,7 @@ class Scenario:
             "deleting": sorted(self._named(job.catalog.images.of_job(JOB, status=ImageStatus.DELETING))),
             "recovers": next(iter(self._named([chosen])), None) if chosen else None,
             "in_storage": sorted(name for name in self.images if name.startswith("cp") and self._is_whole(name)),
-            "bytes_left": len(job.store.sweep(older_than_ms=0, now_ms=2**52, dry_run=True)),
+            "bytes_left": len(job.store.sweep(older_than_ms=0, dry_run=True)),
             "strangers": len(job.store.checkpoints()) - sum(self._is_stored(name) for name in self.images),
         }
 

@@ -134,7 +134,7 @@ def test_the_deletion_of_a_claimed_savepoint_that_was_cut_off_is_finished(shelf:
     started_from(shelf, "claimed", RecoveryClaimMode.CLAIM)
     shelf.job.catalog.images.mark_deleting(claimed.image_id)
 
-    assert housekeeping(shelf.job, now_ms=1).deleted == ("savepoint claimed at batch 0",)
+    assert housekeeping(shelf.job).deleted == ("savepoint claimed at batch 0",)
     assert not is_there(claimed)
 
 

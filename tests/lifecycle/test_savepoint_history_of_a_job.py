@@ -101,7 +101,7 @@ def test_a_deletion_that_is_cut_off_is_finished_by_housekeeping(shelf: Shelf, mo
     assert shelf.listed(ImageStatus.DELETING) == {oldest.image_id}
 
     shelf.job = replace(shelf.job, store=shelf.reopened_store())
-    housekeeping(shelf.job, now_ms=wall_clock_ms())
+    housekeeping(shelf.job)
 
     assert shelf.listed() == {newest.image_id}
     assert shelf.deletions() == [oldest.image_id]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,6 @@ from dagster_ckpt.storage.object_store import ObjectImageStore
 pytestmark = pytest.mark.spark
 
 BACKENDS = {"heap": HEAP, "changelog": ROCKSDB_CHANGELOG, "v2-changelog": ROCKSDB_V2}
-LATER_MS = 2**52
 STEPS = st.integers(1, 12)
 INDEX = st.integers(0, 99)
 ANY_BASE = st.none() | INDEX
@@ -184,16 +182,15 @@ class ImageLife(RuleBasedStateMachine):
     @precondition(lambda self: self.images)
     @rule(index=INDEX, of=INDEX, meanwhile=st.lists(st.sampled_from(OTHERS), max_size=3))
     def take_checkpoint_while_others_work(self, index: int, of: int, meanwhile: list[str]) -> None:
-        """The base is protected, and what is younger than the attempt is not swept."""
+        """The base is protected, and what the attempt has written is not swept."""
         base = self.image(of)
-        _next_millisecond()
-        began_ms = time.time_ns() // 1_000_000
         other = self.storage.process()
 
         def work() -> None:
+            number = self.number
             for what in meanwhile:
                 if what == "sweep":
-                    other.sweep(older_than_ms=0, now_ms=began_ms, protected=[base])
+                    other.sweep(older_than_ms=0, under_way=[number], protected=[base])
                 elif what == "checkpoint":
                     self.checkpoint(other, carry_in_flight=False, base=base)
                 elif what == "abandon":
@@ -206,7 +203,7 @@ class ImageLife(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+        self.store.sweep(older_than_ms=0)
         assert self.storage.objects() == self.needed_objects()
 
     @rule(step=STEPS, applied=st.booleans(), carry_in_flight=st.booleans(), is_savepoint=st.booleans())
@@ -236,7 +233,7 @@ class ImageLife(RuleBasedStateMachine):
     @rule(step=STEPS, applied=st.booleans())
     def die_sweeping(self, step: int, applied: bool) -> None:
         with self.storage.killed_at(step, applied=applied):
-            self.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+            self.store.sweep(older_than_ms=0)
         self.store = self.storage.process()
 
     # What holds --------------------------------------------------------------------------------------------------
@@ -353,9 +350,3 @@ class ImageLife(RuleBasedStateMachine):
 
 def _link(source: str, target: str) -> None:
     Path(target).hardlink_to(source)
-
-
-def _next_millisecond() -> None:
-    now = time.time_ns() // 1_000_000
-    while time.time_ns() // 1_000_000 == now:
-        pass

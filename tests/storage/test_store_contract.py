@@ -5,7 +5,6 @@ import pytest
 from dagster_ckpt.errors import ImageCorruptError, StorageAccessError
 from dagster_ckpt.options import CheckpointStorage, JobManagerCheckpointStorage
 from dagster_ckpt.testing import CheckpointStorageContract
-from dagster_ckpt.testing.checkpoint_storage_contract import LATER_MS
 from dagster_ckpt.testing.trial_images import FILES
 
 KINDS = ["file", "folders", "memory", "s3", "jobmanager", "jobmanager with path"]
@@ -70,7 +69,7 @@ def test_what_a_savepoint_has_in_common_with_a_checkpoint_is_not_written_again(j
     assert savepoint.incremental_bytes < 10_000
     # Each stands alone, whichever of them goes first.
     job.store.discard(checkpoint)
-    job.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    job.store.sweep(older_than_ms=0)
     assert job.restored(savepoint.location) == files
     next_checkpoint = job.stored(3, files, savepoint.location)
     assert next_checkpoint.incremental_bytes < 10_000
@@ -113,12 +112,10 @@ def test_a_broken_checkpoint_is_listed_said_and_makes_nobody_lose_a_byte(make_pl
     fresh.store.discard(first)
     fresh.store.discard(third)
     assert "chk-2/_metadata" in caplog.text
-    assert fresh.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+    assert fresh.store.sweep(older_than_ms=0) == []
     fresh.store.discard(broken)
     assert fresh.store.checkpoints() == []
-    assert [garbage.reason for garbage in fresh.store.sweep(older_than_ms=0, now_ms=LATER_MS)] == [
-        "no image refers to it"
-    ]
+    assert [garbage.reason for garbage in fresh.store.sweep(older_than_ms=0)] == ["no image refers to it"]
 
 
 def _truncate(place, location: str) -> None:

@@ -18,7 +18,7 @@ from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
 OLD = {"id-1.sst": b"s" * 500, "id-2.sst": b"t" * 500, "1.zip": b"z" * 300, "offsets/1": b"v1"}
 NEW = {"id-1.sst": b"s" * 500, "2.zip": b"y" * 300, "3.zip": b"x" * 400, "offsets/2": b"v1"}
 MANY_STEPS = range(1, 20)
-LATER_MS = 2**52
+FOR_EVER_MS = 2**52
 
 
 class Killed(BaseException):
@@ -138,14 +138,14 @@ def test_a_kill_while_a_checkpoint_is_written(world, step, applied) -> None:
     if len(found) == 2:
         assert after.restored(found[1]) == NEW
         whole = world.objects()
-        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+        assert after.store.sweep(older_than_ms=0) == []
         assert world.objects() == whole
     else:
         orphans = world.objects() - before
-        wanted = after.store.sweep(older_than_ms=0, now_ms=LATER_MS, dry_run=True)
+        wanted = after.store.sweep(older_than_ms=0, dry_run=True)
         assert {garbage.location for garbage in wanted} == orphans
         assert world.objects() == before | orphans
-        assert after.store.sweep(older_than_ms=0, now_ms=LATER_MS) == wanted
+        assert after.store.sweep(older_than_ms=0) == wanted
         assert world.objects() == before
 
 
@@ -158,7 +158,7 @@ def test_a_kill_while_a_savepoint_is_written(world, step, applied) -> None:
 
     after = world.process()
     left = world.objects() - before
-    after.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    after.store.sweep(older_than_ms=0)
     savepoints = [name.removesuffix("/_metadata") for name in left if name.endswith("/_metadata")]
     for savepoint in savepoints:
         assert after.restored(savepoint) == NEW
@@ -209,7 +209,7 @@ def test_a_deletion_that_was_cut_off_is_finished_by_the_sweep_too(world, step, a
     cut_off = world.until(lambda: job.store.discard(first), Killed(), step, applied=applied)
 
     after = world.process()
-    after.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    after.store.sweep(older_than_ms=0)
     assert after.restored(second) == NEW
     if cut_off and first in after.store.checkpoints():
         assert after.restored(first) == OLD
@@ -224,7 +224,7 @@ def test_what_is_young_or_in_use_is_not_swept(world) -> None:
     dying = world.process()
     world.until(lambda: dying.checkpoint(2, NEW, base=first), Killed(), 2, applied=False)
     everything = world.objects()
-    assert job.store.sweep(older_than_ms=LATER_MS, now_ms=LATER_MS) == []
+    assert job.store.sweep(older_than_ms=FOR_EVER_MS) == []
     assert world.objects() == everything
 
 
@@ -256,7 +256,7 @@ def test_what_any_other_image_refers_to_stays_not_only_what_the_last_does(world)
     second = job.checkpoint(2, NEW, base=first)
     third = job.checkpoint(3, {"id-9.sst": b"u" * 500})
     job.store.discard(first)
-    job.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    job.store.sweep(older_than_ms=0)
     assert job.restored(second) == NEW
     assert job.restored(third) == {"id-9.sst": b"u" * 500}
 
@@ -275,7 +275,7 @@ def test_an_image_that_is_deleted_meanwhile_does_not_hide_those_after_it(world) 
     first = job.checkpoint(1, OLD)
     third = job.checkpoint(3, NEW, base=first)
     job.store.discard(first)
-    job.store.sweep(older_than_ms=0, now_ms=LATER_MS)
+    job.store.sweep(older_than_ms=0)
     assert job.restored(third) == NEW
 
 
@@ -308,14 +308,14 @@ def test_a_savepoint_that_somebody_is_copying_is_not_swept(world) -> None:
         if name != "_metadata":
             space.publish(f"savepoint-flight-copy/{name}", space.read(f"{directory}/{name}"))
     copied = world.objects()
-    assert job.store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+    assert job.store.sweep(older_than_ms=0) == []
     assert world.objects() == copied
 
 
 def test_another_jobs_unfinished_savepoint_is_not_swept(world) -> None:
     world.spaces["mem://s"].publish("savepoint-x-1/_incomplete", b"another job")
     before = world.objects()
-    assert world.process().store.sweep(older_than_ms=0, now_ms=LATER_MS) == []
+    assert world.process().store.sweep(older_than_ms=0) == []
     assert world.objects() == before
 
 

@@ -1,0 +1,43 @@
+"""Labels: a start finds an image by its label, so no label may mean something else."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from rewind_history import History
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.operations import Operator, stop_with_savepoint, trigger_savepoint
+from dagster_ckpt.lifecycle.snapshot import SnapshotOrder
+from dagster_ckpt.lifecycle.start_from import LONGEST_LABEL, StartPoint, checked_label
+
+OPERATOR = Operator("a test")
+WORDS = [point.value for point in StartPoint if point not in (StartPoint.NAMED, StartPoint.BATCH)]
+REFUSED = [
+    *WORDS,
+    *(word.upper() for word in WORDS),
+    *("batch-3", "BATCH-3", "chk-1", "Chk-17", "all", "", " ", " mine", "mine\n", "a\nb", "\ud800"),
+    *("/a/path", "s3://bucket/chk-1", "file:///etc", str(uuid.uuid4()), "x" * (LONGEST_LABEL + 1)),
+]
+GOOD = ["before-release-42", "empty-2", "my latest", "batch-x", "scheduled-2026-11-22T03-00", "naïve 😀", "a/b", None]
+
+
+@pytest.mark.parametrize("label", REFUSED)
+def test_a_label_that_means_something_else_is_refused_at_every_door(tmp_path: Path, label: str) -> None:
+    """Finding f28: a start from the savepoint `empty` gave up all state and emptied the sink's log."""
+    job = History(tmp_path).shelf.job
+    with pytest.raises(OptionError, match="cannot be the label of an image"):
+        trigger_savepoint(job, OPERATOR, label=label)
+    with pytest.raises(OptionError, match="cannot be the label of an image"):
+        stop_with_savepoint(job, OPERATOR, label=label)
+    with pytest.raises(OptionError, match="cannot be the label of an image"):
+        SnapshotOrder(ImageKind.SAVEPOINT, 1, label=label)
+    assert job.catalog.images.of_job(job.job_id) == []
+
+
+@pytest.mark.parametrize("label", GOOD)
+def test_any_other_label_is_taken(label: str | None) -> None:
+    assert checked_label(label) == label

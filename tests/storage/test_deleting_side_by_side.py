@@ -1,0 +1,201 @@
+"""What another process, or another clock, may do while this one deletes, sweeps or publishes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.storage import object_store, open_store
+from dagster_ckpt.storage.deletion import delete_image, storage_time_ms
+from dagster_ckpt.storage.local_space import LocalSpace
+from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.testing.trial_images import FILES, TRIAL_JOB, TrialJob
+
+LARGE = {"id-1.sst": b"s" * 30_000}
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> FileSystemCheckpointStorage:
+    return FileSystemCheckpointStorage(f"file://{tmp_path}/c", 10, savepoint_path=f"file://{tmp_path}/s")
+
+
+@pytest.fixture
+def job(storage: FileSystemCheckpointStorage) -> TrialJob:
+    return TrialJob(open_store(storage, TRIAL_JOB))
+
+
+class Beside(LocalSpace):
+    """Lets another process go first: at each call that is counted, before it is done."""
+
+    def __init__(self, root: Path, meanwhile: Callable[[], None], call: int) -> None:
+        super().__init__(root, buffer_bytes=4096)
+        self.meanwhile: Callable[[], None] | None = meanwhile
+        self.left = call
+
+    def _counted(self) -> None:
+        self.left -= 1
+        if self.left == 0 and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+
+    def read(self, name: str) -> bytes:
+        self._counted()
+        return super().read(name)
+
+    def size(self, name: str) -> int | None:
+        self._counted()
+        return super().size(name)
+
+    def delete(self, name: str) -> None:
+        self._counted()
+        super().delete(name)
+
+    def list(self, prefix: str) -> dict[str, int]:
+        self._counted()
+        return super().list(prefix)
+
+
+@pytest.mark.parametrize("call", range(1, 16))
+def test_two_processes_may_delete_the_same_image_at_once(
+    storage: FileSystemCheckpointStorage, job: TrialJob, tmp_path: Path, call: int
+) -> None:
+    first = job.checkpoint(1, LARGE)
+    second = job.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
+    other = open_store(storage, TRIAL_JOB)
+    space = Beside(tmp_path / "c" / TRIAL_JOB, lambda: other.discard(first), call)
+
+    delete_image(space, "chk-1", [])
+
+    assert job.store.checkpoints() == [second]
+    assert job.store.verify(second) == []
+    assert not (tmp_path / "c" / TRIAL_JOB / "chk-1").exists()
+
+
+def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = LocalSpace(tmp_path, buffer_bytes=4096)
+    for name in ("chk-1/_metadata", "probe-of-a-start.tmp", "chk-2/_metadata"):
+        space.publish(name, b"")
+
+    class Vanishing:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name, self.is_dir, self._entry = entry.name, entry.is_dir, entry
+
+        def stat(self) -> os.stat_result:
+            (tmp_path / self.name).unlink()
+            return self._entry.stat()
+
+    class Listing:
+        def __init__(self, path: Path) -> None:
+            self._entries = real(path)
+
+        def __enter__(self) -> Listing:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._entries.close()
+
+        def __iter__(self) -> object:
+            return (Vanishing(entry) for entry in self._entries)
+
+    real = os.scandir
+    monkeypatch.setattr("dagster_ckpt.storage.local_space.os.scandir", Listing)
+
+    assert set(space.list("")) == {"chk-1", "chk-2"}
+
+
+def test_an_image_that_cannot_be_looked_at_does_not_end_a_sweep(
+    job: TrialJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "c" / TRIAL_JOB
+    for number in (1, 2):
+        (root / f"chk-{number}").mkdir(parents=True)
+        (root / f"chk-{number}" / "x.pack").write_bytes(b"left by a crash")
+    listed = LocalSpace.list
+
+    def refuse(self: LocalSpace, prefix: str) -> dict[str, int]:
+        if prefix == "chk-1":
+            raise StorageAccessError("no right to look there")
+        return listed(self, prefix)
+
+    monkeypatch.setattr(LocalSpace, "list", refuse)
+
+    swept = job.store.sweep(older_than_ms=0)
+
+    assert [garbage.location.rpartition("/")[0] for garbage in swept] == [f"file://{root}/chk-2"]
+    assert "chk-1 is left for the next pass: no right to look there" in caplog.text
+
+
+def test_the_storages_own_clock_says_what_is_old(job: TrialJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding f15: a machine whose clock is seven hours ahead swept what was written a moment ago."""
+    monkeypatch.setattr("time.time", lambda: 2**40)
+    monkeypatch.setattr("time.time_ns", lambda: 2**60)
+    job.checkpoint(1, LARGE)
+    space = LocalSpace(Path(job.store.checkpoints()[0].removeprefix("file://")).parents[0], buffer_bytes=4096)
+    with space.create("shared/2-of-an-attempt.pack") as stream:
+        stream.write(b"just written")
+
+    assert job.store.sweep(older_than_ms=60_000) == []
+    assert [garbage.reason for garbage in job.store.sweep(older_than_ms=0)] == ["no image refers to it"]
+
+
+def test_a_storage_that_dates_nothing_is_not_swept() -> None:
+    class Undated(MemorySpace):
+        def list(self, prefix: str) -> dict[str, int]:
+            return dict.fromkeys(super().list(prefix), 2**62)
+
+    assert storage_time_ms(Undated("mem://c")) is None
+
+
+def test_what_a_living_attempt_has_written_stays_however_old_it_is(job: TrialJob, tmp_path: Path) -> None:
+    root = tmp_path / "c" / TRIAL_JOB
+    names = ["shared/7-aa.pack", "shared/8-bb.pack", "chk-7/y.tmp", "chk-8/y.tmp"]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+
+    job.store.sweep(older_than_ms=0, under_way=[7])
+
+    assert [name for name in names if (root / name).exists()] == ["shared/7-aa.pack", "chk-7/y.tmp"]
+
+
+@pytest.mark.parametrize("whose", ["of its own", "of the base"])
+def test_an_image_whose_objects_went_away_while_it_was_written_is_not_published(
+    job: TrialJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    first = job.checkpoint(1, LARGE)
+    shared = tmp_path / "c" / TRIAL_JOB / "shared"
+    of_base = set(shared.iterdir())
+    publish = LocalSpace.publish
+
+    def swept_meanwhile(self: LocalSpace, name: str, data: bytes, *, after: Callable[[], None]) -> None:
+        def once_they_are_whole() -> None:
+            for path in set(shared.iterdir()) - of_base if whose == "of its own" else of_base:
+                path.unlink()
+            after()
+
+        publish(self, name, data, after=once_they_are_whole)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSpace, "publish", swept_meanwhile)
+        with pytest.raises(StorageAccessError, match=r"data objects that it needs went away.*is missing"):
+            job.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
+
+    assert job.store.checkpoints() == [first]
+    # The next one shares nothing that is not there.
+    third = job.checkpoint(3, {**LARGE, **FILES}, base=first)
+    assert job.store.verify(third) == []
+
+
+def test_the_probe_of_a_sweep_is_gone_afterwards(job: TrialJob, tmp_path: Path) -> None:
+    job.checkpoint(1, LARGE)
+    before = sorted(tmp_path.rglob("*"))
+    assert object_store.storage_time_ms(LocalSpace(tmp_path, buffer_bytes=4096)) is not None
+    job.store.sweep(older_than_ms=0, dry_run=True)
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and path.is_file()] == []

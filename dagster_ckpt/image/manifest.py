@@ -26,6 +26,7 @@ def object_name(directory: str, reference: str) -> str:
     """Name in the space of a data object that an image in `directory` refers to."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
+
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
 
 

@@ -122,6 +122,19 @@ def test_a_step_whose_run_worker_was_killed_stops(
     assert watched.watch.reason == f"the process of its run, {child.pid}, is gone"
 
 
+@pytest.mark.parametrize("step_s", [1, -1, 3600])
+def test_a_step_of_the_clock_stops_no_stream(
+    instance: dg.DagsterInstance, child: psutil.Process, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: child.pid)
+    watched = Watched(instance, child.pid)
+    before = psutil.boot_time()
+
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: before + step_s)
+
+    assert not watched.watch.should_stop()
+
+
 @pytest.mark.parametrize("worker_pid", [os.getpid(), 1, None], ids=["itself", "another", "none"])
 def test_a_parent_that_is_not_the_runs_process_may_go(
     instance: dg.DagsterInstance, child: psutil.Process, monkeypatch: pytest.MonkeyPatch, worker_pid: int | None

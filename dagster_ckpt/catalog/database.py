@@ -20,10 +20,16 @@ from sqlalchemy.pool import NullPool
 
 from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.catalog.tables import event_counter, events
+from dagster_ckpt.catalog.time_limits import (
+    DEFAULT_TTL_MS,
+    call_limit_s,
+    limit_connections,
+    limit_transaction,
+    limited,
+)
 from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.foreign import from_json
 
-BUSY_TIMEOUT_S = 60
 _NOW = {
     "sqlite": "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
     "postgresql": "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
@@ -48,6 +54,7 @@ class Database:
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         self.url = _parsed(url)
         self._clock = clock
+        self._call_limit_s = call_limit_s(DEFAULT_TTL_MS)
         self.engine = _engine(self.url, os.getpid())
 
     @property
@@ -58,18 +65,29 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for reading."""
-        with self._told(), self.engine.connect() as connection:
+        with self._told(), limited(self._call_limit_s), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A transaction: all of it is done, or nothing. On SQLite writers take turns from its begin."""
+    def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
+        """A transaction: all of it is done, or nothing. On SQLite writers take turns from its begin.
+
+        Args:
+            within_s: How long it may take, where that is longer than a call may.
+        """
         with (
             self._told(),
+            limited(within_s or self._call_limit_s),
             self.engine.connect().execution_options(writes=True) as connection,
             connection.begin(),
         ):
+            if within_s is not None:
+                limit_transaction(connection, within_s)
             yield connection
+
+    def limit_calls(self, ttl_ms: int) -> None:
+        """Let no call take longer than a holder of so short-lived a lease can wait; never lengthens the limit."""
+        self._call_limit_s = min(self._call_limit_s, call_limit_s(ttl_ms))
 
     def now_ms(self, connection: Connection) -> int:
         """The time, by the injected clock or the database's own."""
@@ -212,8 +230,11 @@ def _parsed(url: str) -> URL:
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
         if url.get_backend_name() != "sqlite":
-            return create_engine(url, pool_pre_ping=True)
-        engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+            engine = create_engine(url, pool_pre_ping=True, pool_timeout=call_limit_s(DEFAULT_TTL_MS))
+            limit_connections(engine)
+            return engine
+        engine = create_engine(url, poolclass=NullPool)
+        limit_connections(engine)
     except (NoSuchModuleError, ImportError) as error:
         raise CatalogError(
             f"The driver for {url.render_as_string(hide_password=True)} is not installed ({error}). "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, text
 
 from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.time_limits import MIGRATION_S
 from dagster_ckpt.errors import CatalogError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def upgrade(database: Database) -> None:
     with database.reading() as connection:
         if MigrationContext.configure(connection).get_current_revision() == newest_revision():
             return
-    with database.writing() as connection:
+    with database.writing(within_s=MIGRATION_S) as connection:
         if database.url.get_backend_name() == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
         _upgrade(database, connection)

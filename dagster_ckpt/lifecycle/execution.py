@@ -15,6 +15,7 @@ from dagster_ckpt.catalog import (
     RequestStatus,
     StartCause,
 )
+from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
 from dagster_ckpt.errors import (
     ImageNotFoundError,
     KnownBrokenImageError,
@@ -35,7 +36,7 @@ from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind,
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
 from dagster_ckpt.lifecycle.unlisted import unlisted_image
-from dagster_ckpt.lifecycle.writer_lease import DEFAULT_TTL_MS, AcquiredLease, LeaseKeeper, acquire
+from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import FailureHistory, RestartAt
 from dagster_ckpt.spark import (
     LiveDirectory,

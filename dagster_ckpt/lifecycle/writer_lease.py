@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from dagster_ckpt.catalog import Catalog, Holder, LeaseRecord
+from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
 from dagster_ckpt.lifecycle.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held
-
-DEFAULT_TTL_MS = 30_000
-
-# Share of the lease's life after which a holder that could not renew counts itself out. The rest is for stopping.
-GIVE_UP_AFTER = 0.8
 
 HolderIsOver = Callable[[LeaseRecord], bool]
 
@@ -58,6 +54,7 @@ def acquire(
     Raises:
         LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
     """
+    catalog.database.limit_calls(ttl_ms)
     while True:
         present = catalog.leases.current(job_id)
         if present is None:
@@ -142,13 +139,16 @@ class LeaseKeeper:
         return self._ttl_ms / 1000 * GIVE_UP_AFTER
 
     def _renew(self) -> None:
-        while not self._stop.wait(self._ttl_ms / 3000) and self.lost is None:
+        usual_s = self._ttl_ms / 3000
+        wait_s = usual_s
+        while not self._stop.wait(wait_s) and self.lost is None:
             # The database counts from a moment after this one.
             asked_at = time.monotonic()
             try:
                 self._catalog.leases.renew(self._lease.job_id, self._lease.token, self._ttl_ms)
-                self._renewed_at = asked_at
+                self._renewed_at, wait_s = asked_at, usual_s
             except LeaseLostError as error:
                 self._lost = error
             except CkptError as error:
-                self._trouble = str(error)
+                # The call may have taken long: there is time for another one, not for the usual pause.
+                self._trouble, wait_s = str(error), usual_s / 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ REFUSED = [
     *WORDS,
     *(word.upper() for word in WORDS),
     *("batch-3", "BATCH-3", "chk-1", "Chk-17", "all", "", " ", " mine", "mine\n", "a\nb", "\ud800"),
-    *("/a/path", "s3://bucket/chk-1", "file:///etc", str(uuid.uuid4()), "x" * (LONGEST_LABEL + 1)),
+    *("/a/path", "s3://bucket/chk-1", "file:///etc", "3f2b8f0c-5d2e-4b5e-9a51-8f3d1c0a7e11", "x" * (LONGEST_LABEL + 1)),
 ]
 GOOD = ["before-release-42", "empty-2", "my latest", "batch-x", "scheduled-2026-11-22T03-00", "naïve 😀", "a/b", None]
 

@@ -29,6 +29,7 @@ from dagster_ckpt.spark import (
     own_past,
     roll_back,
     roll_back_to_own_past,
+    settle_in_flight,
 )
 
 BEFORE_THE_FIRST_BATCH = -1
@@ -61,13 +62,14 @@ def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
     Raises:
         ImageCorruptError: The image misses data or was altered; the live directory is as it was.
         LiveDirectoryError: The live directory is not whole at the batch to go back to.
+        RowsAtRiskError: A sink has a batch that the query has not, and it cannot be brought back.
         RestoreError: The image makes no directory that Spark could start in.
         SinkRollbackError: A file sink could not be rolled back; the next start tries again.
         StorageAccessError: Something could not be read or written; the next start tries again.
     """
     record = job.catalog.jobs.get(job.job_id)
     if plan.kind is RecoveryKind.RESUME and record.live_directory is not None:
-        return PreparedStart(LiveDirectory(record.live_directory), record.live_generation)
+        return _go_on(job, LiveDirectory(record.live_directory), record.live_generation)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
         return _finish_restore(job, record)
     generation = record.live_generation + 1
@@ -79,9 +81,10 @@ def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
     if plan.kind is RecoveryKind.REWIND and record.live_directory is not None and plan.to_batch is not None:
         return _rewind(job, LiveDirectory(record.live_directory), plan.to_batch, live, fork=plan.new_query_id)
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
-        clone(LiveDirectory(record.live_directory), live)
+        # A sink that has the batch in flight passes over it: its state has to come along.
+        clone(LiveDirectory(record.live_directory), live, carry_state=True)
         job.catalog.jobs.switch_live_directory(job.job_id, live.url)
-        return PreparedStart(live, generation)
+        return _go_on(job, live, generation)
     return _start_empty(job, live)
 
 
@@ -113,6 +116,12 @@ def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork:
     materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True)
 
 
+def _go_on(job: StreamingJob, live: LiveDirectory, generation: int) -> PreparedStart:
+    """Start where the query stopped, or would have: only a batch that sinks have and the query has not is undone."""
+    rolled_back = settle_in_flight(live, job.catalog.executions.last_sinks(job.job_id))
+    return PreparedStart(live, generation, tuple(rolled_back))
+
+
 def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory, *, fork: bool, claims: bool) -> PreparedStart:
     location = image_location(image)
     restore_into(job, location, live, fork=fork)
@@ -135,7 +144,8 @@ def _rewind(job: StreamingJob, old: LiveDirectory, batch_id: int, live: LiveDire
         )
     # Refuses before anything is changed where a sink cannot follow.
     own_past(sinks, batch_id)
-    clone(old, live, at_batch=batch_id)
+    # For a table that has just the next batch and cannot be brought back.
+    clone(old, live, at_batch=batch_id, carry_state=any(file_sink_path(sink) is None for sink in sinks))
     if fork:
         give_query_id(live, str(uuid.uuid4()))
     # What was the past of the old timeline up to here is the past of the new one.

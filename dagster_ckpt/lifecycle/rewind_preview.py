@@ -21,8 +21,11 @@ from dagster_ckpt.spark import (
     SinkEntry,
     SinkForecast,
     SourceDistance,
+    carries_state,
     distance,
     forecast,
+    forecast_in_flight,
+    keeps_state,
     live_query_id,
 )
 
@@ -115,7 +118,8 @@ def preview_rewind(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) 
     Args:
         job: The job.
         facts: What the plan was made from.
-        plan: The plan. One that undoes nothing has a preview without sinks.
+        plan: The plan. One that undoes nothing has a preview with those sinks only that have a batch already which the
+            query has not committed.
 
     Raises:
         ImageNotFoundError: The image is gone.
@@ -123,7 +127,7 @@ def preview_rewind(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) 
         StorageAccessError: The image or the live directory cannot be reached.
     """
     if plan.kind not in _REWINDS:
-        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), ())
+        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), _sinks_that_go_on(job, facts, plan))
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.job.live_directory) if facts.job.live_directory else None
     image_files = _image_files(job, plan)
@@ -134,6 +138,8 @@ def preview_rewind(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) 
         query_id=_query_id(plan, live),
         keeps_query_id=not plan.new_query_id and plan.kind is not RecoveryKind.START_EMPTY,
         in_flight=_in_flight(plan, to_batch),
+        stateful=_is_stateful(job, plan, live),
+        carries_state=plan.kind is RecoveryKind.REWIND and live is not None and carries_state(live, to_batch),
         log_entries=entries,
     )
     left = [image for image in facts.images if (image.batch_id or 0) > to_batch]
@@ -159,7 +165,7 @@ def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool)
     if stuck:
         raise SinkRollbackError(
             f"Job {job.job_id!r} is not started ({preview.plan.reason}), nothing was changed: "
-            + " ".join(f"{sink.sink}: {sink.reason}" for sink in stuck)
+            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in stuck)
         )
     if preview.losing and not accept_loss:
         sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)
@@ -177,6 +183,20 @@ def _sinks(job: StreamingJob, plan: RecoveryPlan) -> list[str]:
     then = [f"FileSink[{sink['path']}]" for sink in noted] if isinstance(noted, list) else []
     then += [str(sink) for sink in others] if isinstance(others, list) else []
     return list(dict.fromkeys([*then, *job.catalog.executions.last_sinks(job.job_id)]))
+
+
+def _sinks_that_go_on(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[SinkForecast, ...]:
+    """What sinks do that have a batch already which the query has not committed."""
+    live = facts.job.live_directory
+    if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.ADOPT):
+        return ()
+    return tuple(forecast_in_flight(LiveDirectory(live), job.catalog.executions.last_sinks(job.job_id)))
+
+
+def _is_stateful(job: StreamingJob, plan: RecoveryPlan, live: LiveDirectory | None) -> bool:
+    if plan.image is not None:
+        return bool(_properties(job, plan.image).get("state_operators"))
+    return live is not None and keeps_state(live)
 
 
 def _properties(job: StreamingJob, image: ImageRecord) -> Mapping[str, object]:

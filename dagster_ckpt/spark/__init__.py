@@ -25,6 +25,7 @@ from dagster_ckpt.spark.described_query import (
 from dagster_ckpt.spark.executor_copy import ExecutorCopy, executors_above
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
 from dagster_ckpt.spark.guarantees import ExecutionMode, Guarantee, Guarantees, guarantees
+from dagster_ckpt.spark.in_flight import carries_state, forecast_in_flight, keeps_state, settle_in_flight
 from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.output import begin_log, empty_log, logged_batch, output_folder, same_folder
@@ -90,6 +91,7 @@ __all__ = [
     "begin_log",
     "brings_a_trigger",
     "can_replay_a_batch",
+    "carries_state",
     "clone",
     "copy_for_trial",
     "cut",
@@ -100,6 +102,7 @@ __all__ = [
     "executors_above",
     "file_sink_path",
     "forecast",
+    "forecast_in_flight",
     "fork_output",
     "give_query_id",
     "guarantees",
@@ -108,6 +111,7 @@ __all__ = [
     "is_classic_session",
     "is_described_query",
     "jvm_process",
+    "keeps_state",
     "live_query_id",
     "logged_batch",
     "materialize",
@@ -127,6 +131,7 @@ __all__ = [
     "same_session",
     "session_of",
     "settings_for_a_while",
+    "settle_in_flight",
     "sink_entry",
     "staged_cut",
     "start_application",

@@ -16,10 +16,11 @@ from dagster_ckpt.image import Base, Source
 from dagster_ckpt.spark.description import CutFacts, describe
 from dagster_ckpt.spark.file_sink import capture
 from dagster_ckpt.spark.file_source import source_files
+from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions, batch_ids
-from dagster_ckpt.spark.logs import OffsetEntry, parse_commit_entry, parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry, parse_query_id
 from dagster_ckpt.spark.needed import NeededFile, read_needed, read_versioned
-from dagster_ckpt.spark.operators import read_operators
+from dagster_ckpt.spark.operators import Operator, read_operators
 from dagster_ckpt.spark.state import CHAIN, LAYOUT, CommittedState, grown_since, layout_of, state_files
 
 ATTEMPTS = 5
@@ -36,6 +37,7 @@ class Cut:
         needed: The files.
         properties: What an image should say of itself; see `describe`.
         extends: Whether `needed` has only those state files that the base image does not have.
+        carries_state: Whether `needed` has the whole state after the batch in flight as well.
     """
 
     batch_id: int
@@ -44,6 +46,7 @@ class Cut:
     needed: tuple[NeededFile, ...]
     properties: Mapping[str, Any]
     extends: bool = False
+    carries_state: bool = False
 
     @property
     def files(self) -> Sequence[Source]:
@@ -59,6 +62,7 @@ def cut(
     base: Base | None = None,
     attempts: int = ATTEMPTS,
     at_batch: int | None = None,
+    carry_state: bool = False,
 ) -> Cut:
     """Cut a live directory at a commit; a running query is not disturbed.
 
@@ -69,6 +73,8 @@ def cut(
         base: An image that the new one may extend: then only what is new since is looked at.
         attempts: How often to begin again where Spark commits and purges meanwhile.
         at_batch: A committed batch that Spark still retains, to resume after that one; default: the newest.
+        carry_state: Also take the state after the batch in flight, if all of it is there: a sink that has the batch
+            already passes over it without running it, so nothing would write its state again.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -81,7 +87,7 @@ def cut(
         positions = live.positions()
         at = positions if at_batch is None else _positions_at(live, at_batch)
         try:
-            return _cut_at(live, at, carry_in_flight=carry_in_flight, sinks=sinks, base=base)
+            return _cut_at(live, at, carry_in_flight=carry_in_flight, sinks=sinks, base=base, carry_state=carry_state)
         except FileNotFoundError as error:
             if attempts <= 0:
                 raise _vanished(live, error) from error
@@ -98,7 +104,13 @@ def _positions_at(live: LiveDirectory, batch_id: int) -> Positions:
 
 
 def _cut_at(
-    live: LiveDirectory, positions: Positions, *, carry_in_flight: bool, sinks: Sequence[str], base: Base | None
+    live: LiveDirectory,
+    positions: Positions,
+    *,
+    carry_in_flight: bool,
+    sinks: Sequence[str],
+    base: Base | None,
+    carry_state: bool,
 ) -> Cut:
     folder = live.folder
     batch_id = positions.commit
@@ -125,6 +137,9 @@ def _cut_at(
     state = CommittedState(folder, query_id, operators, committed, commit)
     state_needed, chain, extends = _state(state, base)
     needed += state_needed
+    after = state_after(folder, query_id, operators, in_flight, commit) if carry_state and in_flight else None
+    held = {file.path for file in needed}
+    needed += [file for file in after or () if file.path not in held]
     captured = capture(sinks, batch_id)
     for sink in captured:
         needed += sink.files
@@ -132,7 +147,40 @@ def _cut_at(
     facts = CutFacts(committed, before, in_flight, commit, operators, sinks, captured)
     properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
     in_flight_batch = in_flight.batch_id if in_flight else None
-    return Cut(batch_id, query_id, in_flight_batch, tuple(needed), properties, extends=extends)
+    return Cut(
+        batch_id,
+        query_id,
+        in_flight_batch,
+        tuple(needed),
+        properties,
+        extends=extends,
+        carries_state=after is not None,
+    )
+
+
+def state_after(
+    folder: Folder, query_id: str, operators: list[Operator], planned: OffsetEntry, before: CommitEntry | None
+) -> list[NeededFile] | None:
+    """Every state file that a resume after a batch needs which is planned and not committed.
+
+    Args:
+        folder: The live directory.
+        query_id: Id of the query.
+        operators: Its stateful operators; without any there is nothing to need.
+        planned: Offsets of the batch.
+        before: Commit of the batch before it, if there is one.
+
+    Returns:
+        None where the state is not all there, and in checkpoint format v2: only the commit that is missing could tell
+        which of its files count.
+    """
+    if before is not None and before.state_ids is not None:
+        return None
+    done = CommitEntry(planned.batch_id, 0, None)
+    try:
+        return state_files(CommittedState(folder, query_id, operators, planned, done)).files
+    except IncompleteCutError:
+        return None
 
 
 def _state(committed: CommittedState, base: Base | None) -> tuple[list[NeededFile], int, bool]:

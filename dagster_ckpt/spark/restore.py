@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError
@@ -37,12 +37,14 @@ class Materialized:
         batch_id: The batch it resumes after.
         query_id: Id of the query in it.
         sinks: Index of a sink in the image's properties to its log entries, for `roll_back`.
+        carries_state: Whether the state after the batch in flight came along, so that a sink may pass over it.
     """
 
     live: LiveDirectory
     batch_id: int
     query_id: str
     sinks: Mapping[int, tuple[SinkEntry, ...]] = field(default_factory=dict)
+    carries_state: bool = False
 
 
 def materialize(
@@ -92,7 +94,9 @@ def materialize(
     return Materialized(target, batch_id, query_id, sinks)
 
 
-def clone(live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = None) -> Materialized:
+def clone(
+    live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = None, carry_state: bool = False
+) -> Materialized:
     """Go on from a live directory in a fresh one, beside a writer that may still be there.
 
     The batch in flight is carried, so that exactly it is replayed. Files are linked where
@@ -103,6 +107,7 @@ def clone(live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = 
         target: Where the query is to go on; nothing may be there.
         at_batch: A committed batch that Spark still retains, to go back to it; exactly the batch after it is
             replayed, and those after that are planned afresh. Default: the newest.
+        carry_state: Also take the state after the batch in flight, if all of it is there: see `cut`.
 
     Raises:
         NothingCommittedError: No batch is committed there yet.
@@ -112,7 +117,7 @@ def clone(live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = 
     """
 
     def attempt() -> Materialized:
-        with staged_cut(live, carry_in_flight=True, at_batch=at_batch) as staged:
+        with staged_cut(live, carry_in_flight=True, at_batch=at_batch, carry_state=carry_state) as staged:
 
             def fill(filler: Filler) -> None:
                 rest = [file for file in staged.hand_over() if file.data is not None or not filler.link(file)]
@@ -120,7 +125,7 @@ def clone(live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = 
                     with file.open() as stream:
                         filler(file.path, iter(lambda: stream.read(1 << 20), b""))
 
-            return materialize(target, fill)
+            return replace(materialize(target, fill), carries_state=staged.cut.carries_state)
 
     return until_not_overtaken(attempt)
 

@@ -54,6 +54,8 @@ class Replay:
         query_id: Id of the query as it was.
         keeps_query_id: Whether the query that goes on has this id too.
         in_flight: The batch after `to_batch` where exactly its rows are replayed, else None.
+        stateful: Whether the query keeps state: nothing writes it for a batch that a sink passes over without running.
+        carries_state: Whether the state after `in_flight` comes along.
         log_entries: From an image: log entries of each file sink, by its folder. None reads the sink's own log.
     """
 
@@ -61,4 +63,6 @@ class Replay:
     query_id: str | None
     keeps_query_id: bool = True
     in_flight: int | None = None
+    stateful: bool = False
+    carries_state: bool = False
     log_entries: Mapping[str, Sequence[SinkEntry]] | None = None

@@ -135,6 +135,7 @@ def staged_cut(
     sinks: Sequence[str] = (),
     base: Base | None = None,
     at_batch: int | None = None,
+    carry_state: bool = False,
 ) -> Iterator[StagedCut]:
     """Cut a live directory, for an image that reads what it needs under a hold.
 
@@ -144,6 +145,7 @@ def staged_cut(
         sinks: The query's sinks, as its progress names them.
         base: An image that the new one may extend; `cut.extends` says whether it does.
         at_batch: A committed batch that Spark still retains; default: the newest.
+        carry_state: Also take the state after the batch in flight, if all of it is there.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -154,7 +156,16 @@ def staged_cut(
     with contextlib.ExitStack() as release:
         # Not kept in a name here: the files are to go when they are handed over.
         yield StagedCut(
-            cut(live, carry_in_flight=carry_in_flight, sinks=sinks, base=base, at_batch=at_batch), live, release
+            cut(
+                live,
+                carry_in_flight=carry_in_flight,
+                sinks=sinks,
+                base=base,
+                at_batch=at_batch,
+                carry_state=carry_state,
+            ),
+            live,
+            release,
         )
 
 

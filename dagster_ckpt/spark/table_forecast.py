@@ -31,6 +31,14 @@ def forecast_delta(sink: str, match: re.Match[str], replay: Replay) -> SinkForec
             "cannot be ruled out that it passes over the rewound batches.",
             "Start with new_query_id after restoring the table.",
         )
+    if _would_miss_state(memory.last_batch, replay):
+        return SinkForecast(
+            sink,
+            SinkEffect.UNREACHABLE,
+            f"The table has this query's batches up to {memory.last_batch} and passes over them without running them: "
+            "their state would never be computed, and the query would fail at the batch after.",
+            f"RESTORE it to before batch {replay.to_batch + 1} and start with new_query_id.",
+        )
     where = f"RESTORE it to version {memory.version}" if memory.version is not None else "RESTORE it to before them"
     return _remembered(
         sink,
@@ -39,6 +47,12 @@ def forecast_delta(sink: str, match: re.Match[str], replay: Replay) -> SinkForec
         replay,
         advice=f"{where} and start with new_query_id: RESTORE does not make it forget this query's batches.",
     )
+
+
+def _would_miss_state(last_batch: int | None, replay: Replay) -> bool:
+    if not replay.stateful or last_batch is None or last_batch <= replay.to_batch:
+        return False
+    return not (replay.carries_state and last_batch == replay.in_flight)
 
 
 def _delta_as_another_query(sink: str, path: str, replay: Replay) -> SinkForecast:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
-from dagster_ckpt.spark.doctor.finding import Code, Finding, error, warning
+from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.spark.file_sink import LOG
 from dagster_ckpt.spark.file_source import COMPACT, entry_id
@@ -42,6 +42,16 @@ def _sink(subject: Subject, folder: Folder) -> Iterator[Finding]:
             f"The sink has batches up to {last}, but the checkpoint has planned only {planned}: Spark passes "
             "over every batch "
             f"up to {last} without a word, and where it is cut differently the second time its rows are lost.",
+        )
+    has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
+    # The commits once more, last: of a running query this one may have come meanwhile, and is about to come else.
+    if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
+        yield note(
+            Code.SINK_HAS_BATCH_IN_FLIGHT,
+            f"{where}/{names[last]}",
+            f"The sink has batch {last}, which is not committed, and state is in checkpoint format v2. Unless a query "
+            "runs there, Spark would pass over the batch without running it and fail, at every start: assertion "
+            "failed: CheckpointInfo length: 0.",
         )
     if last < committed:
         yield warning(

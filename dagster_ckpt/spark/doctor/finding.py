@@ -61,6 +61,7 @@ class Code(StrEnum):
     SINK_LOG_GAP = "SINK_LOG_GAP"
     SINK_LOG_AHEAD = "SINK_LOG_AHEAD"
     SINK_LOG_BEHIND = "SINK_LOG_BEHIND"
+    SINK_HAS_BATCH_IN_FLIGHT = "SINK_HAS_BATCH_IN_FLIGHT"
     SINK_LOG_UNREADABLE = "SINK_LOG_UNREADABLE"
     LEFTOVER_TEMPORARY_FILES = "LEFTOVER_TEMPORARY_FILES"
     NOT_WHOLE = "NOT_WHOLE"
@@ -116,6 +117,8 @@ ADVICE: dict[Code, str] = {
     "passes over "
     "these batches and their rows are lost.",
     Code.SINK_LOG_BEHIND: "Put the output folder back as it was, or restore an image at or before its newest entry.",
+    Code.SINK_HAS_BATCH_IN_FLIGHT: "Start the job: its start brings the sink's log back by that batch first, and Spark "
+    "runs it again.",
     Code.SINK_LOG_UNREADABLE: "Put the entry back, or write to a new folder: readers of the folder fail on it.",
     Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",
     Code.NOT_WHOLE: _GO_BACK,

@@ -18,7 +18,8 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.catalog.lease_guard import require_lease
+from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.tables import event_counter, events
 from dagster_ckpt.catalog.time_limits import (
     DEFAULT_TTL_MS,
@@ -88,6 +89,26 @@ class Database:
     def limit_calls(self, ttl_ms: int) -> None:
         """Let no call take longer than a holder of so short-lived a lease can wait; never lengthens the limit."""
         self._call_limit_s = min(self._call_limit_s, call_limit_s(ttl_ms))
+
+    @contextmanager
+    def writing_under(self, lease: LeaseRecord) -> Iterator[Connection]:
+        """A transaction of the job's one writer: all of it is done while the lease is held, or nothing.
+
+        Every write of a run goes through here. To look first whether the lease is held and to write then is not
+        enough: the process may be stopped in between, and its lease taken over.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        with self.writing() as connection:
+            require_lease(connection, lease.job_id, lease.token)
+            yield connection
+
+    @contextmanager
+    def writing_as(self, lease: LeaseRecord | None) -> Iterator[Connection]:
+        """A transaction under a lease, or, for what operators may do as well, without one."""
+        with self.writing() if lease is None else self.writing_under(lease) as connection:
+            yield connection
 
     def now_ms(self, connection: Connection) -> int:
         """The time, by the injected clock or the database's own."""

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.desired_records import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.tables import desired_states
 from dagster_ckpt.options import DesiredState, UpgradeMode
 
@@ -83,6 +83,7 @@ class DesiredStateStore:
         request_id: str | None,
         reached: bool = False,
         begins: bool = False,
+        lease: LeaseRecord | None = None,
     ) -> bool:
         """Record how far the sensor has come; what changes is told as an event.
 
@@ -93,11 +94,15 @@ class DesiredStateStore:
             request_id: The sensor's last request.
             reached: The world is now what the row asks for.
             begins: An upgrade begins: the generation rises.
+            lease: The lease of the job, where this is the result of work done under it.
 
         Returns:
             False where somebody has changed what is wanted meanwhile: nothing is recorded.
+
+        Raises:
+            LeaseLostError: The lease is not held any more: nothing is recorded.
         """
-        with self._database.writing() as connection:
+        with self._database.writing_as(lease) as connection:
             _hold(connection, before.job_id)
             row = _find(connection, before.job_id)
             if row is None or row.generation != before.generation:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
-from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, StartCause
+from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, LeaseRecord, StartCause
 from dagster_ckpt.catalog.tables import executions, jobs
 from dagster_ckpt.errors import CatalogError
 
@@ -23,19 +23,23 @@ class ExecutionStore:
 
     def begin(
         self,
+        lease: LeaseRecord,
         execution_id: str,
         *,
-        job_id: str,
         run_id: str,
         cause: StartCause,
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the begin of an execution. Whoever begins holds the job's lease.
+        """Record the begin of an execution of the job whose lease this is.
 
         Earlier executions that nobody settled are settled by this one: it goes on from what they left.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
         """
-        with self._database.writing() as connection:
+        job_id = lease.job_id
+        with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
             of_job = executions.c.job_id == job_id
             ordinal = connection.execute(select(func.max(executions.c.ordinal)).where(of_job)).scalar() or 0
@@ -79,17 +83,22 @@ class ExecutionStore:
 
     def running(
         self,
+        lease: LeaseRecord,
         execution_id: str,
         *,
         live_directory: str,
         recovery: dict[str, Any],
         application: dict[str, Any] | None = None,
     ) -> None:
-        """Record that the query is started, what it started from, and the Spark application that it runs in."""
-        with self._database.writing() as connection:
+        """Record that the query is started, what it started from, and the Spark application that it runs in.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        with self._database.writing_under(lease) as connection:
             job_id = connection.execute(
                 executions.update()
-                .where(executions.c.execution_id == execution_id)
+                .where(_of_writer(lease, execution_id))
                 .values(
                     status=ExecutionStatus.RUNNING.value,
                     live_directory=live_directory,
@@ -102,38 +111,53 @@ class ExecutionStore:
             if job_id is not None:
                 self._database.tell(connection, job_id, EventType.EXECUTION_RUNNING, execution_id=execution_id)
 
-    def heartbeat(self, execution_id: str, progress: dict[str, Any]) -> None:
-        """Record the newest figures of the query."""
-        with self._database.writing() as connection:
+    def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
+        """Record the newest figures of the query.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        with self._database.writing_under(lease) as connection:
             connection.execute(
                 executions.update()
-                .where(executions.c.execution_id == execution_id)
+                .where(_of_writer(lease, execution_id))
                 .values(progress=as_text(progress), heartbeat_at_ms=self._database.now_ms(connection))
             )
 
-    def end(self, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False) -> None:
-        """Record the end of an execution; one that has ended already stays as it is."""
+    def end(
+        self, lease: LeaseRecord, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False
+    ) -> None:
+        """Record the end of an execution, as the job's writer; one that has ended already stays as it is.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        with self._database.writing_under(lease) as connection:
+            self._end(connection, execution_id, status, reason, settled=settled)
+
+    def end_unheld(self, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False) -> None:
+        """Record the end of an execution whose process does not hold the lease (any more).
+
+        For those who see that it is over, and for a run that has lost its lease. It cannot contradict a successor: as
+        one begins, every execution before it is ended, and one that has ended stays as it is.
+        """
         with self._database.writing() as connection:
-            alive = executions.c.status.not_in(_ENDED)
-            job_id = connection.execute(
-                executions.update()
-                .where((executions.c.execution_id == execution_id) & alive)
-                .values(
-                    status=status.value,
-                    ended_at_ms=self._database.now_ms(connection),
-                    reason=reason,
-                    settled=settled,
-                )
-                .returning(executions.c.job_id)
-            ).scalar_one_or_none()
-            if job_id is not None:
-                self._database.tell(
-                    connection,
-                    job_id,
-                    EventType.EXECUTION_ENDED,
-                    execution_id=execution_id,
-                    payload={"status": status.value, "reason": reason},
-                )
+            self._end(connection, execution_id, status, reason, settled=settled)
+
+    def _end(
+        self, connection: Connection, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool
+    ) -> None:
+        alive = (executions.c.execution_id == execution_id) & executions.c.status.not_in(_ENDED)
+        now_ms = self._database.now_ms(connection)
+        values = {"status": status.value, "ended_at_ms": now_ms, "reason": reason, "settled": settled}
+        job_id = connection.execute(
+            executions.update().where(alive).values(**values).returning(executions.c.job_id)
+        ).scalar_one_or_none()
+        if job_id is not None:
+            payload = {"status": status.value, "reason": reason}
+            self._database.tell(
+                connection, job_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
+            )
 
     def gave_up(self, execution_id: str, reason: str) -> None:
         """Tell, as an event, that the job is not restarted any more after this execution."""
@@ -150,8 +174,10 @@ class ExecutionStore:
 
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
         """Record that nothing is left to do for an execution; it ends with `status` if it has not ended yet."""
-        self.end(execution_id, status, f"settled as {status.value}")
-        self._change(execution_id, settled=True)
+        with self._database.writing() as connection:
+            self._end(connection, execution_id, status, f"settled as {status.value}", settled=True)
+            this = executions.c.execution_id == execution_id
+            connection.execute(executions.update().where(this).values(settled=True))
 
     def get(self, execution_id: str) -> ExecutionRecord:
         """One execution.
@@ -237,13 +263,13 @@ class ExecutionStore:
                 return [str(sink) for sink in sinks]
         return []
 
-    def _change(self, execution_id: str, **values: Any) -> None:
-        with self._database.writing() as connection:
-            connection.execute(executions.update().where(executions.c.execution_id == execution_id).values(**values))
-
     def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(query)]
+
+
+def _of_writer(lease: LeaseRecord, execution_id: str) -> ColumnElement[bool]:
+    return (executions.c.execution_id == execution_id) & (executions.c.job_id == lease.job_id)
 
 
 def _newest_first(job_id: str) -> Select[Any]:

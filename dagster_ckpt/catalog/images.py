@@ -6,15 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog import image_queries as queries
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
-from dagster_ckpt.catalog.records import EventType, ImageHistory, ImageRecord, ImageStatus, ImageTally, ImageTrigger
+from dagster_ckpt.catalog.jobs import raise_counter
+from dagster_ckpt.catalog.records import (
+    CompletedImage,
+    EventType,
+    ImageHistory,
+    ImageRecord,
+    ImageStatus,
+    ImageTally,
+    ImageTrigger,
+    LeaseRecord,
+)
 from dagster_ckpt.catalog.tables import images, jobs
-from dagster_ckpt.errors import ImageNotFoundError
+from dagster_ckpt.errors import CatalogError, ImageNotFoundError
 
 CHECKPOINT = "CHECKPOINT"
+SAVEPOINT = "SAVEPOINT"
+# What an operator takes without a lease; a run's images carry its execution.
+_OF_STOPPED = images.c.execution_id.is_(None) & (images.c.kind == SAVEPOINT)
 _FIELDS = frozenset(field.name for field in fields(ImageRecord))
 
 
@@ -26,10 +39,10 @@ class ImageStore:
 
     def begin(
         self,
+        lease: LeaseRecord,
         *,
         image_id: str,
-        job_id: str,
-        execution_id: str | None,
+        execution_id: str,
         kind: str,
         number: int,
         trigger: ImageTrigger,
@@ -38,57 +51,86 @@ class ImageStore:
         request_id: str | None = None,
         schedule: str | None = None,
     ) -> ImageRecord:
-        """Record that an image is being taken."""
-        with self._database.writing() as connection:
-            connection.execute(
-                images.insert().values(
-                    image_id=image_id,
-                    job_id=job_id,
-                    execution_id=execution_id,
-                    kind=kind,
-                    number=number,
-                    status=ImageStatus.IN_PROGRESS.value,
-                    trigger=trigger.value,
-                    timeline=timeline,
-                    label=label,
-                    request_id=request_id,
-                    schedule=schedule,
-                    properties="{}",
-                    created_at_ms=self._database.now_ms(connection),
-                )
+        """Record that an execution takes an image; its number is used up by that.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        with self._database.writing_under(lease) as connection:
+            raise_counter(connection, lease.job_id, number + 1)
+            return self._begin(
+                connection,
+                image_id=image_id,
+                job_id=lease.job_id,
+                execution_id=execution_id,
+                kind=kind,
+                number=number,
+                trigger=trigger.value,
+                timeline=timeline,
+                label=label,
+                request_id=request_id,
+                schedule=schedule,
             )
-            return _get(connection, image_id)
 
-    def complete(self, image_id: str, **facts: Any) -> ImageRecord:
-        """Record that an image is whole in storage.
+    def complete(self, lease: LeaseRecord, image_id: str, facts: CompletedImage) -> ImageRecord:
+        """Record that an image of an execution is whole in storage.
 
-        Args:
-            image_id: The image.
-            **facts: Fields of `ImageRecord`: location, batch_id, query_id, full_bytes, incremental_bytes, file_count,
-                rows, state_rows, watermark, duration_ms, properties.
+        Raises:
+            LeaseLostError: The lease is not held any more: the image is not recorded.
+            CatalogError: It is not in progress any more.
+        """
+        with self._database.writing_under(lease) as connection:
+            return self._complete(connection, image_id, images.c.job_id == lease.job_id, facts)
+
+    def fail(self, lease: LeaseRecord, image_id: str, reason: str) -> None:
+        """Record that an image of an execution was not taken; one that is completed stays as it is.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        with self._database.writing_under(lease) as connection:
+            self._fail(connection, image_id, images.c.job_id == lease.job_id, reason)
+
+    def begin_of_stopped(
+        self,
+        job_id: str,
+        *,
+        image_id: str,
+        number: int,
+        trigger: ImageTrigger,
+        timeline: int,
+        label: str | None = None,
+        schedule: str | None = None,
+    ) -> ImageRecord:
+        """Record that a savepoint of a job that does not run is being taken. Nobody's lease is needed for that."""
+        with self._database.writing() as connection:
+            return self._begin(
+                connection,
+                image_id=image_id,
+                job_id=job_id,
+                execution_id=None,
+                kind=SAVEPOINT,
+                number=number,
+                trigger=trigger.value,
+                timeline=timeline,
+                label=label,
+                request_id=None,
+                schedule=schedule,
+            )
+
+    def complete_of_stopped(self, image_id: str, facts: CompletedImage) -> ImageRecord:
+        """Record that such a savepoint is whole in storage; never an image of an execution.
+
+        Raises:
+            CatalogError: It is not in progress any more.
         """
         with self._database.writing() as connection:
-            values = {**facts, "properties": as_text(facts.get("properties") or {})}
-            connection.execute(
-                images.update()
-                .where(images.c.image_id == image_id)
-                .values(
-                    status=ImageStatus.COMPLETED.value,
-                    completed_at_ms=self._database.now_ms(connection),
-                    **values,
-                )
-            )
-            image = _get(connection, image_id)
-            self._tell(connection, image, "COMPLETED", {"batch_id": image.batch_id, "location": image.location})
-            return image
+            return self._complete(connection, image_id, _OF_STOPPED, facts)
 
-    def fail(self, image_id: str, reason: str) -> None:
-        """Record that an image was not taken; one that is completed stays as it is."""
+    def fail_of_stopped(self, image_id: str, reason: str) -> None:
+        """Record that such a savepoint was not taken; one that is completed stays as it is."""
         with self._database.writing() as connection:
-            pending = (images.c.image_id == image_id) & (images.c.status == ImageStatus.IN_PROGRESS.value)
-            failed = images.update().where(pending).values(status=ImageStatus.FAILED.value, failure_reason=reason)
-            if connection.execute(failed).rowcount:
-                self._tell(connection, _get(connection, image_id), "FAILED", {"reason": reason})
+            self._fail(connection, image_id, _OF_STOPPED, reason)
 
     def verified(self, image_id: str, problem: str | None) -> None:
         """Record that an image was verified.
@@ -104,17 +146,34 @@ class ImageStore:
                 .values(verified_at_ms=self._database.now_ms(connection), verified_problem=problem)
             )
 
-    def mark_deleting(self, image_id: str) -> None:
-        """Record that the bytes of an image are being deleted: nobody recovers from it any more."""
-        with self._database.writing() as connection:
+    def mark_deleting(self, image_id: str, *, lease: LeaseRecord | None) -> None:
+        """Record that the bytes of an image are being deleted: nobody recovers from it any more.
+
+        Args:
+            image_id: The image.
+            lease: The lease of the run or retention that deletes it; None where an operator does, beside any writer.
+
+        Raises:
+            LeaseLostError: The lease is not held any more: the image stays as it is.
+        """
+        with self._database.writing_as(lease) as connection:
             _get(connection, image_id)
             connection.execute(
                 images.update().where(images.c.image_id == image_id).values(status=ImageStatus.DELETING.value)
             )
 
-    def deleted(self, image_id: str, reason: str) -> None:
-        """Record that the bytes of an image are gone, and why; told once, however many passes deleted it."""
-        with self._database.writing() as connection:
+    def deleted(self, image_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
+        """Record that the bytes of an image are gone, and why; told once, however many passes deleted it.
+
+        Args:
+            image_id: The image.
+            reason: Why.
+            lease: As it was for `mark_deleting`.
+
+        Raises:
+            LeaseLostError: The lease is not held any more: the next pass goes on.
+        """
+        with self._database.writing_as(lease) as connection:
             present = (images.c.image_id == image_id) & (images.c.status != ImageStatus.DELETED.value)
             gone = connection.execute(images.update().where(present).values(status=ImageStatus.DELETED.value)).rowcount
             image = _get(connection, image_id)
@@ -216,6 +275,39 @@ class ImageStore:
             for image in self.completed(job_id)
             if image.timeline == job.timeline or image.image_id == job.restored_image_id
         ]
+
+    def _begin(self, connection: Connection, **values: str | int | None) -> ImageRecord:
+        new = {"status": ImageStatus.IN_PROGRESS.value, "properties": "{}"}
+        connection.execute(images.insert().values(**values, **new, created_at_ms=self._database.now_ms(connection)))
+        return _get(connection, str(values["image_id"]))
+
+    def _complete(
+        self, connection: Connection, image_id: str, whose: ColumnElement[bool], facts: CompletedImage
+    ) -> ImageRecord:
+        values = {field.name: getattr(facts, field.name) for field in fields(facts)}
+        completed = connection.execute(
+            images.update()
+            .where((images.c.image_id == image_id) & whose & (images.c.status == ImageStatus.IN_PROGRESS.value))
+            .values(
+                **values | {"properties": as_text(dict(facts.properties))},
+                status=ImageStatus.COMPLETED.value,
+                completed_at_ms=self._database.now_ms(connection),
+            )
+        )
+        image = _get(connection, image_id)
+        if not completed.rowcount:
+            raise CatalogError(
+                f"Image {image_id} of job {image.job_id!r} cannot be completed: the catalog has it as "
+                f"{image.status.value}. Take another one."
+            )
+        self._tell(connection, image, "COMPLETED", {"batch_id": image.batch_id, "location": image.location})
+        return image
+
+    def _fail(self, connection: Connection, image_id: str, whose: ColumnElement[bool], reason: str) -> None:
+        pending = (images.c.image_id == image_id) & whose & (images.c.status == ImageStatus.IN_PROGRESS.value)
+        failed = images.update().where(pending).values(status=ImageStatus.FAILED.value, failure_reason=reason)
+        if connection.execute(failed).rowcount:
+            self._tell(connection, _get(connection, image_id), "FAILED", {"reason": reason})
 
     def _all(self, query: Select[Any]) -> list[ImageRecord]:
         with self._database.reading() as connection:

@@ -7,11 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
-from dagster_ckpt.catalog.records import EventType, JobRecord
+from dagster_ckpt.catalog.records import EventType, JobRecord, LeaseRecord
 from dagster_ckpt.catalog.tables import images, jobs
 from dagster_ckpt.errors import CatalogError, JobNotFoundError
-
-_JSON = {"options", "pending_restore"}
 
 
 class JobStore:
@@ -45,22 +43,38 @@ class JobStore:
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(jobs).order_by(jobs.c.job_id))]
 
-    def update(self, job_id: str, **fields: Any) -> JobRecord:
-        """Change fields of a job.
+    def restore_finished(self, lease: LeaseRecord) -> None:
+        """Record that nothing of a restore is left to do.
 
         Raises:
-            JobNotFoundError: It was never started.
+            LeaseLostError: The lease is not held any more.
         """
-        values = {
-            name: as_text(value) if name in _JSON and value is not None else value for name, value in fields.items()
-        }
+        self._change_under(lease, pending_restore=None)
+
+    def forget_live_directory(self, lease: LeaseRecord) -> None:
+        """Record that the job has no live directory any more; its files may be deleted from now on.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        self._change_under(lease, live_directory=None, pending_restore=None)
+
+    def count_from(self, lease: LeaseRecord, number: int) -> None:
+        """Let the job's counter be at a number; one that is further already stays.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        with self._database.writing_under(lease) as connection:
+            raise_counter(connection, lease.job_id, number)
+
+    def prefer_savepoint(self, job_id: str, image_id: str) -> None:
+        """Record what `preferred-savepoint` means: a person's choice, whoever runs the job."""
         with self._database.writing() as connection:
-            values["updated_at_ms"] = self._database.now_ms(connection)
-            connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(**values))
-            return _get(connection, job_id)
+            self._change(connection, job_id, preferred_savepoint_id=image_id)
 
     def allocate_number(self, job_id: str) -> int:
-        """Take the next number of the job's counter.
+        """Take the next number of the job's counter, for an image that is not taken by a run.
 
         Raises:
             JobNotFoundError: It was never started.
@@ -72,7 +86,7 @@ class JobStore:
 
     def switch_live_directory(
         self,
-        job_id: str,
+        lease: LeaseRecord,
         live_directory: str,
         *,
         restored_image_id: str | None = None,
@@ -82,16 +96,19 @@ class JobStore:
         """Make another directory the job's live one; its generation rises.
 
         Args:
-            job_id: The job.
+            lease: The lease of the job.
             live_directory: The new directory, which stands ready.
             restored_image_id: The image it was made from: a new timeline begins with it.
             pending_restore: What is still to be done before the query may start. With it, and without an
                 image, a new timeline begins with nothing.
             claims: From now on the job owns that image, also where it is a savepoint.
+
+        Raises:
+            LeaseLostError: The lease is not held any more; nothing was changed.
         """
-        with self._database.writing() as connection:
+        job_id = lease.job_id
+        with self._database.writing_under(lease) as connection:
             new_timeline = restored_image_id is not None or pending_restore is not None
-            # Counted by the database: two writers on PostgreSQL may both have read the same generation.
             connection.execute(
                 jobs.update()
                 .where(jobs.c.job_id == job_id)
@@ -116,6 +133,20 @@ class JobStore:
                 payload={"live_directory": live_directory},
             )
             return job
+
+    def _change_under(self, lease: LeaseRecord, **values: str | None) -> None:
+        with self._database.writing_under(lease) as connection:
+            self._change(connection, lease.job_id, **values)
+
+    def _change(self, connection: Connection, job_id: str, **values: str | None) -> None:
+        now_ms = self._database.now_ms(connection)
+        connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(**values, updated_at_ms=now_ms))
+
+
+def raise_counter(connection: Connection, job_id: str, number: int) -> None:
+    """Let a job's counter be at a number, in a transaction of its writer; one that is further already stays."""
+    behind = (jobs.c.job_id == job_id) & (jobs.c.next_number < number)
+    connection.execute(jobs.update().where(behind).values(next_number=number))
 
 
 def _get(connection: Connection, job_id: str) -> JobRecord:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Row, select
 
 from dagster_ckpt.catalog.database import Database, cells
+from dagster_ckpt.catalog.lease_guard import lease_row, lost
 from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
@@ -74,7 +75,7 @@ class LeaseStore:
             mine = (leases.c.job_id == job_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
             renewed = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
             if not connection.execute(renewed).rowcount:
-                raise LeaseLostError(_lost(job_id, _row(connection, job_id)))
+                raise LeaseLostError(lost(job_id, lease_row(connection, job_id)))
             return _record(connection.execute(select(leases).where(leases.c.job_id == job_id)).one(), now_ms)
 
     def release(self, job_id: str, token: int) -> None:
@@ -86,7 +87,7 @@ class LeaseStore:
     def current(self, job_id: str) -> LeaseRecord | None:
         """The lease of a job, run out or not; None where nobody holds it."""
         with self._database.reading() as connection:
-            row = _row(connection, job_id)
+            row = lease_row(connection, job_id)
             if row is None or row.execution_id is None:
                 return None
             return _record(row, self._database.now_ms(connection))
@@ -98,13 +99,9 @@ class LeaseStore:
             LeaseLostError: It is not.
         """
         with self._database.reading() as connection:
-            row = _row(connection, job_id)
+            row = lease_row(connection, job_id)
             if row is None or row.token != token or row.execution_id is None:
-                raise LeaseLostError(_lost(job_id, row))
-
-
-def _row(connection: Connection, job_id: str) -> Row[Any] | None:
-    return connection.execute(select(leases).where(leases.c.job_id == job_id)).one_or_none()
+                raise LeaseLostError(lost(job_id, row))
 
 
 def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
@@ -127,13 +124,4 @@ def _held(lease: LeaseRecord, now_ms: int) -> str:
         f"Job {lease.job_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
         f"whose lease lasts {(lease.expires_at_ms - now_ms) / 1000:.0f} s more unless it is renewed. A streaming "
         "job has one writer: terminate that run, or wait until it has ended."
-    )
-
-
-def _lost(job_id: str, row: Row[Any] | None) -> str:
-    if row is None or row.execution_id is None:
-        return f"The lease of job {job_id!r} is no longer held by this execution: it was released. Start the job again."
-    return (
-        f"The lease of job {job_id!r} is held by run {row.run_id} (process {row.pid} on {row.host}) now. This "
-        "execution had not renewed it in time, and stops its query so that there is one writer."
     )

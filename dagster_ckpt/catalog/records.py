@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -262,6 +263,23 @@ class ImageRecord:
     verified_at_ms: int | None = None
     verified_problem: str | None = None
     broken: str | None = None
+
+
+@dataclass(frozen=True)
+class CompletedImage:
+    """What is known of an image once it is whole in storage; see `ImageRecord` for each."""
+
+    location: str
+    batch_id: int | None = None
+    query_id: str | None = None
+    full_bytes: int | None = None
+    incremental_bytes: int | None = None
+    file_count: int | None = None
+    rows: int | None = None
+    state_rows: int | None = None
+    watermark: str | None = None
+    duration_ms: int | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import ColumnElement, Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
-from dagster_ckpt.catalog.records import EventType, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import EventType, LeaseRecord, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.tables import requests
 from dagster_ckpt.errors import CatalogError
 
@@ -87,9 +87,15 @@ class RequestStore:
             # One whose arguments cannot be read is UNKNOWN: nobody can say where it is to start from.
             return [request for request in map(_record, rows) if request.kind is RequestKind.START]
 
-    def accept(self, request_id: str) -> bool:
-        """Take a request up; False if it was withdrawn or taken up meanwhile."""
-        return self._move(request_id, (RequestStatus.PENDING.value,), status=RequestStatus.ACCEPTED.value)
+    def accept(self, lease: LeaseRecord, request_id: str) -> bool:
+        """Take a request up, as the job's writer; False if it was withdrawn or taken up meanwhile.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        pending = (requests.c.job_id == lease.job_id) & (requests.c.status == RequestStatus.PENDING.value)
+        with self._database.writing_under(lease) as connection:
+            return self._move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
         """Take a request back; False if it is answered already.
@@ -98,32 +104,58 @@ class RequestStore:
             request_id: The request.
             only_pending: One that was taken up is left, too.
         """
-        allowed = (RequestStatus.PENDING.value,) if only_pending else _OPEN
-        return self._move(request_id, allowed, status=RequestStatus.WITHDRAWN.value, resolved=True)
+        allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else _OPEN)
+        with self._database.writing() as connection:
+            return self._answer(connection, request_id, allowed, RequestStatus.WITHDRAWN)
 
     def resolve(
-        self, request_id: str, status: RequestStatus, *, image_id: str | None = None, error: str | None = None
+        self,
+        lease: LeaseRecord,
+        request_id: str,
+        status: RequestStatus,
+        *,
+        image_id: str | None = None,
+        error: str | None = None,
     ) -> bool:
-        """Answer a request; False if it is answered or withdrawn already."""
-        return self._move(request_id, _OPEN, status=status.value, image_id=image_id, error=error, resolved=True)
+        """Answer a request, as the job's writer; False if it is answered or withdrawn already.
 
-    def _move(self, request_id: str, allowed: tuple[str, ...], *, resolved: bool = False, **values: Any) -> bool:
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        answerable = (requests.c.job_id == lease.job_id) & requests.c.status.in_(_OPEN)
+        with self._database.writing_under(lease) as connection:
+            return self._answer(connection, request_id, answerable, status, image_id=image_id, error=error)
+
+    def fail_start(self, request_id: str, error: str) -> bool:
+        """Answer a start that never came about, as the one who launched it; False if it is answered already."""
+        unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(_OPEN)
         with self._database.writing() as connection:
-            if resolved:
-                values["resolved_at_ms"] = self._database.now_ms(connection)
-            movable = (requests.c.request_id == request_id) & requests.c.status.in_(allowed)
-            moved = connection.execute(
-                requests.update().where(movable).values(**values).returning(requests.c.job_id)
-            ).scalar_one_or_none()
-            if moved is not None and resolved:
-                self._database.tell(
-                    connection,
-                    moved,
-                    EventType.REQUEST_RESOLVED,
-                    image_id=values.get("image_id"),
-                    payload={"request_id": request_id, "status": values["status"]},
-                )
-            return moved is not None
+            return self._answer(connection, request_id, unanswered, RequestStatus.FAILED, error=error)
+
+    def _answer(
+        self,
+        connection: Connection,
+        request_id: str,
+        allowed: ColumnElement[bool],
+        status: RequestStatus,
+        *,
+        image_id: str | None = None,
+        error: str | None = None,
+    ) -> bool:
+        now_ms = self._database.now_ms(connection)
+        values = {"status": status.value, "image_id": image_id, "error": error, "resolved_at_ms": now_ms}
+        if not self._move(connection, request_id, allowed, **values):
+            return False
+        job_id = connection.execute(select(requests.c.job_id).where(requests.c.request_id == request_id)).scalar_one()
+        payload = {"request_id": request_id, "status": status.value}
+        self._database.tell(connection, job_id, EventType.REQUEST_RESOLVED, image_id=image_id, payload=payload)
+        return True
+
+    def _move(
+        self, connection: Connection, request_id: str, allowed: ColumnElement[bool], **values: str | int | None
+    ) -> bool:
+        movable = (requests.c.request_id == request_id) & allowed
+        return connection.execute(requests.update().where(movable).values(**values)).rowcount == 1
 
 
 def _record(row: Row[Any]) -> RequestRecord:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog import Catalog, RequestStatus
+from dagster_ckpt.catalog import Catalog
 from dagster_ckpt.environment.deployment import Deployment
 from dagster_ckpt.environment.pipes import pipes_report
 from dagster_ckpt.environment.program import Stream, StreamExecution, run_program
@@ -158,7 +158,7 @@ def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
         if request_id is not None:
             with suppress(CatalogError):
                 reason = f"{type(error).__name__}: {error}"
-                catalog.requests.resolve(request_id, RequestStatus.FAILED, error=reason)
+                catalog.requests.fail_start(request_id, reason)
         raise
 
 

@@ -187,10 +187,10 @@ def _settle(stream: Stream, outcome: Outcome, report: Callable[[str], None]) -> 
         raise LeaseLostError(end.reason)
     if end.kind is EndKind.INTERRUPTED and stream.has_supervisor:
         # Told to stop by nobody that the catalog knows, such as a machine that shuts down: it is to come back.
-        job.catalog.executions.end(outcome.execution_id, ExecutionStatus.FAILED, end.reason)
+        job.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.FAILED, end.reason)
     elif end.kind is EndKind.INTERRUPTED:
         # It stopped between two looks at its query and is to go on later: everything is kept.
-        job.catalog.executions.end(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
+        job.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
     elif end.kind in _TERMINAL:
         for sentence in apply_terminal_retention(job, outcome.execution_id, _TERMINAL[end.kind]).sentences():
             report(sentence)

@@ -23,7 +23,7 @@ from dagster_ckpt.coordinator import (
     Event,
     TriggerKind,
 )
-from dagster_ckpt.errors import CatalogError, OptionError, StorageAccessError
+from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.lifecycle.batch_log import BatchLog
@@ -109,6 +109,9 @@ class AttemptRunner:
 
         Returns:
             That it failed, where the catalog or the live directory cannot be reached.
+
+        Raises:
+            LeaseLostError: This process is no longer the writer.
         """
         image_id = str(uuid.uuid4())
         try:
@@ -134,8 +137,8 @@ class AttemptRunner:
             properties=provenance(self._job, self.sinks, facts),
         )
         self._catalog.images.begin(
+            self._lease.record,
             image_id=image_id,
-            job_id=self._job.job_id,
             execution_id=self._execution_id,
             kind=order.kind.value,
             number=attempt.number,
@@ -145,7 +148,6 @@ class AttemptRunner:
             request_id=attempt.request_id,
             schedule=arguments.get("schedule"),
         )
-        self._catalog.jobs.update(self._job.job_id, next_number=attempt.number + 1)
         commit = self._positions.look().commit
         return RunningAttempt(
             attempt,
@@ -171,7 +173,7 @@ class AttemptRunner:
         """Delete an image that was stored after its attempt had been aborted."""
         snapshot = self._late.pop(number, None)
         if snapshot is not None:
-            self._clean(lambda: self._job.store.discard(snapshot.stored.location, protected=()))
+            self._clean(lambda: self._discard_own(snapshot))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
         """Begin the cut of every attempt whose boundary is reached.
@@ -218,14 +220,14 @@ class AttemptRunner:
         except CatalogError:
             # The next completion makes room.
             return []
-        generation = self._prepared.generation if self._may_delete_older else 0
-        self._may_delete_older = False
-        if not dropped and not generation:
+        may_delete_older, self._may_delete_older = self._may_delete_older, False
+        if not dropped and not may_delete_older:
             return []
 
         def clean() -> None:
-            discard(self._job, dropped, reason="subsumed", protected=protected)
-            delete_older_live_directories(self._job, generation)
+            discard(self._job, dropped, reason="subsumed", lease=self._lease, protected=protected)
+            if may_delete_older:
+                delete_older_live_directories(self._job, self._live, self._lease)
 
         return self._clean(clean)
 
@@ -247,8 +249,8 @@ class AttemptRunner:
         for result in self._threads.results():
             if isinstance(result, Stored):
                 # What cannot be deleted now is removed by housekeeping, and must not hide why the query ended.
-                with suppress(StorageAccessError):
-                    self._job.store.discard(result.snapshot.stored.location, protected=())
+                with suppress(StorageAccessError, CatalogError, LeaseLostError):
+                    self._discard_own(result.snapshot)
         self._owed.make_up()
 
     def _at_boundary(self, running: RunningAttempt) -> bool:
@@ -282,29 +284,31 @@ class AttemptRunner:
         recorded = self._in_catalog(running, snapshot)
         if isinstance(recorded, NotRecorded):
             if recorded.is_certain:
-                self._clean(lambda: self._job.store.discard(snapshot.stored.location, protected=()))
+                self._clean(lambda: self._discard_own(snapshot))
             return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, recorded.why)
         del self._running[result.number]
         self._completed[result.number] = recorded
         self._last_image_batch = snapshot.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             # Before the operator is told: a process that is killed from here on was stopped, and stays so.
-            finished = ExecutionStatus.FINISHED
-            self._owed.make(lambda: self._catalog.executions.end(self._execution_id, finished, STOPPED_WITH_SAVEPOINT))
+            lease, ours, finished = self._lease.record, self._execution_id, ExecutionStatus.FINISHED
+            self._owed.make(lambda: self._catalog.executions.end(lease, ours, finished, STOPPED_WITH_SAVEPOINT))
         self._answer(running.attempt.request_id, RequestStatus.COMPLETED, image_id=recorded.image_id)
         return AttemptCompleted(monotonic_ms(), result.number)
 
     def _in_catalog(self, running: RunningAttempt, snapshot: Snapshot) -> ImageRecord | NotRecorded:
-        try:
-            self._lease.check()
-        except CatalogError as error:
-            return NotRecorded(str(error), is_certain=True)
         return record_image(
             self._catalog,
             snapshot,
             self._log.figures(snapshot.batch_id, since_batch=self._last_image_batch),
             duration_ms=monotonic_ms() - running.began_at_ms,
+            lease=self._lease.record,
         )
+
+    def _discard_own(self, snapshot: Snapshot) -> None:
+        """Delete an image of this execution that the catalog did not take."""
+        self._lease.check()
+        self._job.store.discard(snapshot.stored.location, protected=())
 
     def _not_stored(self, result: NotStored) -> Event:
         running = self._running.get(result.number)
@@ -324,14 +328,16 @@ class AttemptRunner:
         self._record_failure(running.order.image_id, running.attempt.request_id, why)
 
     def _record_failure(self, image_id: str, request_id: str | None, why: str) -> None:
-        self._owed.make(lambda: self._catalog.images.fail(image_id, why))
+        lease = self._lease.record
+        self._owed.make(lambda: self._catalog.images.fail(lease, image_id, why))
         self._answer(request_id, RequestStatus.FAILED, error=why)
 
     def _answer(
         self, request_id: str | None, status: RequestStatus, *, image_id: str | None = None, error: str | None = None
     ) -> None:
         if request_id is not None:
-            self._owed.make(lambda: self._catalog.requests.resolve(request_id, status, image_id=image_id, error=error))
+            lease, requests = self._lease.record, self._catalog.requests
+            self._owed.make(lambda: requests.resolve(lease, request_id, status, image_id=image_id, error=error))
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
         self._cleaning += 1

@@ -65,7 +65,7 @@ def examine_live_directory(
 
     Args:
         job: The job.
-        url: Another directory than the job's own, such as an old `live-<k>` or a copy.
+        url: Another directory than the job's own, such as an old `live-<k>-<token>` or a copy.
         deep: Read the content of every state file that a resume needs.
         deep_images: Compare every byte of the image that is named with its digest; otherwise lengths and completeness.
 

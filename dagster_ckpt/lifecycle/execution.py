@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -17,8 +18,10 @@ from dagster_ckpt.catalog import (
 )
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
 from dagster_ckpt.errors import (
+    CatalogError,
     ImageNotFoundError,
     KnownBrokenImageError,
+    LeaseLostError,
     LiveDirectoryError,
     RowsAtRiskError,
     SharedSinkError,
@@ -127,6 +130,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
 
     Raises:
         LeaseHeldError: Another execution of the job is alive.
+        LeaseLostError: Another execution took the lease before the query was started; what is its own is untouched.
         ImageNotFoundError: The image to start from does not exist.
         LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
         StateBackendChangeError: The job's state backend cannot read the state it would start from.
@@ -157,7 +161,8 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
     """
     record = job.catalog.jobs.get(job.job_id)
     if record.live_generation == 0 and start_from.point is not StartPoint.EMPTY:
-        _refuse_to_forget(job, job.live_directory(1))
+        for built in job.live_directories():
+            _refuse_to_forget(job, built.live)
     live = LiveDirectory(record.live_directory) if record.live_directory else None
     executions = job.catalog.executions.of_job(job.job_id)
     listed = job.catalog.images.completed(job.job_id)
@@ -177,7 +182,7 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
 
 
 def _refuse_to_forget(job: StreamingJob, live: LiveDirectory) -> None:
-    # The first start would clear the folder, taking what is in it for the rest of a start that died.
+    # A start would go on without it, and the first clean-up delete it.
     commit = live.positions().commit if live.exists() else None
     if commit is not None:
         raise LiveDirectoryError(
@@ -231,7 +236,14 @@ class _Run:
                 status = ExecutionStatus.CANCELED
             if status is not None:
                 settled = end.kind in (EndKind.SUSPENDED, EndKind.SAVEPOINT_FAILED)
-                self._job.catalog.executions.end(execution_id, status, end.reason, settled=settled)
+                try:
+                    self._job.catalog.executions.end(
+                        self._lease.record, execution_id, status, end.reason, settled=settled
+                    )
+                except LeaseLostError as error:
+                    end = QueryEnd(EndKind.LEASE_LOST, str(error))
+            if end.kind is EndKind.LEASE_LOST:
+                self._note_loss(execution_id, end.reason)
             if end.kind is EndKind.STOOD_STILL:
                 # What it waited for is in this process or its JVM, where the next query would wait for it as well.
                 raise StandstillError(
@@ -253,8 +265,8 @@ class _Run:
     def _execute(self, execution_id: str, start_from: StartFrom, cause: StartCause) -> QueryEnd:
         job = self._job
         job.catalog.executions.begin(
+            self._lease.record,
             execution_id,
-            job_id=job.job_id,
             run_id=self._request.run_id,
             cause=cause,
             holder=this_holder(execution_id, self._request.run_id, self._request.jvm_pid),
@@ -266,13 +278,12 @@ class _Run:
             refuse_known_broken(job, plan, cause)
             self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
             job.store.check_access()
-            count_beyond_what_is_used(job, plan.image)
+            count_beyond_what_is_used(job, plan.image, self._lease.record)
             for kept in check_backend(job, plan):
                 self._request.report(kept)
-            # What takes long may have outlived the lease: a successor may be at work in these very places.
-            self._lease.check()
-            prepared = prepare(job, plan)
+            prepared = prepare(job, plan, self._lease)
             self._tell(prepared)
+            # What takes long may have outlived the lease: a successor may be at work in these very places.
             self._lease.check()
             query = self._request.start_query(prepared.live)
         except Exception as error:
@@ -282,7 +293,7 @@ class _Run:
             return self._supervise(execution_id, facts, plan, prepared, query)
         except Exception as error:
             # Such as a JVM that was killed: nothing in this process can go on, a new run can.
-            job.catalog.executions.end(execution_id, ExecutionStatus.FAILED, f"{type(error).__name__}: {error}")
+            self._fail(execution_id, f"{type(error).__name__}: {error}")
             raise
 
     def _supervise(
@@ -297,13 +308,14 @@ class _Run:
         application = self._request.application
         try:
             job.catalog.executions.running(
+                self._lease.record,
                 execution_id,
                 live_directory=prepared.live.url,
                 recovery=plan.as_record(),
                 application=application.as_record() if application is not None else None,
             )
             if "fork_of" in (facts.job.pending_restore or {}):
-                job.catalog.jobs.update(job.job_id, pending_restore=None)
+                job.catalog.jobs.restore_finished(self._lease.record)
             self._answer_start_request(RequestStatus.COMPLETED, None)
             supervisor = Supervisor(
                 job,
@@ -325,9 +337,24 @@ class _Run:
     def _refuse(self, execution_id: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
         # What is refused is over; anything else is for the restart strategy.
-        settled = isinstance(error, _REFUSALS)
-        self._job.catalog.executions.end(execution_id, ExecutionStatus.FAILED, reason, settled=settled)
-        self._answer_start_request(RequestStatus.FAILED, reason)
+        if self._fail(execution_id, reason, settled=isinstance(error, _REFUSALS)):
+            self._answer_start_request(RequestStatus.FAILED, reason)
+
+    def _fail(self, execution_id: str, reason: str, *, settled: bool = False) -> bool:
+        """Record that an execution failed; False where another one is the writer by now."""
+        try:
+            self._job.catalog.executions.end(
+                self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled
+            )
+        except LeaseLostError:
+            self._note_loss(execution_id, reason)
+            return False
+        return True
+
+    def _note_loss(self, execution_id: str, reason: str) -> None:
+        # All that is left to say, of its own execution only; a successor that has begun has said so already.
+        with suppress(CatalogError):
+            self._job.catalog.executions.end_unheld(execution_id, ExecutionStatus.FAILED, reason)
 
     def _weigh(self, preview: RewindPreview, *, accept_loss: bool) -> None:
         for sentence in preview.sentences():
@@ -360,4 +387,4 @@ class _Run:
 
     def _answer_start_request(self, status: RequestStatus, error: str | None) -> None:
         if self._request.start_request_id is not None:
-            self._job.catalog.requests.resolve(self._request.start_request_id, status, error=error)
+            self._job.catalog.requests.resolve(self._lease.record, self._request.start_request_id, status, error=error)

@@ -7,7 +7,7 @@ catalog transaction makes both the new job's. What is checked at its first start
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,7 @@ def fork(
     Raises:
         JobNotFoundError: The original was never started.
         LeaseHeldError: The job runs.
+        LeaseLostError: The job was started meanwhile.
         RequestFailedError: The job has committed batches of its own, or the original has a restore to finish.
         NothingCommittedError: The original has nothing to go on from.
         ImageNotFoundError: The original has no image of that name.
@@ -97,7 +98,7 @@ def fork(
     job.register()
     holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
     acquired = acquire(job.catalog, job.job_id, holder)
-    with LeaseKeeper(job.catalog, acquired.record):
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
         record = job.catalog.jobs.get(job.job_id)
         committed = job.catalog.executions.last_batch(job.job_id, record.live_directory)
         if committed is not None and not replace_state:
@@ -105,7 +106,20 @@ def fork(
                 f"Job {job.job_id!r} has committed batches of its own, the newest is {committed}. A fork gives that "
                 "up: ask for it with replace_state, or fork into another job."
             )
-        return _make(original, job, plan, job.live_directory(record.live_generation + 1), dict(outputs or {}))
+        target = job.new_live_directory(record.live_generation, lease.record.token)
+        made = _make(original, plan, target, dict(outputs or {}), lease.check)
+        job.catalog.jobs.switch_live_directory(lease.record, target.url, pending_restore=made.pending)
+    source = describe_image(plan.image) if plan.image is not None else f"its live directory at batch {made.batch_id}"
+    return Fork(
+        job.job_id,
+        original.job_id,
+        source,
+        made.batch_id,
+        made.query_id,
+        target.url,
+        dict(outputs or {}),
+        tuple(made.logs),
+    )
 
 
 def check_output(job: StreamingJob, path: str | None) -> None:
@@ -158,11 +172,21 @@ def _plan(original: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
     return plan
 
 
+@dataclass(frozen=True)
+class _Made:
+    batch_id: int
+    query_id: str
+    logs: Mapping[str, Sequence[SinkEntry]]
+    pending: dict[str, Any]
+
+
 def _make(
-    original: StreamingJob, job: StreamingJob, plan: RecoveryPlan, target: LiveDirectory, outputs: dict[str, str]
-) -> Fork:
-    # Left by a fork that was cut off before the catalog knew of it; nobody uses it.
-    target.delete()
+    original: StreamingJob,
+    plan: RecoveryPlan,
+    target: LiveDirectory,
+    outputs: Mapping[str, str],
+    still_mine: Callable[[], None],
+) -> _Made:
     query_id = str(uuid.uuid4())
     if plan.image is not None:
         restore_into(original, image_location(plan.image), target, fork=True)
@@ -175,24 +199,23 @@ def _make(
         batch_id = clone(live, target, at_batch=at_batch).batch_id
         give_query_id(target, query_id)
         logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.job_id), batch_id)
-    _fork_outputs(logs, outputs, batch_id)
-    names = next(([entry.name for entry in entries] for entries in logs.values()), [])
-    job.catalog.jobs.switch_live_directory(
-        job.job_id,
-        target.url,
-        pending_restore={
-            "fork_of": original.job_id,
-            "batch_id": batch_id,
-            "sinks": [],
-            "parent_outputs": list(logs),
-            "log_names": names,
-        },
-    )
-    source = describe_image(plan.image) if plan.image is not None else f"its live directory at batch {batch_id}"
-    return Fork(job.job_id, original.job_id, source, batch_id, query_id, target.url, outputs, tuple(logs))
+    _fork_outputs(logs, outputs, batch_id, still_mine)
+    pending = {
+        "fork_of": original.job_id,
+        "batch_id": batch_id,
+        "sinks": [],
+        "parent_outputs": list(logs),
+        "log_names": next(([entry.name for entry in entries] for entries in logs.values()), []),
+    }
+    return _Made(batch_id, query_id, logs, pending)
 
 
-def _fork_outputs(logs: Mapping[str, Sequence[SinkEntry]], outputs: Mapping[str, str], batch_id: int) -> None:
+def _fork_outputs(
+    logs: Mapping[str, Sequence[SinkEntry]],
+    outputs: Mapping[str, str],
+    batch_id: int,
+    still_mine: Callable[[], None],
+) -> None:
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():
         path = next((path for path in logs if same_folder(path, old)), None)
@@ -208,7 +231,7 @@ def _fork_outputs(logs: Mapping[str, Sequence[SinkEntry]], outputs: Mapping[str,
             raise SharedSinkError(f"{new} holds a log already, up to batch {last}. Name an empty folder.")
         chosen.append((path, new))
     for old, new in chosen:
-        fork_output(old, new, batch_id, logs[old])
+        fork_output(old, new, batch_id, logs[old], still_mine=still_mine)
 
 
 def _logs_of_sinks(sinks: Sequence[str], batch_id: int) -> dict[str, list[SinkEntry]]:

@@ -16,6 +16,8 @@ Clock = Callable[[], int]
 
 # A job id names a folder in every kind of storage.
 JOB_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+# One that was not finished has a suffix; names without a token are older than this rule.
+_LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.partial)?")
 
 
 def wall_clock_ms() -> int:
@@ -26,6 +28,21 @@ def wall_clock_ms() -> int:
 def monotonic_ms() -> int:
     """Milliseconds of a clock that never goes back."""
     return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class BuiltDirectory:
+    """A live directory that is there, whatever the catalog knows of it.
+
+    Attributes:
+        live: The directory.
+        generation: Its number among the job's live directories.
+        token: Token of the lease under which it was made; 0 where its name does not say.
+    """
+
+    live: LiveDirectory
+    generation: int
+    token: int
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,7 @@ class StreamingJob:
         store: Where this job's images live.
         options: Checkpointing options.
         restart: What happens after a failure.
-        live_root: Folder of live directories; this job's are `<live_root>/<job_id>/live-<k>`.
+        live_root: Folder of live directories; this job's are `<live_root>/<job_id>/live-<generation>-<token>`.
         executor_copy_bytes: Images that write more bytes than this are copied by Spark's executors, which must reach
             live directories and images by the same URLs. None: always by the process that supervises the query.
         backend: How the query is to keep its state; None leaves it to the session, unchecked. Its
@@ -68,9 +85,41 @@ class StreamingJob:
         """Folder that holds this job's live directories."""
         return f"{self.live_root.rstrip('/')}/{self.job_id}"
 
-    def live_directory(self, generation: int) -> LiveDirectory:
-        """The live directory of one generation; a new one is made by every restore."""
-        return LiveDirectory(f"{self.live_folder}/live-{generation}")
+    def live_directory(self, generation: int, token: int) -> LiveDirectory:
+        """The live directory that a holder of the lease makes; no other ever builds or deletes under this name.
+
+        Args:
+            generation: Its number among the job's; a new one is made by every restore.
+            token: The token of the lease under which it is made.
+        """
+        return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
+
+    def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
+        """Where a holder of the lease makes its next live directory: nothing is there, whatever the catalog forgot.
+
+        Args:
+            generation: Number of the one before, as the catalog has it.
+            token: The token of the lease under which it is made.
+
+        Raises:
+            StorageAccessError: The job's folder cannot be reached.
+        """
+        newest = max((built.generation for built in self.live_directories()), default=0)
+        return self.live_directory(max(generation, newest) + 1, token)
+
+    def live_directories(self) -> list[BuiltDirectory]:
+        """Every live directory in the job's folder, in use, left behind or unfinished, oldest first.
+
+        Raises:
+            StorageAccessError: The folder cannot be reached.
+        """
+        folder = LiveDirectory(self.live_folder)
+        found = [
+            BuiltDirectory(folder.sibling(f"/{name}"), int(match["generation"]), int(match["token"] or 0))
+            for name, entry in folder.folder.list().items()
+            if entry.is_directory and (match := _LIVE_DIRECTORY.fullmatch(name))
+        ]
+        return sorted(found, key=lambda each: (each.generation, each.token, each.live.url))
 
     def register(self) -> JobRecord:
         """Make the job known to the catalog, or refresh what it says of it."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from dagster_ckpt.catalog import ImageRecord
+from dagster_ckpt.catalog import ImageRecord, LeaseRecord
 from dagster_ckpt.lifecycle.job import StreamingJob
 
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 
 
-def count_beyond_what_is_used(job: StreamingJob, restored: ImageRecord | None) -> int:
+def count_beyond_what_is_used(job: StreamingJob, restored: ImageRecord | None, lease: LeaseRecord) -> int:
     """Raise a job's counter above its stored checkpoints and the image that it is restored from.
 
     A catalog that was lost, or brought back from a backup, counts from below what is stored, and a number is never
@@ -20,9 +20,13 @@ def count_beyond_what_is_used(job: StreamingJob, restored: ImageRecord | None) -
     Args:
         job: The job, registered in the catalog.
         restored: The image that an execution starts from, if it does.
+        lease: The lease of the job.
 
     Returns:
         The next number.
+
+    Raises:
+        LeaseLostError: The lease is not held any more.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in job.store.checkpoints())
     used = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
@@ -31,5 +35,5 @@ def count_beyond_what_is_used(job: StreamingJob, restored: ImageRecord | None) -
     counted = job.catalog.jobs.get(job.job_id).next_number
     beyond = max(used, default=0) + 1
     if beyond > counted:
-        job.catalog.jobs.update(job.job_id, next_number=beyond)
+        job.catalog.jobs.count_from(lease, beyond)
     return max(beyond, counted)

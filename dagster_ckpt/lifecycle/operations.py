@@ -193,7 +193,7 @@ def prefer_savepoint(job: StreamingJob, reference: str) -> ImageRecord:
             f"The catalog of job {job.job_id!r} does not list a savepoint at {reference!r}, so it would not be found "
             "there later. Start from its location, or prefer one that is listed."
         )
-    job.catalog.jobs.update(job.job_id, preferred_savepoint_id=image.image_id)
+    job.catalog.jobs.prefer_savepoint(job.job_id, image.image_id)
     return image
 
 
@@ -298,16 +298,13 @@ def _savepoint_of_stopped_job(
     image_id = str(uuid.uuid4())
     number = job.catalog.jobs.allocate_number(job.job_id)
     began_ms = wall_clock_ms()
-    job.catalog.images.begin(
+    job.catalog.images.begin_of_stopped(
+        job.job_id,
         image_id=image_id,
-        job_id=job.job_id,
-        execution_id=None,
-        kind=ImageKind.SAVEPOINT.value,
         number=number,
         trigger=ImageTrigger.MANUAL if schedule is None else ImageTrigger.PERIODIC,
         timeline=record.timeline,
         label=label,
-        request_id=None,
         schedule=schedule,
     )
     sinks = tuple(job.catalog.executions.last_sinks(job.job_id))
@@ -325,9 +322,10 @@ def _savepoint_of_stopped_job(
         snapshot = take_snapshot(job, LiveDirectory(record.live_directory), order, now_ms=began_ms)
     except BaseException as error:
         # Also one that is interrupted is no longer under way.
-        job.catalog.images.fail(image_id, str(error) or type(error).__name__)
+        job.catalog.images.fail_of_stopped(image_id, str(error) or type(error).__name__)
         raise
-    recorded = record_image(job.catalog, snapshot, BatchFigures(), duration_ms=wall_clock_ms() - began_ms)
+    duration_ms = wall_clock_ms() - began_ms
+    recorded = record_image(job.catalog, snapshot, BatchFigures(), duration_ms=duration_ms, lease=None)
     if isinstance(recorded, NotRecorded):
         if recorded.is_certain:
             job.store.discard(snapshot.stored.location)

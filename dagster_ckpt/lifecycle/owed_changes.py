@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dagster_ckpt.errors import CatalogError
+from dagster_ckpt.errors import CatalogError, LeaseLostError
 
 Change = Callable[[], object]
 
@@ -13,7 +13,8 @@ Change = Callable[[], object]
 class OwedChanges:
     """Changes of the catalog that are made at once, or else again until it takes them, in their order.
 
-    Each may be made twice: an answer may be lost on its way.
+    Each may be made twice: an answer may be lost on its way. A process that is not the writer any more owes nothing:
+    what it wanted to say is for its successor to say.
     """
 
     def __init__(self) -> None:
@@ -30,5 +31,7 @@ class OwedChanges:
             while self._owed:
                 self._owed[0]()
                 self._owed.popleft()
+        except LeaseLostError:
+            self._owed.clear()
         except CatalogError:
             return

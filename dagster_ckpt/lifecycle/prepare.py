@@ -3,12 +3,15 @@
 Order makes a crash harmless. The new directory is built aside and renamed; one catalog transaction
 makes it the job's directory and notes that sinks are still to be rolled back; then the sinks are rolled
 back, which may be done twice; then the note is cleared. What is cut off is finished by the next start.
+
+A start that has lost its lease changes nothing of its successor's: it builds under a name that carries its token, the
+catalog refuses its writes, and before each file of a sink's log it asks whether it is still the writer.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,7 @@ from dagster_ckpt.errors import ImageCorruptError, RestoreError, SinkRollbackErr
 from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
     Filler,
@@ -41,25 +45,25 @@ class PreparedStart:
 
     Attributes:
         live: The live directory.
-        generation: Its number among the job's live directories.
         rolled_back: Paths of the file sinks that were brought back to the restored batch.
         may_repeat: Descriptions of sinks that cannot be rolled back from here.
     """
 
     live: LiveDirectory
-    generation: int
     rolled_back: tuple[str, ...] = ()
     may_repeat: tuple[str, ...] = ()
 
 
-def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
+def prepare(job: StreamingJob, plan: RecoveryPlan, lease: LeaseKeeper) -> PreparedStart:
     """Make the live directory that the plan asks for.
 
     Args:
-        job: The job, whose lease this process holds.
+        job: The job.
         plan: What to do.
+        lease: The lease of the job.
 
     Raises:
+        LeaseLostError: Another execution is the writer now; what is its own was left as it is.
         ImageCorruptError: The image misses data or was altered; the live directory is as it was.
         LiveDirectoryError: The live directory is not whole at the batch to go back to.
         RowsAtRiskError: A sink has a batch that the query has not, and it cannot be brought back.
@@ -69,23 +73,21 @@ def prepare(job: StreamingJob, plan: RecoveryPlan) -> PreparedStart:
     """
     record = job.catalog.jobs.get(job.job_id)
     if plan.kind is RecoveryKind.RESUME and record.live_directory is not None:
-        return _go_on(job, LiveDirectory(record.live_directory), record.live_generation)
+        return _go_on(job, LiveDirectory(record.live_directory), lease)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
-        return _finish_restore(job, record)
-    generation = record.live_generation + 1
-    live = job.live_directory(generation)
-    # Left by a start that died before the catalog knew of it; nobody uses it.
-    live.delete()
+        return _finish_restore(job, record, lease)
+    live = job.new_live_directory(record.live_generation, lease.record.token)
     if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
-        return _restore(job, plan.image, live, fork=plan.new_query_id, claims=plan.claims)
+        return _restore(job, plan.image, live, lease, fork=plan.new_query_id, claims=plan.claims)
     if plan.kind is RecoveryKind.REWIND and record.live_directory is not None and plan.to_batch is not None:
-        return _rewind(job, LiveDirectory(record.live_directory), plan.to_batch, live, fork=plan.new_query_id)
+        old = LiveDirectory(record.live_directory)
+        return _rewind(job, old, plan.to_batch, live, lease, fork=plan.new_query_id)
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
         # A sink that has the batch in flight passes over it: its state has to come along.
         clone(LiveDirectory(record.live_directory), live, carry_state=True)
-        job.catalog.jobs.switch_live_directory(job.job_id, live.url)
-        return _go_on(job, live, generation)
-    return _start_empty(job, live)
+        job.catalog.jobs.switch_live_directory(lease.record, live.url)
+        return _go_on(job, live, lease)
+    return _start_empty(job, live, lease)
 
 
 def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork: bool = False) -> None:
@@ -116,26 +118,30 @@ def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork:
     materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True)
 
 
-def _go_on(job: StreamingJob, live: LiveDirectory, generation: int) -> PreparedStart:
+def _go_on(job: StreamingJob, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
     """Start where the query stopped, or would have: only a batch that sinks have and the query has not is undone."""
-    rolled_back = settle_in_flight(live, job.catalog.executions.last_sinks(job.job_id))
-    return PreparedStart(live, generation, tuple(rolled_back))
+    rolled_back = settle_in_flight(live, job.catalog.executions.last_sinks(job.job_id), still_mine=lease.check)
+    return PreparedStart(live, tuple(rolled_back))
 
 
-def _restore(job: StreamingJob, image: ImageRecord, live: LiveDirectory, *, fork: bool, claims: bool) -> PreparedStart:
+def _restore(
+    job: StreamingJob, image: ImageRecord, live: LiveDirectory, lease: LeaseKeeper, *, fork: bool, claims: bool
+) -> PreparedStart:
     location = image_location(image)
     restore_into(job, location, live, fork=fork)
-    job.catalog.jobs.switch_live_directory(
-        job.job_id,
+    record = job.catalog.jobs.switch_live_directory(
+        lease.record,
         live.url,
         restored_image_id=image.image_id,
         pending_restore={"location": location, "batch_id": image.batch_id},
         claims=claims,
     )
-    return _finish_restore(job, job.catalog.jobs.get(job.job_id))
+    return _finish_restore(job, record, lease)
 
 
-def _rewind(job: StreamingJob, old: LiveDirectory, batch_id: int, live: LiveDirectory, *, fork: bool) -> PreparedStart:
+def _rewind(
+    job: StreamingJob, old: LiveDirectory, batch_id: int, live: LiveDirectory, lease: LeaseKeeper, *, fork: bool
+) -> PreparedStart:
     sinks = job.catalog.executions.last_sinks(job.job_id)
     if not sinks:
         raise SinkRollbackError(
@@ -150,50 +156,54 @@ def _rewind(job: StreamingJob, old: LiveDirectory, batch_id: int, live: LiveDire
         give_query_id(live, str(uuid.uuid4()))
     # What was the past of the old timeline up to here is the past of the new one.
     past = [image for image in job.catalog.images.restorable(job.job_id) if (image.batch_id or 0) <= batch_id]
-    job.catalog.jobs.switch_live_directory(
-        job.job_id,
+    record = job.catalog.jobs.switch_live_directory(
+        lease.record,
         live.url,
         restored_image_id=past[0].image_id if past else None,
         pending_restore={"batch_id": batch_id, "sinks": sinks},
     )
-    return _finish_restore(job, job.catalog.jobs.get(job.job_id))
+    return _finish_restore(job, record, lease)
 
 
-def _finish_restore(job: StreamingJob, record: JobRecord) -> PreparedStart:
+def _finish_restore(job: StreamingJob, record: JobRecord, lease: LeaseKeeper) -> PreparedStart:
     pending = record.pending_restore or {}
     if record.live_directory is None:
         raise RestoreError(
             f"Job {job.job_id!r} has an unfinished restore but no live directory. Start it with start_from naming "
             f"the image ({pending.get('location')}) to restore it anew."
         )
-    rolled_back, may_repeat = _roll_back_pending(job, pending)
+    rolled_back, may_repeat = _roll_back_pending(job, pending, lease.check)
     if "fork_of" not in pending:
         # A fork is finished once its query was started: where it writes is seen only then.
-        job.catalog.jobs.update(job.job_id, pending_restore=None)
-    return PreparedStart(LiveDirectory(record.live_directory), record.live_generation, rolled_back, may_repeat)
+        job.catalog.jobs.restore_finished(lease.record)
+    return PreparedStart(LiveDirectory(record.live_directory), rolled_back, may_repeat)
 
 
-def _start_empty(job: StreamingJob, live: LiveDirectory) -> PreparedStart:
+def _start_empty(job: StreamingJob, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
     # What earlier executions wrote has to go out of sight too: a file sink passes over batch numbers it knows.
     sinks = list(job.catalog.executions.last_sinks(job.job_id))
-    job.catalog.jobs.switch_live_directory(job.job_id, live.url, pending_restore={"sinks": sinks})
-    return _finish_restore(job, job.catalog.jobs.get(job.job_id))
+    record = job.catalog.jobs.switch_live_directory(lease.record, live.url, pending_restore={"sinks": sinks})
+    return _finish_restore(job, record, lease)
 
 
-def _roll_back_pending(job: StreamingJob, pending: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _roll_back_pending(
+    job: StreamingJob, pending: Mapping[str, Any], still_mine: Callable[[], None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if "location" in pending:
-        return _roll_back_to_image(job, str(pending["location"]))
+        return _roll_back_to_image(job, str(pending["location"]), still_mine)
     sinks = [str(sink) for sink in pending.get("sinks", ())]
     others = tuple(sink for sink in sinks if file_sink_path(sink) is None)
     if "batch_id" in pending:
-        return tuple(roll_back_to_own_past(sinks, int(pending["batch_id"]))), others
+        return tuple(roll_back_to_own_past(sinks, int(pending["batch_id"]), still_mine=still_mine)), others
     paths = tuple(path for path in map(file_sink_path, sinks) if path is not None)
     for path in paths:
-        roll_back(path, BEFORE_THE_FIRST_BATCH, ())
+        roll_back(path, BEFORE_THE_FIRST_BATCH, (), still_mine=still_mine)
     return paths, others
 
 
-def _roll_back_to_image(job: StreamingJob, location: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _roll_back_to_image(
+    job: StreamingJob, location: str, still_mine: Callable[[], None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     manifest = job.store.manifest(location)
     entries: dict[int, list[SinkEntry]] = {}
 
@@ -207,7 +217,7 @@ def _roll_back_to_image(job: StreamingJob, location: str) -> tuple[tuple[str, ..
         raise ImageCorruptError(f"{location} does not say which sinks its query wrote to. Restore another image.")
     rolled_back = []
     for index, sink in enumerate(described):
-        roll_back(str(sink["path"]), manifest.header.batch_id, entries.get(index, []))
+        roll_back(str(sink["path"]), manifest.header.batch_id, entries.get(index, []), still_mine=still_mine)
         rolled_back.append(str(sink["path"]))
     others = manifest.header.properties.get("other_sinks")
     return tuple(rolled_back), tuple(str(sink) for sink in others) if isinstance(others, list) else ()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
-from dagster_ckpt.errors import CkptError, JobNotFoundError, LeaseHeldError
+from dagster_ckpt.errors import CkptError, JobNotFoundError, LeaseHeldError, LeaseLostError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job, retained_kind
@@ -97,25 +97,42 @@ def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRe
 
 
 def discard(
-    job: StreamingJob, images: Sequence[ImageRecord], *, reason: str, protected: Iterable[str] = ()
+    job: StreamingJob,
+    images: Sequence[ImageRecord],
+    *,
+    reason: str,
+    lease: LeaseKeeper | None,
+    protected: Iterable[str] = (),
 ) -> RetentionReport:
     """Delete images: mark, delete the bytes, forget.
+
+    What is marked nobody builds on any more, so a deletion that goes on after its lease was lost takes nothing from a
+    successor; it ends at the next image all the same.
 
     Args:
         job: The job.
         images: What to delete.
         reason: Why, as the catalog's event will say.
+        lease: The lease under which they are deleted; None where an operator does that, beside any writer.
         protected: Locations whose bytes must survive, beyond every image the store lists.
+
+    Raises:
+        LeaseLostError: Another execution is the writer now; the rest is left to it.
     """
+    record = lease.record if lease is not None else None
     deleted: list[str] = []
     failed: list[str] = []
     for image in images:
         try:
-            job.catalog.images.mark_deleting(image.image_id)
+            job.catalog.images.mark_deleting(image.image_id, lease=record)
             if image.location is not None:
+                if lease is not None:
+                    lease.check()
                 job.store.discard(image.location, protected=protected)
-            job.catalog.images.deleted(image.image_id, reason)
+            job.catalog.images.deleted(image.image_id, reason, lease=record)
             deleted.append(describe_image(image))
+        except LeaseLostError:
+            raise
         except (CkptError, OSError) as error:
             # One image that cannot be deleted keeps none of the others.
             failed.append(f"{describe_image(image)}: {error}")
@@ -144,11 +161,16 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
         acquired = acquire(job.catalog, job.job_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
     except LeaseHeldError as error:
         return RetentionReport(kept=(f"everything: {error}",))
-    with LeaseKeeper(job.catalog, acquired.record):
-        return _apply_terminal_retention(job, execution_id, state)
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        try:
+            return _apply_terminal_retention(job, execution_id, state, lease)
+        except LeaseLostError as error:
+            return RetentionReport(kept=(f"the rest: {error}",))
 
 
-def _apply_terminal_retention(job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
+def _apply_terminal_retention(
+    job: StreamingJob, execution_id: str, state: TerminalState, lease: LeaseKeeper
+) -> RetentionReport:
     newest = job.catalog.executions.latest(job.job_id)
     if newest is not None and newest.execution_id != execution_id:
         job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
@@ -159,19 +181,19 @@ def _apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termi
     interrupted = [image for image in deleting if is_owned_by_job(image)]
     drop_live = deletes_live_directory(state, cleanup)
     if images_to_keep_at(state, cleanup):
-        report = discard(job, interrupted, reason="deletion that was cut off")
+        report = discard(job, interrupted, reason="deletion that was cut off", lease=lease)
         kept = tuple(f"{describe_image(image)}: {cleanup.name} at {state.value}" for image in checkpoints)
         report = RetentionReport(deleted=report.deleted, failed=report.failed, kept=kept)
     else:
         guarded = [] if drop_live else _still_needed(job, checkpoints)
         doomed = [*interrupted, *(image for image in checkpoints if image not in guarded)]
-        report = discard(job, doomed, reason=f"{cleanup.name} at {state.value}")
+        report = discard(job, doomed, reason=f"{cleanup.name} at {state.value}", lease=lease)
         kept = tuple(
             f"{describe_image(image)}: the live directory is not whole, or an upgrade is not over: a start may need it"
             for image in guarded
         )
         report = RetentionReport(deleted=report.deleted, failed=report.failed, kept=kept)
-    gone = delete_live_directories(job) if drop_live and not report.failed else None
+    gone = delete_live_directories(job, lease) if drop_live and not report.failed else None
     if not report.failed:
         job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
     return RetentionReport(deleted=report.deleted, kept=report.kept, failed=report.failed, live_directory_deleted=gone)
@@ -193,7 +215,7 @@ def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run
         would = job.store.sweep(older_than_ms=older_than_ms, dry_run=True)
         names = tuple(describe_image(image) for image in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
-    report = discard(job, interrupted, reason="deletion that was cut off")
+    report = discard(job, interrupted, reason="deletion that was cut off", lease=None)
     gone = _forgotten_live_directories(job)
     swept = tuple(job.store.sweep(older_than_ms=older_than_ms))
     return RetentionReport(deleted=report.deleted, failed=report.failed, live_directory_deleted=gone, swept=swept)
@@ -206,27 +228,63 @@ def _forgotten_live_directories(job: StreamingJob) -> str | None:
     except JobNotFoundError:
         # Housekeeping comes by cron, also to a stream that nobody has started yet.
         return None
-    folder = LiveDirectory(job.live_folder)
-    if record.live_directory is not None or job.catalog.leases.current(job.job_id) is not None or not folder.exists():
+    if record.live_directory is not None or job.catalog.leases.current(job.job_id) is not None:
         return None
-    folder.delete()
-    return job.live_folder
+    if not job.live_directories():
+        return None
+    try:
+        # A start that comes meanwhile waits for this, or has a higher token and directories of its own.
+        acquired = acquire(job.catalog, job.job_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None))
+    except LeaseHeldError:
+        return None
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        try:
+            return _delete_live_directories(job, lease) if acquired.predecessor_ended else None
+        except LeaseLostError:
+            return None
 
 
-def delete_live_directories(job: StreamingJob) -> str | None:
-    """Delete every live directory of a job and forget it; returns the folder, or None if there was none."""
+def delete_live_directories(job: StreamingJob, lease: LeaseKeeper) -> str | None:
+    """Delete every live directory of a job and forget it; returns the folder, or None if there was none.
+
+    Raises:
+        LeaseLostError: Another execution is the writer now; its directories are left as they are.
+    """
     record = job.catalog.jobs.get(job.job_id)
-    job.catalog.jobs.update(job.job_id, live_directory=None, pending_restore=None)
-    LiveDirectory(job.live_folder).delete()
+    job.catalog.jobs.forget_live_directory(lease.record)
+    _delete_live_directories(job, lease)
     return job.live_folder if record.live_directory is not None else None
 
 
-def delete_older_live_directories(job: StreamingJob, generation: int) -> None:
-    """Delete the live directories that restores have left behind, up to but without `generation`."""
-    for older in range(generation):
-        directory = job.live_directory(older)
-        if directory.exists():
-            directory.delete()
+def _delete_live_directories(job: StreamingJob, lease: LeaseKeeper) -> str | None:
+    built = [each.live for each in job.live_directories() if each.token <= lease.record.token]
+    for live in built:
+        lease.check()
+        live.delete()
+    LiveDirectory(job.live_folder).folder.delete_if_empty()
+    return job.live_folder if built else None
+
+
+def delete_older_live_directories(job: StreamingJob, current: LiveDirectory, lease: LeaseKeeper) -> None:
+    """Delete the live directories that starts before have left behind, finished or not.
+
+    Args:
+        job: The job.
+        current: The one that is in use.
+        lease: The lease of the job. What was made under a higher token is a successor's, and stays.
+
+    Raises:
+        LeaseLostError: Another execution is the writer now.
+    """
+    built = job.live_directories()
+    names = {each.live.url.rpartition("/")[2]: each for each in built}
+    mine = names.get(current.url.rstrip("/").rpartition("/")[2])
+    token = lease.record.token
+    for each in built:
+        of_this_run = each.token == token and mine is not None and each.generation < mine.generation
+        if each != mine and (each.token < token or of_this_run):
+            lease.check()
+            each.live.delete()
 
 
 def _completed(job: StreamingJob) -> list[ImageRecord]:

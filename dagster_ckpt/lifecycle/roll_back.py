@@ -39,6 +39,7 @@ def roll_back(
     Raises:
         RequestFailedError: No upgrade of the job waits for it.
         LeaseHeldError: The job runs.
+        LeaseLostError: The job was started meanwhile.
         StorageAccessError: Something could not be read or written; try again.
     """
     row = job.catalog.desired_states.find(job.job_id)
@@ -48,9 +49,9 @@ def roll_back(
             f"No upgrade of job {job.job_id!r} waits to be rolled back. To go back to an image use restart_stream_job."
         )
     holder = this_holder(f"rollback-{uuid.uuid4()}", run_id, None)
-    with LeaseKeeper(job.catalog, acquire(job.catalog, job.job_id, holder).record):
+    with LeaseKeeper(job.catalog, acquire(job.catalog, job.job_id, holder).record) as lease:
         try:
-            source = _restore(job, upgrade.image_id, report)
+            source = _restore(job, upgrade.image_id, lease, report)
         except _FINAL as error:
             reason = f"{upgrade.reason}; it is stopped, and cannot be rolled back: {error}"
             after = replace(upgrade, phase=UpgradePhase.ROLLBACK_FAILED, reason=reason)
@@ -58,17 +59,19 @@ def roll_back(
             reason = f"rolled back to {source}, because: {upgrade.reason}"
             after = replace(upgrade, phase=UpgradePhase.ROLLED_BACK, reason=reason)
         alert = f"code version {after.to_version}: {reason}"
-        job.catalog.desired_states.advance(row, upgrade=after, alert=alert, request_id=row.request_id)
+        job.catalog.desired_states.advance(
+            row, upgrade=after, alert=alert, request_id=row.request_id, lease=lease.record
+        )
     return after
 
 
-def _restore(job: StreamingJob, image_id: str, report: Callable[[str], None]) -> str:
+def _restore(job: StreamingJob, image_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
     facts = recovery_facts(job, StartFrom(StartPoint.NAMED, image_id), predecessor_ended=True)
     plan = plan_recovery(facts)
     preview = preview_rewind(job, facts, plan)
     for sentence in preview.sentences():
         report(sentence)
     refuse_loss(job, preview, accept_loss=False)
-    for path in prepare(job, plan).rolled_back:
+    for path in prepare(job, plan, lease).rolled_back:
         report(f"rolled back the file sink {path}")
     return describe_image(job.catalog.images.get(image_id))

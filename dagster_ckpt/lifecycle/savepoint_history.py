@@ -49,7 +49,7 @@ def apply_savepoint_history(
     )
     for leaving in leaving_history(savepoints, history, now_ms=now_ms):
         reason = f"history of {schedule}: {leaving.reason}"
-        report = report.and_then(discard(job, [taken[leaving.image_id]], reason=reason))
+        report = report.and_then(discard(job, [taken[leaving.image_id]], reason=reason, lease=None))
     return report
 
 

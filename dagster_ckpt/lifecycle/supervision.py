@@ -169,7 +169,11 @@ class Supervisor:
         """Supervise until the query has ended, for whatever reason; it is stopped on return."""
         try:
             while self._end is None:
-                self._step()
+                try:
+                    self._step()
+                except LeaseLostError as error:
+                    # The catalog has refused a write.
+                    self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
             return self._end
         finally:
             self._close()
@@ -209,15 +213,11 @@ class Supervisor:
             self._owed.make_up()
             with suppress(CatalogError):
                 self._take_requests()
-        try:
-            for event in self._attempts.news():
-                self._handle(event)
-                if isinstance(event, AttemptCompleted):
-                    for cleaning in self._attempts.make_room():
-                        self._handle(cleaning)
-        except LeaseLostError as error:
-            self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
-            return
+        for event in self._attempts.news():
+            self._handle(event)
+            if isinstance(event, AttemptCompleted):
+                for cleaning in self._attempts.make_room():
+                    self._handle(cleaning)
         deadline_ms = self._coordinator.next_deadline_ms
         if deadline_ms is not None and monotonic_ms() >= deadline_ms:
             self._handle(Tick(monotonic_ms()))
@@ -260,7 +260,8 @@ class Supervisor:
     def _refuse(self, action: Refuse) -> None:
         request_id, why = action.request_id, f"{action.reason.name}: {action.detail}"
         if request_id is not None:
-            self._owed.make(lambda: self._catalog.requests.resolve(request_id, RequestStatus.FAILED, error=why))
+            lease = self._lease.record
+            self._owed.make(lambda: self._catalog.requests.resolve(lease, request_id, RequestStatus.FAILED, error=why))
 
     @property
     def _is_stopped(self) -> bool:
@@ -289,6 +290,7 @@ class Supervisor:
     def _beat(self) -> None:
         latest = self._log.latest
         self._catalog.executions.heartbeat(
+            self._lease.record,
             self._execution_id,
             {
                 "batch_id": latest.batch_id if latest else None,
@@ -317,6 +319,7 @@ class Supervisor:
         )
 
     def _take_requests(self) -> None:
+        lease = self._lease.record
         for request in self._catalog.requests.pending(self._job_id):
             if request.kind in _ENDS_BY_REQUEST:
                 end, status = _ENDS_BY_REQUEST[request.kind]
@@ -324,12 +327,12 @@ class Supervisor:
                 # Before the operator is told: a process that is killed from here on was stopped, and stays so. What was
                 # suspended keeps everything, so nothing is left to do for it.
                 settled = end is EndKind.SUSPENDED
-                self._catalog.executions.end(self._execution_id, status, reason, settled=settled)
-                self._catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED)
+                self._catalog.executions.end(lease, self._execution_id, status, reason, settled=settled)
+                self._catalog.requests.resolve(lease, request.request_id, RequestStatus.COMPLETED)
                 self._end = QueryEnd(end, reason)
                 return
             kind = _TRIGGERS.get(request.kind)
-            if kind is not None and self._is_ready and self._catalog.requests.accept(request.request_id):
+            if kind is not None and self._is_ready and self._catalog.requests.accept(lease, request.request_id):
                 self._handle(Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER)))
 
     def _close(self) -> None:

@@ -22,7 +22,8 @@ class AcquiredLease:
     """A lease together with what is known of the holder before.
 
     Attributes:
-        record: The lease as the catalog holds it; its token fences off older holders.
+        record: The lease as the catalog holds it: every write of a run takes it, and is refused once another holder
+            has a higher token.
         predecessor_ended: False where an earlier holder may still be writing: its live
             directory must then be left alone.
     """
@@ -94,6 +95,11 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.job_id}", daemon=True)
 
     @property
+    def record(self) -> LeaseRecord:
+        """The lease as a value, for every write to the catalog."""
+        return self._lease
+
+    @property
     def lost(self) -> LeaseLostError | None:
         """Why this process is no longer the writer, or None while it is.
 
@@ -111,13 +117,21 @@ class LeaseKeeper:
     def check(self) -> None:
         """Raise if this process is no longer the writer; asks the catalog.
 
+        Asked before each step that destroys something outside of the catalog. Writes to the catalog need no asking:
+        they are refused by themselves.
+
         Raises:
             LeaseLostError: Another execution holds the lease.
+            CatalogError: The catalog does not say.
         """
         lost = self.lost
         if lost is not None:
             raise lost
-        self._catalog.leases.check(self._lease.job_id, self._lease.token)
+        try:
+            self._catalog.leases.check(self._lease.job_id, self._lease.token)
+        except LeaseLostError as error:
+            self._lost = error
+            raise
 
     def __enter__(self) -> LeaseKeeper:
         self._thread.start()

@@ -33,7 +33,8 @@ class DoctorConfigSchema(dg.Config):
 
     job_id: str = Field(description=JOB_ID)
     directory: str | None = Field(
-        default=None, description="Another directory than the stream's own, such as an old live-<k> or a copy of one."
+        default=None,
+        description="Another directory than the stream's own, such as an old live-<k>-<token> or a copy of one.",
     )
     deep: bool = Field(default=True, description="Read the content of every state file that a resume needs.")
     deep_images: bool = Field(

@@ -138,7 +138,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
 
     live_directory: str = Field(
         description="Folder of Spark's live checkpoint directories, as a path or URL that every executor can "
-        "reach. A job's are <live_directory>/<job id>/live-<k>."
+        "reach. A job's are <live_directory>/<job id>/live-<k>-<token>."
     )
     kind: StateBackendKind = Field(
         default=StateBackendKind.ROCKSDB,

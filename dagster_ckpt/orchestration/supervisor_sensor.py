@@ -5,7 +5,7 @@ from random import Random
 
 import dagster as dg
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestRecord, RequestStatus
+from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, RequestRecord
 from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.liveness import Liveness, execution_liveness
 from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
@@ -151,7 +151,7 @@ def _starts(
             continue
         ended = _run_that_never_answered(instance, request)
         if ended is not None:
-            catalog.requests.resolve(request.request_id, RequestStatus.FAILED, error=ended)
+            catalog.requests.fail_start(request.request_id, ended)
             sentences.append(f"{request.job_id}: {ended}")
         else:
             sentences.append(
@@ -214,7 +214,7 @@ def _reconciled(
             ExecutionStatus.STARTING,
             ExecutionStatus.RUNNING,
         ):
-            catalog.executions.end(execution.execution_id, ExecutionStatus.FAILED, "its process died")
+            catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
             execution = catalog.executions.get(execution.execution_id)  # noqa: PLW2901 - the same one, as it is now
         if stream.start_job is None:
             sentences.append(f"{execution.job_id}: whoever looks after its program starts it again")

@@ -8,7 +8,7 @@ files: `<batch>`, and every tenth batch `<batch>.compact` with all before it (`C
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ def capture(descriptions: Sequence[str], batch_id: int) -> list[CapturedSink]:
     return [_capture(index, path, batch_id) for index, path in enumerate(paths)]
 
 
-def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
+def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: Callable[[], None]) -> None:
     """Bring a file sink back to the batch an image was taken at.
 
     Readers then see exactly the rows of that batch and before; files of later batches stay on disk, unlisted.
@@ -84,6 +84,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
         path: Folder the sink writes to.
         batch_id: The batch; -1 empties the log.
         entries: The image's entries of this sink.
+        still_mine: Asked before each file is written or deleted; raises where this process may not (any more).
 
     Raises:
         SinkRollbackError: The sink cannot be read or written; the roll-back is not done.
@@ -95,10 +96,14 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
         for name in sorted(wanted, key=lambda name: entry_id(name) or 0):
             if name not in present or folder.read(f"{LOG}/{name}") != wanted[name]:
                 # The checksum first: left beside new bytes it would make Hadoop refuse them.
+                still_mine()
                 folder.delete(f"{LOG}/.{name}.crc")
+                still_mine()
                 folder.write(f"{LOG}/{name}", [wanted[name]])
         for name in sorted(_surplus(present, wanted, batch_id), key=present.__getitem__, reverse=True):
+            still_mine()
             folder.delete(f"{LOG}/{name}")
+            still_mine()
             folder.delete(f"{LOG}/.{name}.crc")
     except (StorageAccessError, FileNotFoundError) as error:
         raise SinkRollbackError(

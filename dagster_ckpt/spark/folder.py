@@ -112,6 +112,10 @@ class Folder(ABC):
     def delete_all(self) -> None:
         """Delete the whole tree; one that is not there is no error."""
 
+    def delete_if_empty(self) -> None:
+        """Delete the root if nothing is in it; where folders exist only as parts of names there is nothing to do."""
+        return
+
     @abstractmethod
     def exists(self) -> bool:
         """Whether the root exists."""

@@ -197,9 +197,7 @@ def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkFo
     return [forecast for sink, at, what in found if (forecast := _forecast(sink, at, what)) is not None]
 
 
-def settle_in_flight(
-    live: LiveDirectory, sinks: Sequence[str], *, still_mine: Callable[[], None] = lambda: None
-) -> list[str]:
+def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: Callable[[], None]) -> list[str]:
     """Before a query starts in a directory: bring back the sinks that would pass over a batch whose state is missing.
 
     May be cut off anywhere and done again.
@@ -207,7 +205,7 @@ def settle_in_flight(
     Args:
         live: The directory, ready for Spark.
         sinks: The query's sinks, all its own.
-        still_mine: Raises where this process is not the writer any more; asked before anything is changed.
+        still_mine: Raises where this process is not the writer any more; asked before each change.
 
     Returns:
         Folders of the file sinks whose log was rolled back.
@@ -226,8 +224,7 @@ def settle_in_flight(
     rolled_back: list[str] = []
     for sink, at, what in found:
         if what is InFlight.ROLL_BACK:
-            still_mine()
-            rolled_back += roll_back_to_own_past([sink], at)
+            rolled_back += roll_back_to_own_past([sink], at, still_mine=still_mine)
     return rolled_back
 
 

@@ -180,6 +180,11 @@ class LocalFolder(Folder):
                     return
             shutil.rmtree(self.root)
 
+    def delete_if_empty(self) -> None:
+        """Delete the root if nothing is in it."""
+        with contextlib.suppress(OSError):
+            self.root.rmdir()
+
     def exists(self) -> bool:
         """Whether the root exists."""
         return self.root.is_dir()

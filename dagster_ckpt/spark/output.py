@@ -79,7 +79,8 @@ def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
     Raises:
         SinkRollbackError: The folder cannot be written.
     """
-    roll_back(path, batch_id, entries)
+    # Only where there is none yet, and alike whoever writes it: nothing of a successor is destroyed.
+    roll_back(path, batch_id, entries, still_mine=lambda: None)
 
 
 def _plain(url: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -25,7 +25,9 @@ from dagster_ckpt.spark.opening import open_folder
 _SAFE = "/=:@!$&'()*+,;~"
 
 
-def fork_output(old: str, new: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
+def fork_output(
+    old: str, new: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: Callable[[], None]
+) -> None:
     """Give a folder the rows that another one has up to a batch; may be cut off anywhere and done again.
 
     Args:
@@ -33,6 +35,7 @@ def fork_output(old: str, new: str, batch_id: int, entries: Sequence[SinkEntry])
         new: Folder of the fork's; made if it is not there.
         batch_id: The batch.
         entries: The log of `old` up to the batch.
+        still_mine: Asked before each file is written or deleted; raises where this process may not (any more).
 
     Raises:
         RestoreError: The log names a file that is gone, or that lies elsewhere.
@@ -42,11 +45,12 @@ def fork_output(old: str, new: str, batch_id: int, entries: Sequence[SinkEntry])
     """
     moved = []
     for entry in entries:
+        still_mine()
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
         texts = ["v1", *(json.dumps(_moved(old, new, dict(line)), separators=(",", ":")) for line in lines)]
         moved.append(SinkEntry(entry.name, "\n".join(texts).encode()))
     # The files first: a log that names them may be read at once.
-    roll_back(new, batch_id, moved)
+    roll_back(new, batch_id, moved, still_mine=still_mine)
 
 
 def _moved(old: str, new: str, line: dict[str, Any]) -> dict[str, Any]:

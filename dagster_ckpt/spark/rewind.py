@@ -8,7 +8,7 @@ cut off, Spark finds either the old directory or the whole rewound one.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.spark.file_sink import LOG, CapturedSink, SinkEntry, capture, roll_back
@@ -78,8 +78,13 @@ def own_past(sinks: Sequence[str], batch_id: int) -> list[CapturedSink]:
     return captured
 
 
-def roll_back_to_own_past(sinks: Sequence[str], batch_id: int) -> list[str]:
+def roll_back_to_own_past(sinks: Sequence[str], batch_id: int, *, still_mine: Callable[[], None]) -> list[str]:
     """Bring file sinks back to a batch by their own logs; may be cut off anywhere and done again.
+
+    Args:
+        sinks: The query's sinks, as its progress names them.
+        batch_id: The batch to go back to.
+        still_mine: Asked before each file is written or deleted; raises where this process may not (any more).
 
     Returns:
         The folders that were brought back.
@@ -92,5 +97,5 @@ def roll_back_to_own_past(sinks: Sequence[str], batch_id: int) -> list[str]:
     captured = own_past(sinks, batch_id)
     for sink in captured:
         entries = [SinkEntry(file.source.rsplit("/", 1)[-1], file.folder.read(file.source)) for file in sink.files]
-        roll_back(sink.path, batch_id, entries)
+        roll_back(sink.path, batch_id, entries, still_mine=still_mine)
     return [sink.path for sink in captured]

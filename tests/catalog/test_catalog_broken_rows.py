@@ -15,6 +15,7 @@ from dagster_ckpt.catalog import (
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError
+from tests.as_writer import as_writer
 from tests.catalog.conftest import holder
 
 
@@ -28,8 +29,8 @@ def running(catalog: Catalog) -> Catalog:
     """A catalog in which two jobs run."""
     for job_id in ("broken", "orders"):
         catalog.jobs.ensure(job_id, name=job_id, asset_key=job_id, options={})
-        catalog.executions.begin(
-            f"of-{job_id}", job_id=job_id, run_id="run", cause=StartCause.MANUAL, holder=holder(job_id)
+        as_writer(catalog, job_id).executions.begin(
+            f"of-{job_id}", run_id="run", cause=StartCause.MANUAL, holder=holder(job_id)
         )
     return catalog
 
@@ -50,7 +51,7 @@ def test_an_execution_that_cannot_be_read_does_not_hide_those_of_other_jobs(
 def test_an_execution_of_unknown_status_is_neither_running_nor_over(running: Catalog) -> None:
     damage(running, "UPDATE executions SET status = 'MELTED' WHERE job_id = 'broken'")
     assert running.executions.get("of-broken").status is ExecutionStatus.BROKEN
-    running.executions.end("of-broken", ExecutionStatus.FAILED, "its process died")
+    running.executions.end_unheld("of-broken", ExecutionStatus.FAILED, "its process died")
     assert running.executions.get("of-broken").status is ExecutionStatus.FAILED
 
 
@@ -77,16 +78,10 @@ def test_a_request_of_unknown_status_is_broken(catalog: Catalog) -> None:
 
 
 def test_a_completed_image_that_cannot_be_read_is_listed_but_never_recovered_from(catalog: Catalog) -> None:
-    catalog.images.begin(
-        image_id="image-1",
-        job_id="orders",
-        execution_id=None,
-        kind="CHECKPOINT",
-        number=1,
-        trigger=ImageTrigger.PERIODIC,
-        timeline=0,
+    as_writer(catalog).images.begin(
+        image_id="image-1", execution_id=None, kind="CHECKPOINT", number=1, trigger=ImageTrigger.PERIODIC, timeline=0
     )
-    catalog.images.complete("image-1", location="file:///c/orders/chk-1")
+    as_writer(catalog).complete("image-1", location="file:///c/orders/chk-1")
     damage(catalog, "UPDATE images SET properties = '{oops'")
     assert [image.status for image in catalog.images.of_job("orders")] == [ImageStatus.BROKEN]
     assert catalog.images.completed("orders") == []
@@ -102,7 +97,7 @@ def test_a_job_whose_options_cannot_be_read_is_listed_and_still_starts(catalog: 
 
 
 def test_a_restore_that_cannot_be_read_is_never_taken_for_none(catalog: Catalog) -> None:
-    catalog.jobs.switch_live_directory("orders", "/live/1", pending_restore={"location": "file:///c/orders/chk-1"})
+    as_writer(catalog).jobs.switch_live_directory("/live/1", pending_restore={"location": "file:///c/orders/chk-1"})
     damage(catalog, "UPDATE jobs SET pending_restore = '{oops'")
     assert "pending_restore" in (catalog.jobs.all()[0].broken or "")
     for start in (
@@ -111,4 +106,5 @@ def test_a_restore_that_cannot_be_read_is_never_taken_for_none(catalog: Catalog)
     ):
         with pytest.raises(CatalogError, match=r"restore to finish.*set jobs.pending_restore to NULL"):
             start()
-    assert catalog.jobs.update("orders", pending_restore=None).broken is None
+    as_writer(catalog).jobs.restore_finished()
+    assert catalog.jobs.get("orders").broken is None

@@ -18,6 +18,7 @@ from dagster_ckpt.catalog import (
     UpgradeRecord,
 )
 from dagster_ckpt.options import DesiredState, UpgradeMode
+from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 
 UPGRADE = UpgradeRecord(
@@ -117,15 +118,15 @@ def test_a_row_that_cannot_be_read_is_listed_and_says_so(catalog: Catalog, damag
 
 
 def test_an_execution_keeps_the_version_of_its_code(catalog: Catalog) -> None:
-    begun = catalog.executions.begin(
-        "e", job_id="orders", run_id="r", cause=StartCause.MANUAL, holder=holder(), code_version="7"
+    begun = as_writer(catalog).executions.begin(
+        "e", run_id="r", cause=StartCause.MANUAL, holder=holder(), code_version="7"
     )
     assert begun.code_version == "7"
 
 
 def test_a_request_with_an_id_of_its_own_is_made_once(catalog: Catalog) -> None:
     first = catalog.requests.submit("orders", RequestKind.START, origin="sensor", request_id="mine")
-    catalog.requests.resolve("mine", RequestStatus.COMPLETED)
+    as_writer(catalog).requests.resolve("mine", RequestStatus.COMPLETED)
     again = catalog.requests.submit("orders", RequestKind.START, origin="sensor", request_id="mine")
     assert (first.request_id, again.status) == ("mine", RequestStatus.COMPLETED)
     assert catalog.requests.find("another") is None

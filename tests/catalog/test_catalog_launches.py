@@ -6,6 +6,7 @@ import pytest
 
 from dagster_ckpt.catalog import Catalog, EventType, StartCause
 from dagster_ckpt.errors import CatalogError
+from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 
 
@@ -51,11 +52,11 @@ def test_a_launch_belongs_to_a_job_of_the_catalog(catalog: Catalog) -> None:
 
 
 def test_an_execution_tells_where_it_runs_once_its_query_is_started(catalog: Catalog) -> None:
-    catalog.executions.begin("e", job_id="orders", run_id="r", cause=StartCause.MANUAL, holder=holder())
+    as_writer(catalog).executions.begin("e", run_id="r", cause=StartCause.MANUAL, holder=holder())
     assert catalog.executions.get("e").application is None
 
     page = {"id": "local-1", "master": "local[1]", "page": "http://here:4040"}
-    catalog.executions.running("e", live_directory="/live/1", recovery={}, application=page)
+    as_writer(catalog).executions.running("e", live_directory="/live/1", recovery={}, application=page)
 
     assert catalog.executions.get("e").application == page
     started, running = catalog.events.after(0)

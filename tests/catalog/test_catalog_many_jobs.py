@@ -6,6 +6,7 @@ import pytest
 
 from dagster_ckpt.catalog import Catalog, EventType, ImageRecord, ImageTally, ImageTrigger, StartCause
 from dagster_ckpt.catalog.records import ImageHistory
+from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 
 JOBS = ("orders", "payments", "quiet")
@@ -19,24 +20,28 @@ def jobs(catalog: Catalog) -> None:
 
 def begin_execution(catalog: Catalog, job_id: str, name: str) -> str:
     execution_id = f"{job_id}-{name}"
-    catalog.executions.begin(
-        execution_id, job_id=job_id, run_id=f"run of {execution_id}", cause=StartCause.MANUAL, holder=holder(name)
+    as_writer(catalog, job_id).executions.begin(
+        execution_id, run_id=f"run of {execution_id}", cause=StartCause.MANUAL, holder=holder(name)
     )
     return execution_id
 
 
 def begin_image(catalog: Catalog, job_id: str, number: int, *, timeline: int = 0) -> str:
     image_id = f"{job_id}-{number}"
-    catalog.images.begin(
-        image_id=image_id, job_id=job_id, execution_id=None, kind="CHECKPOINT", number=number,
-        trigger=ImageTrigger.PERIODIC, timeline=timeline,
-    )  # fmt: skip
+    as_writer(catalog, job_id).images.begin(
+        image_id=image_id,
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=number,
+        trigger=ImageTrigger.PERIODIC,
+        timeline=timeline,
+    )
     return image_id
 
 
 def image(catalog: Catalog, job_id: str, number: int, *, timeline: int = 0, size: int = 10) -> ImageRecord:
     image_id = begin_image(catalog, job_id, number, timeline=timeline)
-    return catalog.images.complete(image_id, full_bytes=size, incremental_bytes=number, rows=number * 100)
+    return as_writer(catalog).complete(image_id, full_bytes=size, incremental_bytes=number, rows=number * 100)
 
 
 def test_the_newest_execution_of_each_job(catalog: Catalog) -> None:
@@ -65,7 +70,7 @@ def test_the_image_that_each_job_would_be_recovered_from(catalog: Catalog) -> No
     begin_image(catalog, "orders", 3)
     first = image(catalog, "payments", 1)
     image(catalog, "payments", 2)
-    catalog.jobs.switch_live_directory("payments", "/live/1", restored_image_id=first.image_id)
+    as_writer(catalog, "payments").jobs.switch_live_directory("/live/1", restored_image_id=first.image_id)
     assert catalog.images.newest_of(JOBS) == {"orders": newest, "payments": first}
 
 
@@ -80,8 +85,8 @@ def test_the_history_of_each_job(catalog: Catalog, clock: ManualClock) -> None:
     clock.now_ms += 1000
     catalog.images.verified("orders-2", "torn")
     for number, reason in ((4, "full"), (5, "gone")):
-        catalog.images.fail(begin_image(catalog, "orders", number), reason)
-    catalog.images.fail(begin_image(catalog, "payments", 1), "no disk")
+        as_writer(catalog).images.fail(begin_image(catalog, "orders", number), reason)
+    as_writer(catalog).images.fail(begin_image(catalog, "payments", 1), "no disk")
 
     told = catalog.images.histories(dict.fromkeys([*JOBS, "never started"], since_ms) | {"payments": 0})
 
@@ -111,7 +116,7 @@ def test_what_checkpoints_amount_to_in_spans_of_events(catalog: Catalog) -> None
 def test_the_last_events_of_each_job(catalog: Catalog, each: int, of_orders: list[int]) -> None:
     for number in (1, 2, 3):
         image(catalog, "orders", number)
-        catalog.images.deleted(f"orders-{number}", "another type of event")
+        as_writer(catalog).deleted(f"orders-{number}", "another type of event")
     image(catalog, "payments", 1)
     up_to = catalog.events.latest_sequence()
     image(catalog, "orders", 4)

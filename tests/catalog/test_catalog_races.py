@@ -13,6 +13,7 @@ from sqlalchemy import event
 from dagster_ckpt.catalog import Catalog, JobRecord
 from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.options import DesiredState
+from tests.as_writer import as_writer
 from tests.catalog.conftest import holder
 
 PATIENCE_S = 120
@@ -66,8 +67,10 @@ def test_two_processes_make_a_job_known_at_once(url: str, catalog: Catalog) -> N
 
 
 def test_two_switches_of_the_live_directory_both_count(url: str, catalog: Catalog) -> None:
+    lease = catalog.leases.acquire("orders", holder(), 60_000)
+
     def switch(by: Catalog, directory: str) -> JobRecord:
-        return by.jobs.switch_live_directory("orders", directory, restored_image_id="image-1")
+        return by.jobs.switch_live_directory(lease, directory, restored_image_id="image-1")
 
     with beside_an_uncommitted(url, lambda first: switch(first, "/live/a")) as second:
         switched = switch(second, "/live/b")
@@ -91,19 +94,13 @@ def test_what_a_person_says_while_the_sensor_records_is_not_undone(url: str, cat
 def test_an_image_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:
     from dagster_ckpt.catalog import ImageTrigger
 
-    catalog.images.begin(
-        image_id="image-1",
-        job_id="orders",
-        execution_id=None,
-        kind="CHECKPOINT",
-        number=1,
-        trigger=ImageTrigger.PERIODIC,
-        timeline=0,
+    as_writer(catalog).images.begin(
+        image_id="image-1", execution_id=None, kind="CHECKPOINT", number=1, trigger=ImageTrigger.PERIODIC, timeline=0
     )
-    catalog.images.complete("image-1", location="file:///c/orders/chk-1")
+    as_writer(catalog).complete("image-1", location="file:///c/orders/chk-1")
     before = catalog.events.latest_sequence()
     for _ in range(2):
-        catalog.images.mark_deleting("image-1")
+        as_writer(catalog).mark_deleting("image-1")
     for _ in range(2):
-        catalog.images.deleted("image-1", "subsumed")
+        as_writer(catalog).deleted("image-1", "subsumed")
     assert len(catalog.events.after(before)) == 1

@@ -15,27 +15,22 @@ from dagster_ckpt.catalog import (
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError, ImageNotFoundError, JobNotFoundError
+from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 
 
 def begin(catalog: Catalog, name: str, cause: StartCause = StartCause.MANUAL) -> str:
     execution_id = f"execution-{name}"
-    catalog.executions.begin(execution_id, job_id="orders", run_id=f"run-{name}", cause=cause, holder=holder(name))
+    as_writer(catalog).executions.begin(execution_id, run_id=f"run-{name}", cause=cause, holder=holder(name))
     return execution_id
 
 
 def image(catalog: Catalog, number: int, *, kind: str = "CHECKPOINT", timeline: int = 0) -> ImageRecord:
     image_id = f"image-{number}"
-    catalog.images.begin(
-        image_id=image_id,
-        job_id="orders",
-        execution_id=None,
-        kind=kind,
-        number=number,
-        trigger=ImageTrigger.PERIODIC,
-        timeline=timeline,
+    as_writer(catalog).images.begin(
+        image_id=image_id, execution_id=None, kind=kind, number=number, trigger=ImageTrigger.PERIODIC, timeline=timeline
     )
-    return catalog.images.complete(image_id, location=f"file:///c/orders/chk-{number}", batch_id=number * 10)
+    return as_writer(catalog).complete(image_id, location=f"file:///c/orders/chk-{number}", batch_id=number * 10)
 
 
 def test_a_job_that_was_never_started_is_told_with_those_that_were(catalog: Catalog) -> None:
@@ -48,17 +43,17 @@ def test_numbers_rise_and_are_never_given_twice(catalog: Catalog) -> None:
 
 
 def test_registering_again_refreshes_and_loses_nothing(catalog: Catalog) -> None:
-    catalog.jobs.switch_live_directory("orders", "/live/1")
+    as_writer(catalog).jobs.switch_live_directory("/live/1")
     again = catalog.jobs.ensure("orders", name="new", asset_key="a/b", options={"num_retained": 3})
     assert (again.name, again.asset_key, again.options["num_retained"]) == ("new", "a/b", 3)
     assert again.live_directory == "/live/1"
 
 
 def test_a_restore_begins_a_timeline_and_going_on_does_not(catalog: Catalog) -> None:
-    adopted = catalog.jobs.switch_live_directory("orders", "/live/1")
+    adopted = as_writer(catalog).jobs.switch_live_directory("/live/1")
     assert (adopted.live_generation, adopted.timeline) == (1, 0)
-    restored = catalog.jobs.switch_live_directory(
-        "orders", "/live/2", restored_image_id="image-1", pending_restore={"location": "x"}
+    restored = as_writer(catalog).jobs.switch_live_directory(
+        "/live/2", restored_image_id="image-1", pending_restore={"location": "x"}
     )
     assert (restored.live_generation, restored.timeline, restored.restored_image_id) == (2, 1, "image-1")
     assert restored.pending_restore == {"location": "x"}
@@ -66,7 +61,7 @@ def test_a_restore_begins_a_timeline_and_going_on_does_not(catalog: Catalog) -> 
 
 def test_an_automatic_recovery_never_takes_an_image_of_a_timeline_that_was_left(catalog: Catalog) -> None:
     first, second = image(catalog, 1), image(catalog, 2)
-    catalog.jobs.switch_live_directory("orders", "/live/1", restored_image_id=first.image_id)
+    as_writer(catalog).jobs.switch_live_directory("/live/1", restored_image_id=first.image_id)
     third = image(catalog, 3, timeline=1)
     assert [found.image_id for found in catalog.images.restorable("orders")] == [third.image_id, first.image_id]
     assert second in catalog.images.completed("orders")
@@ -89,14 +84,14 @@ def test_the_failure_history_begins_anew_when_a_person_starts_the_job(catalog: C
         ("d", StartCause.RESTART_NEW_RUN),
     ):
         clock.now_ms += 1000
-        catalog.executions.end(begin(catalog, name, cause), ExecutionStatus.FAILED, "boom")
+        catalog.executions.end_unheld(begin(catalog, name, cause), ExecutionStatus.FAILED, "boom")
     assert catalog.executions.failures_since_manual_start("orders") == [1_002_000, 1_003_000, 1_004_000]
 
 
 def test_an_execution_ends_once(catalog: Catalog) -> None:
     execution = begin(catalog, "a")
-    catalog.executions.end(execution, ExecutionStatus.CANCELED, "by a user")
-    catalog.executions.end(execution, ExecutionStatus.FAILED, "too late")
+    catalog.executions.end_unheld(execution, ExecutionStatus.CANCELED, "by a user")
+    catalog.executions.end_unheld(execution, ExecutionStatus.FAILED, "too late")
     catalog.executions.settle(execution, ExecutionStatus.FAILED)
     record = catalog.executions.get(execution)
     assert (record.status, record.reason, record.settled) == (ExecutionStatus.CANCELED, "by a user", True)
@@ -104,10 +99,10 @@ def test_an_execution_ends_once(catalog: Catalog) -> None:
 
 def test_sinks_and_batch_come_from_the_newest_execution_that_reported_them(catalog: Catalog) -> None:
     first = begin(catalog, "a")
-    catalog.executions.running(first, live_directory="/live/1", recovery={})
-    catalog.executions.heartbeat(first, {"batch_id": 7, "sinks": ["FileSink[/out]"]})
+    as_writer(catalog).executions.running(first, live_directory="/live/1", recovery={})
+    as_writer(catalog).executions.heartbeat(first, {"batch_id": 7, "sinks": ["FileSink[/out]"]})
     second = begin(catalog, "b")
-    catalog.executions.heartbeat(second, {"batch_id": None, "sinks": []})
+    as_writer(catalog).executions.heartbeat(second, {"batch_id": None, "sinks": []})
     assert catalog.executions.last_sinks("orders") == ["FileSink[/out]"]
     assert catalog.executions.last_batch("orders", "/live/1") == 7
     assert catalog.executions.last_batch("orders", "/live/2") is None
@@ -115,7 +110,7 @@ def test_sinks_and_batch_come_from_the_newest_execution_that_reported_them(catal
 
 def test_completing_an_image_tells_of_it_and_failing_it_later_changes_nothing(catalog: Catalog) -> None:
     done = image(catalog, 1)
-    catalog.images.fail(done.image_id, "too late")
+    as_writer(catalog).images.fail(done.image_id, "too late")
     assert catalog.images.get(done.image_id).status is ImageStatus.COMPLETED
     told = [event.type for event in catalog.events.after(0) if event.image_id == done.image_id]
     assert told == [EventType.CHECKPOINT_COMPLETED]
@@ -123,10 +118,10 @@ def test_completing_an_image_tells_of_it_and_failing_it_later_changes_nothing(ca
 
 def test_a_deletion_is_visible_until_the_bytes_are_gone(catalog: Catalog) -> None:
     done = image(catalog, 1)
-    catalog.images.mark_deleting(done.image_id)
+    as_writer(catalog).mark_deleting(done.image_id)
     assert catalog.images.completed("orders") == []
     assert catalog.images.of_job("orders", status=ImageStatus.DELETING)[0].image_id == done.image_id
-    catalog.images.deleted(done.image_id, "subsumed")
+    as_writer(catalog).deleted(done.image_id, "subsumed")
     assert catalog.events.after(0)[-1].payload["reason"] == "subsumed"
 
 
@@ -149,9 +144,9 @@ def test_an_unknown_image_is_our_own_error(catalog: Catalog) -> None:
 def test_a_request_is_answered_once(catalog: Catalog) -> None:
     request = catalog.requests.submit("orders", RequestKind.SAVEPOINT, arguments={"label": "x"}, origin="me")
     assert catalog.requests.pending("orders") == [request]
-    assert catalog.requests.accept(request.request_id)
-    assert not catalog.requests.accept(request.request_id)
-    assert catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED, image_id="image-1")
+    assert as_writer(catalog).requests.accept(request.request_id)
+    assert not as_writer(catalog).requests.accept(request.request_id)
+    assert as_writer(catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED, image_id="image-1")
     assert not catalog.requests.withdraw(request.request_id)
     answered = catalog.requests.get(request.request_id)
     assert (answered.status, answered.image_id) == (RequestStatus.COMPLETED, "image-1")
@@ -160,7 +155,7 @@ def test_a_request_is_answered_once(catalog: Catalog) -> None:
 def test_a_withdrawn_request_is_not_taken_up(catalog: Catalog) -> None:
     request = catalog.requests.submit("orders", RequestKind.CANCEL, origin="me")
     assert catalog.requests.withdraw(request.request_id)
-    assert not catalog.requests.accept(request.request_id)
+    assert not as_writer(catalog).requests.accept(request.request_id)
     assert catalog.requests.pending("orders") == []
 
 

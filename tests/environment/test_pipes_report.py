@@ -15,6 +15,7 @@ from dagster_ckpt.environment.pipes import pipes_report, progress_sentence
 from dagster_ckpt.environment.program import StreamExecution
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.supervision import EndKind
+from tests.as_writer import as_writer
 
 ROOT = Path(__file__).parents[2]
 JOB = "sales"
@@ -24,6 +25,8 @@ from dagster_ckpt.catalog import Catalog
 from dagster_ckpt.environment.pipes import pipes_report
 from dagster_ckpt.environment.program import StreamExecution
 from dagster_ckpt.lifecycle.supervision import EndKind
+from tests.as_writer import as_writer
+from tests.as_writer import as_writer
 
 catalog = Catalog(sys.argv[1])
 looks = threading.Semaphore(0)
@@ -47,8 +50,8 @@ def catalog_url(tmp_path: Path) -> str:
     catalog = Catalog(url)
     catalog.jobs.ensure(JOB, name=JOB, asset_key=JOB, options={})
     holder = this_holder("e", "r", None)
-    catalog.executions.begin("e", job_id=JOB, run_id="r", cause=StartCause.MANUAL, holder=holder)
-    catalog.executions.heartbeat("e", {"batch_id": 41, "input_rows": 1000})
+    as_writer(catalog, JOB).executions.begin("e", run_id="r", cause=StartCause.MANUAL, holder=holder)
+    as_writer(catalog, JOB).executions.heartbeat("e", {"batch_id": 41, "input_rows": 1000})
     catalog.close()
     return url
 

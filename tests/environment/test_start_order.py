@@ -13,6 +13,7 @@ from dagster_ckpt.errors import CatalogError, RequestFailedError
 from dagster_ckpt.lifecycle.launch import START_REQUEST_VARIABLE
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import RecoveryClaimMode
+from tests.as_writer import as_writer
 
 JOB = "sales"
 OTHERWISE = StartFrom.parse("latest-savepoint")
@@ -103,7 +104,7 @@ class TestLaunched:
 
     def test_started_again_by_its_cluster_it_rewinds_no_second_time(self, catalog: Catalog) -> None:
         request_id = asked(catalog, "chk-7")
-        catalog.requests.resolve(request_id, RequestStatus.COMPLETED)
+        as_writer(catalog, JOB).requests.resolve(request_id, RequestStatus.COMPLETED)
 
         found = order(catalog, request_id)
 
@@ -114,7 +115,7 @@ class TestLaunched:
     @pytest.mark.parametrize("status", [RequestStatus.FAILED, RequestStatus.WITHDRAWN])
     def test_a_start_that_nobody_waits_for_is_refused(self, catalog: Catalog, status: RequestStatus) -> None:
         request_id = asked(catalog)
-        catalog.requests.resolve(request_id, status)
+        as_writer(catalog, JOB).requests.resolve(request_id, status)
 
         with pytest.raises(RequestFailedError, match=rf"is {status.value}: .*Start the stream again"):
             order(catalog, request_id)

@@ -29,7 +29,7 @@ class Executioner:
             (LocalFolder, "rename"),
             (os, "link"),
             (JobStore, "switch_live_directory"),
-            (JobStore, "update"),
+            (JobStore, "restore_finished"),
         ]:
             patch.setattr(owner, name, self._before(getattr(owner, name)))
 

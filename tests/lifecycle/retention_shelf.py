@@ -26,6 +26,7 @@ from dagster_ckpt.options import (
     RestartStrategies,
 )
 from dagster_ckpt.storage import ImageStore, object_store, open_store
+from tests.as_writer import as_writer
 
 JOB = "orders"
 HOLDER = Holder("unused", "run", "host", 1, 1, "boot")
@@ -77,7 +78,7 @@ class Shelf:
         job.register()
         shelf = Shelf(root, job, storage)
         shelf.execution("first")
-        job.catalog.jobs.switch_live_directory(JOB, job.live_directory(1).url)
+        as_writer(job.catalog, JOB).jobs.switch_live_directory(job.live_directory(1, 0).url)
         shelf.write_live_directory()
         return shelf
 
@@ -93,11 +94,11 @@ class Shelf:
 
     @property
     def live(self) -> Path:
-        return self.root / "live" / JOB / "live-1"
+        return self.root / "live" / JOB / "live-1-0"
 
     def execution(self, execution_id: str) -> None:
-        self.job.catalog.executions.begin(
-            execution_id, job_id=JOB, run_id=f"run-{execution_id}", cause=StartCause.MANUAL, holder=HOLDER
+        as_writer(self.job.catalog, JOB).executions.begin(
+            execution_id, run_id=f"run-{execution_id}", cause=StartCause.MANUAL, holder=HOLDER
         )
 
     def write_live_directory(self) -> None:
@@ -139,9 +140,8 @@ class Shelf:
         self.numbers += 1
         number, image_id = self.numbers, f"image-{self.numbers}"
         catalog, store = self.job.catalog, self.job.store
-        catalog.images.begin(
+        as_writer(catalog, JOB).images.begin(
             image_id=image_id,
-            job_id=JOB,
             execution_id="first",
             kind=kind.value,
             number=number,
@@ -169,7 +169,7 @@ class Shelf:
             stored = store.write_checkpoint(header, files, base=base.location if base else None)
         else:
             stored = store.write_savepoint(header, files)
-        return catalog.images.complete(
+        return as_writer(catalog, JOB).complete(
             image_id,
             location=stored.location,
             batch_id=number,

@@ -14,6 +14,7 @@ from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+from tests.as_writer import as_writer, keeping
 
 LAST = 8
 
@@ -47,11 +48,12 @@ class History:
 
     def sinks(self, *sinks: str) -> None:
         """What the query reports to write to."""
-        self.shelf.job.catalog.executions.heartbeat("first", {"batch_id": LAST, "sinks": list(sinks)})
+        as_writer(self.shelf.job.catalog, JOB).executions.heartbeat("first", {"batch_id": LAST, "sinks": list(sinks)})
 
     def start(self, text: str = "latest", **how: bool) -> tuple[RecoveryKind, PreparedStart]:
         plan = preview_start(self.shelf.job, StartFrom.parse(text, **how))
-        return plan.kind, prepare(self.shelf.job, plan)
+        with keeping(self.shelf.job.catalog, JOB) as lease:
+            return plan.kind, prepare(self.shelf.job, plan, lease)
 
     @property
     def live(self) -> LiveDirectory:

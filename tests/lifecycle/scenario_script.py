@@ -18,6 +18,7 @@ from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
 from dagster_ckpt.lifecycle.recovery import newest_for_recovery
 from dagster_ckpt.lifecycle.retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from tests.as_writer import as_writer
 
 
 class _Refusing:
@@ -72,7 +73,7 @@ class Scenario:
     def _plain(self) -> dict[str, Callable[[], object]]:
         job = self.shelf.job
         return {
-            "subsume": lambda: discard(job, subsume(job), reason="subsumed"),
+            "subsume": lambda: discard(job, subsume(job), reason="subsumed", lease=None),
             "housekeeping": lambda: housekeeping(job),
             "open anew": self.open_anew,
             "another execution begins": lambda: self.shelf.execution("second"),
@@ -85,8 +86,10 @@ class Scenario:
 
     def start_from(self, name: str, *, claims: bool) -> None:
         job, image = self.shelf.job, self.images[name]
-        directory = job.live_directory(2).url
-        job.catalog.jobs.switch_live_directory(JOB, directory, restored_image_id=image.image_id, claims=claims)
+        directory = job.live_directory(2, 0).url
+        as_writer(job.catalog, JOB).jobs.switch_live_directory(
+            directory, restored_image_id=image.image_id, claims=claims
+        )
 
     def spoil(self, name: str, how: str) -> None:
         """Change the row of an image behind the catalog's back."""

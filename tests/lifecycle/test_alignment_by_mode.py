@@ -31,7 +31,7 @@ class Stage:
         runner = AttemptRunner(
             self.shelf.job,
             "first",
-            PreparedStart(live, 1),
+            PreparedStart(live),
             BatchLog(),
             self.keeper,
             owed=OwedChanges(),

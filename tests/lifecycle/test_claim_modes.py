@@ -19,6 +19,7 @@ from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_sn
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
 from dagster_ckpt.spark import LiveDirectory
+from tests.as_writer import as_writer, keeping
 
 MODES = list(RecoveryClaimMode)
 
@@ -32,12 +33,12 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
 
 def taken(shelf: Shelf, kind: ImageKind, *, label: str | None = None) -> ImageRecord:
     """An image of the job's live directory as it is, as an attempt takes and records it."""
-    job, images = shelf.job, shelf.job.catalog.images
+    job = shelf.job
+    images = as_writer(job.catalog, JOB).images
     record = job.catalog.jobs.get(JOB)
     order = SnapshotOrder(kind, job.catalog.jobs.allocate_number(JOB), base=sharing_base(job))
     images.begin(
         image_id=order.image_id,
-        job_id=JOB,
         execution_id="first",
         kind=kind.value,
         number=order.number,
@@ -46,7 +47,7 @@ def taken(shelf: Shelf, kind: ImageKind, *, label: str | None = None) -> ImageRe
         label=label,
     )
     snapshot = take_snapshot(job, LiveDirectory(record.live_directory or ""), order, now_ms=1)
-    return images.complete(
+    return as_writer(job.catalog, JOB).complete(
         order.image_id,
         location=snapshot.stored.location,
         batch_id=snapshot.batch_id,
@@ -57,13 +58,14 @@ def taken(shelf: Shelf, kind: ImageKind, *, label: str | None = None) -> ImageRe
 
 def started_from(shelf: Shelf, name: str, mode: RecoveryClaimMode) -> str:
     plan = preview_start(shelf.job, StartFrom.parse(name, claim_mode=mode))
-    prepare(shelf.job, plan)
+    with keeping(shelf.job.catalog, JOB) as lease:
+        prepare(shelf.job, plan, lease)
     return plan.reason
 
 
 def make_room(shelf: Shelf) -> list[str]:
     dropped = subsume(shelf.job)
-    assert discard(shelf.job, dropped, reason="subsumed").failed == ()
+    assert discard(shelf.job, dropped, reason="subsumed", lease=None).failed == ()
     return [image.image_id for image in dropped]
 
 
@@ -132,7 +134,7 @@ def test_a_claimed_savepoint_meets_the_fate_of_checkpoints_at_the_end(
 def test_the_deletion_of_a_claimed_savepoint_that_was_cut_off_is_finished(shelf: Shelf) -> None:
     claimed = taken(shelf, ImageKind.SAVEPOINT, label="claimed")
     started_from(shelf, "claimed", RecoveryClaimMode.CLAIM)
-    shelf.job.catalog.images.mark_deleting(claimed.image_id)
+    as_writer(shelf.job.catalog, JOB).mark_deleting(claimed.image_id)
 
     assert housekeeping(shelf.job).deleted == ("savepoint claimed at batch 0",)
     assert not is_there(claimed)

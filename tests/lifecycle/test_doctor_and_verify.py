@@ -25,6 +25,7 @@ from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, 
 from dagster_ckpt.spark import start_query
 from dagster_ckpt.spark.doctor import Code
 from dagster_ckpt.storage import open_store
+from tests.as_writer import as_writer
 
 pytestmark = pytest.mark.spark
 
@@ -62,7 +63,7 @@ class Ward:
 
     @property
     def live(self) -> Path:
-        return self.root / "live" / self.job.job_id / "live-1"
+        return self.root / "live" / self.job.job_id / "live-1-0"
 
     def savepoint(self, label: str) -> ImageRecord:
         return operations.trigger_savepoint(self.job, operations.Operator("a test"), label=label)
@@ -98,10 +99,10 @@ def make_ward(
     )
     job.register()
     holder = Holder("first", "run", "host", 1, 1, "boot")
-    job.catalog.executions.begin("first", job_id="orders", run_id="run", cause=StartCause.MANUAL, holder=holder)
-    live = job.live_directory(1)
-    job.catalog.jobs.switch_live_directory("orders", live.url)
-    job.catalog.executions.running("first", live_directory=live.url, recovery={})
+    as_writer(job.catalog).executions.begin("first", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    live = job.live_directory(1, 0)
+    as_writer(job.catalog).jobs.switch_live_directory(live.url)
+    as_writer(job.catalog).executions.running("first", live_directory=live.url, recovery={})
     session = spark.newSession()
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -114,7 +115,7 @@ def make_ward(
     assert query.exception() is None
     ward = Ward(root, job, None)  # type: ignore[arg-type]
     ward.newest = ward.savepoint("whole")
-    job.catalog.executions.heartbeat("first", {"batch_id": ward.newest.batch_id, "sinks": ["noop"]})
+    as_writer(job.catalog).executions.heartbeat("first", {"batch_id": ward.newest.batch_id, "sinks": ["noop"]})
     return ward
 
 
@@ -156,7 +157,7 @@ def test_a_good_image_passes_and_its_state_is_read_with_spark(
     expected = {("left", FILES * ROWS), ("right", FILES * ROWS)} if "join" in name else {("default", KEYS)}
     assert rows == expected
     # The copy is gone, and nothing else of the job has changed.
-    assert [path.name for path in ward.live.parent.iterdir()] == ["live-1"]
+    assert [path.name for path in ward.live.parent.iterdir()] == ["live-1-0"]
 
 
 def test_the_record_of_a_verification_is_plain_data(wards: dict[str, Ward]) -> None:
@@ -282,7 +283,7 @@ def test_an_image_whose_state_spark_cannot_read_does_not_pass(spark: SparkSessio
 
     assert not verified.passed
     assert "Spark cannot read the state" in verified.problems[0]
-    assert [path.name for path in ward.live.parent.iterdir()] == ["live-1"]
+    assert [path.name for path in ward.live.parent.iterdir()] == ["live-1-0"]
 
 
 def test_images_are_named_as_for_a_start(wards: dict[str, Ward]) -> None:
@@ -303,7 +304,9 @@ def test_the_doctor_names_the_newest_image_that_can_be_restored_and_its_price(wa
     ward = wards["changelog"]
     damaged = ward.savepoint("later, and damaged")
     lose_an_object(ward, damaged)
-    ward.job.catalog.executions.heartbeat("first", {"batch_id": (ward.newest.batch_id or 0) + 4, "sinks": ["noop"]})
+    as_writer(ward.job.catalog).executions.heartbeat(
+        "first", {"batch_id": (ward.newest.batch_id or 0) + 4, "sinks": ["noop"]}
+    )
     (ward.live / "metadata").rename(ward.live / "metadata.away")
     try:
         examination = examine_live_directory(ward.job)

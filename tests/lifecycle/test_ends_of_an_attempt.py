@@ -27,6 +27,7 @@ from dagster_ckpt.errors import (
     CatalogError,
     ImageTooLargeError,
     IncompleteCutError,
+    LeaseLostError,
     NothingCommittedError,
     StorageAccessError,
 )
@@ -39,6 +40,7 @@ from dagster_ckpt.lifecycle.prepare import PreparedStart
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import LiveDirectory, QueryFacts
+from tests.as_writer import as_writer
 
 Spoil = Callable[[str, bool], None]
 Away = Callable[[str, str], AbstractContextManager[None]]
@@ -86,7 +88,7 @@ class Stage:
         """Begin attempt 2, and the request that asks for it."""
         requests = self.shelf.job.catalog.requests
         request = requests.submit(JOB, RequestKind.SAVEPOINT, origin="a test")
-        requests.accept(request.request_id)
+        as_writer(self.shelf.job.catalog, JOB).requests.accept(request.request_id)
         attempt = Attempt(2, TriggerKind.SAVEPOINT, request.request_id, Alignment.NEWEST_COMMIT, None, 1 << 60)
         return self.runner.begin(attempt), request.request_id
 
@@ -96,14 +98,14 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     shelf = Shelf.at(tmp_path)
     catalog = shelf.job.catalog
     request = catalog.requests.submit(JOB, RequestKind.CHECKPOINT, origin="a test")
-    catalog.requests.accept(request.request_id)
+    as_writer(catalog, JOB).requests.accept(request.request_id)
     lease = catalog.leases.acquire(JOB, Holder("first", "run", "host", 1, 1, "boot"), 60_000)
     with LeaseKeeper(catalog, lease, ttl_ms=60_000) as keeper:
         owed = OwedChanges()
         runner = AttemptRunner(
             shelf.job,
             "first",
-            PreparedStart(LiveDirectory(str(shelf.live)), 1),
+            PreparedStart(LiveDirectory(str(shelf.live))),
             BatchLog(),
             keeper,
             owed=owed,
@@ -196,11 +198,8 @@ def test_where_the_catalog_cannot_say_nothing_is_deleted_and_the_failure_counts(
     assert preview_start(stage.shelf.job, StartFrom.parse(location)).image is not None
 
 
-@pytest.mark.parametrize(("room", "method"), [("images", "begin"), ("jobs", "update")])
-def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answered(
-    stage: Stage, away: Away, room: str, method: str
-) -> None:
-    with away(room, method):
+def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answered(stage: Stage, away: Away) -> None:
+    with away("images", "begin"):
         [event], request_id = stage.begin_another()
 
     assert isinstance(event, AttemptFailed)
@@ -210,15 +209,19 @@ def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answer
     assert catalog.images.of_job(JOB, kind="SAVEPOINT", status=ImageStatus.IN_PROGRESS) == []
 
 
-def test_an_image_whose_writer_cannot_be_told_is_not_recorded_and_the_query_goes_on(stage: Stage, away: Away) -> None:
-    with away("leases", "check"):
-        event = stage.end()
+def test_the_image_of_a_writer_that_was_replaced_is_not_recorded_and_its_bytes_are_left(stage: Stage) -> None:
+    catalog = stage.shelf.job.catalog
+    lease = catalog.leases.current(JOB)
+    assert lease is not None
+    catalog.leases.acquire(JOB, Holder("another", "run", "host", 2, 1, "boot"), 60_000, take_over=lease.token)
 
-    assert isinstance(event, AttemptFailed)
-    assert event.reason is CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE
-    assert stage.cleaned()[-1] == 0
-    assert stage.stored() == []
-    assert stage.answer() is RequestStatus.FAILED
+    with pytest.raises(LeaseLostError, match="held by run run"):
+        stage.end()
+    stage.runner.close("the lease is lost")
+
+    assert [image.status for image in catalog.images.of_job(JOB)] == [ImageStatus.IN_PROGRESS]
+    assert stage.stored() == ["chk-1"]
+    assert stage.answer() is RequestStatus.ACCEPTED
 
 
 def test_an_answer_that_the_catalog_did_not_take_is_given_when_it_is_back(stage: Stage, away: Away) -> None:

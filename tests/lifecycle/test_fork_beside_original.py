@@ -31,6 +31,7 @@ from dagster_ckpt.options import (
 )
 from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, output_folder, start_query
 from dagster_ckpt.storage import open_store
+from tests.as_writer import as_writer
 
 pytestmark = pytest.mark.spark
 OPERATOR = operations.Operator(origin="a test")
@@ -69,23 +70,25 @@ class Original:
         return selected.writeStream.format("parquet").option("path", str(self.root / output))
 
     def start(self) -> SupervisedQuery:
-        live = self.job.live_directory(1)
+        live = self.job.live_directory(1, 0)
         query = start_query(self.writer("output"), "original", live)
         record = self.job.register()
         if record.live_directory is None:
-            self.job.catalog.jobs.switch_live_directory(self.job.job_id, live.url)
+            as_writer(self.job.catalog, self.job.job_id).jobs.switch_live_directory(live.url)
             holder = this_holder("first", "run", None)
-            self.job.catalog.executions.begin(
-                "first", job_id=self.job.job_id, run_id="run", cause=StartCause.MANUAL, holder=holder
+            as_writer(self.job.catalog, self.job.job_id).executions.begin(
+                "first", run_id="run", cause=StartCause.MANUAL, holder=holder
             )
-            self.job.catalog.executions.running("first", live_directory=live.url, recovery={})
+            as_writer(self.job.catalog).executions.running("first", live_directory=live.url, recovery={})
         return query
 
     def catch_up(self, query: SupervisedQuery) -> None:
         query._query.processAllAvailable()
         progress = query.progress()
         assert progress is not None
-        self.job.catalog.executions.heartbeat("first", {"batch_id": progress.batch_id, "sinks": list(progress.sinks)})
+        as_writer(self.job.catalog).executions.heartbeat(
+            "first", {"batch_id": progress.batch_id, "sinks": list(progress.sinks)}
+        )
 
     def run_fork(self, job: StreamingJob, output: str) -> Outcome:
         """Run the fork as a streaming asset would, to the end of its input, cutting batches in another way."""

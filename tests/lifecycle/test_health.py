@@ -28,6 +28,7 @@ from dagster_ckpt.lifecycle.source_health import SourceFacts, sources_of, with_e
 from dagster_ckpt.lifecycle.standstill import Stillness
 from dagster_ckpt.options import CheckpointConfig, DesiredState, UpgradeMode
 from dagster_ckpt.spark import TaskCounts
+from tests.as_writer import as_writer
 
 CASES = yaml.safe_load((Path(__file__).parent / "health.yaml").read_text(encoding="utf-8"))
 NOW_MS = 1_800_000_000_000
@@ -115,19 +116,27 @@ def test_the_sources_of_an_execution_are_read_from_its_figures() -> None:
 
 
 def take(catalog: Catalog, number: int, **facts: Any) -> ImageRecord:
-    begun = catalog.images.begin(
-        image_id=f"image-{number}", job_id="orders", execution_id=None, kind="CHECKPOINT", number=number,
-        trigger=ImageTrigger.PERIODIC, timeline=facts.pop("timeline", 0),
-    )  # fmt: skip
-    return catalog.images.complete(begun.image_id, batch_id=number, **facts)
+    begun = as_writer(catalog).images.begin(
+        image_id=f"image-{number}",
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=number,
+        trigger=ImageTrigger.PERIODIC,
+        timeline=facts.pop("timeline", 0),
+    )
+    return as_writer(catalog).complete(begun.image_id, batch_id=number, **facts)
 
 
 def fail(catalog: Catalog, number: int, reason: str) -> None:
-    catalog.images.begin(
-        image_id=f"image-{number}", job_id="orders", execution_id=None, kind="CHECKPOINT", number=number,
-        trigger=ImageTrigger.PERIODIC, timeline=0,
-    )  # fmt: skip
-    catalog.images.fail(f"image-{number}", reason)
+    as_writer(catalog).images.begin(
+        image_id=f"image-{number}",
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=number,
+        trigger=ImageTrigger.PERIODIC,
+        timeline=0,
+    )
+    as_writer(catalog).images.fail(f"image-{number}", reason)
 
 
 def test_what_the_catalog_knows_of_a_stream(tmp_path: Path) -> None:
@@ -171,22 +180,18 @@ def test_what_a_running_query_was_last_heard_to_do(tmp_path: Path) -> None:
         facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=clock[0])["orders"]
         return facts.heartbeat_at_ms, facts.process, facts.stillness
 
-    catalog.executions.begin(
-        "one",
-        job_id="orders",
-        run_id="run",
-        cause=StartCause.MANUAL,
-        holder=Holder("one", "run", "ours", 4711, 1, "boot"),
+    as_writer(catalog).executions.begin(
+        "one", run_id="run", cause=StartCause.MANUAL, holder=Holder("one", "run", "ours", 4711, 1, "boot")
     )
     where = "process 4711 on ours"
     # A restore may take hours; then the query is started, which is a sign of life.
     assert known() == (None, where, None)
     clock[0] += 60 * MINUTE_MS
-    catalog.executions.running("one", live_directory="/live", recovery={})
+    as_writer(catalog).executions.running("one", live_directory="/live", recovery={})
     assert known() == (clock[0], where, None)
     still = Stillness("Processing new data", at_rest=False, still_for_ms=7, tasks=TaskCounts(1, 2, 3, 8))
-    catalog.executions.heartbeat("one", {"activity": still.as_record()})
+    as_writer(catalog).executions.heartbeat("one", {"activity": still.as_record()})
     assert known() == (clock[0], where, still)
-    catalog.executions.end("one", ExecutionStatus.FAILED, "as the test says")
+    catalog.executions.end_unheld("one", ExecutionStatus.FAILED, "as the test says")
     assert known()[0] is None
     catalog.close()

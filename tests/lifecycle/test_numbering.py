@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from retention_shelf import JOB, Shelf
 
+from dagster_ckpt.catalog import ImageRecord
 from dagster_ckpt.lifecycle.execution import RunRequest, run_job
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
 from dagster_ckpt.spark import LiveDirectory
+from tests.as_writer import holding, set_job
 
 
 @pytest.fixture
@@ -26,12 +29,17 @@ def forgotten(shelf: Shelf) -> Shelf:
     return Shelf.at(shelf.root, catalog_url=f"sqlite:///{shelf.root / 'another.db'}")
 
 
+def counted(job: StreamingJob, restored: ImageRecord | None) -> int:
+    with holding(job.catalog, JOB) as lease:
+        return count_beyond_what_is_used(job, restored, lease)
+
+
 def next_number(shelf: Shelf) -> int:
     return shelf.job.catalog.jobs.get(JOB).next_number
 
 
 def test_a_new_job_counts_from_one(shelf: Shelf) -> None:
-    assert count_beyond_what_is_used(shelf.job, None) == 1
+    assert counted(shelf.job, None) == 1
 
 
 def test_a_catalog_that_was_lost_counts_on_from_what_is_stored(shelf: Shelf) -> None:
@@ -39,7 +47,7 @@ def test_a_catalog_that_was_lost_counts_on_from_what_is_stored(shelf: Shelf) -> 
         shelf.checkpoint()
     after = forgotten(shelf)
 
-    assert count_beyond_what_is_used(after.job, None) == 12
+    assert counted(after.job, None) == 12
     assert next_number(after) == 12
     after.job.catalog.close()
 
@@ -47,17 +55,17 @@ def test_a_catalog_that_was_lost_counts_on_from_what_is_stored(shelf: Shelf) -> 
 def test_a_restored_savepoint_counts_too(shelf: Shelf) -> None:
     shelf.numbers = 40
     savepoint = shelf.savepoint("mine")
-    shelf.job.catalog.jobs.update(JOB, next_number=7)
+    set_job(shelf.job.catalog, JOB, next_number=7)
 
-    assert count_beyond_what_is_used(shelf.job, None) == 7
-    assert count_beyond_what_is_used(shelf.job, savepoint) == 42
+    assert counted(shelf.job, None) == 7
+    assert counted(shelf.job, savepoint) == 42
     assert next_number(shelf) == 42
 
 
 def test_a_counter_that_is_further_on_stays(shelf: Shelf) -> None:
-    shelf.job.catalog.jobs.update(JOB, next_number=100)
+    set_job(shelf.job.catalog, JOB, next_number=100)
 
-    assert count_beyond_what_is_used(shelf.job, shelf.checkpoint()) == 100
+    assert counted(shelf.job, shelf.checkpoint()) == 100
     assert next_number(shelf) == 100
 
 

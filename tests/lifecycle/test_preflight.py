@@ -18,6 +18,7 @@ from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle import preflight as preflights
 from dagster_ckpt.lifecycle.preflight import SCRATCH_FOLDER, preflight
 from dagster_ckpt.spark import LiveDirectory, Positions, Trial, in_plain_words
+from tests.as_writer import as_writer
 
 KEYS = (
     "org.apache.spark.sql.execution.streaming.state.StateStoreKeySchemaNotCompatible: "
@@ -119,7 +120,7 @@ def test_where_the_live_directory_is_lost_the_newest_image_is_tried(history: His
 
 def test_where_nothing_is_left_to_go_on_from_it_is_refused(history: History, spark: PlayedSpark) -> None:
     live = history.live.url
-    history.shelf.job.catalog.executions.running("first", live_directory=live, recovery={})
+    as_writer(history.shelf.job.catalog, JOB).executions.running("first", live_directory=live, recovery={})
     shutil.rmtree(history.shelf.live)
     result = tried(history)
     assert not result.passed

@@ -16,6 +16,7 @@ from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.retention import RetentionReport, housekeeping
 from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
 from dagster_ckpt.options import SavepointHistory
+from tests.as_writer import as_writer, set_job
 
 NIGHTLY, HOURLY = "orders_nightly", "orders_hourly"
 
@@ -70,7 +71,7 @@ def test_a_savepoint_that_a_start_may_need_stays_and_is_told_with_the_reason(
     shelf: Shelf, column: str, reason: str
 ) -> None:
     needed, newest = by(shelf, NIGHTLY, "needed", "newest")
-    shelf.job.catalog.jobs.update(JOB, **{column: needed.image_id})
+    set_job(shelf.job.catalog, JOB, **{column: needed.image_id})
 
     report = apply(shelf, max_count=1)
 
@@ -80,10 +81,10 @@ def test_a_savepoint_that_a_start_may_need_stays_and_is_told_with_the_reason(
 
 def test_a_claimed_savepoint_is_the_jobs_and_no_part_of_the_history(shelf: Shelf) -> None:
     claimed, newest = by(shelf, NIGHTLY, "claimed", "newest")
-    shelf.job.catalog.jobs.switch_live_directory(
-        JOB, shelf.job.live_directory(2).url, restored_image_id=claimed.image_id, claims=True
+    as_writer(shelf.job.catalog, JOB).jobs.switch_live_directory(
+        shelf.job.live_directory(2, 0).url, restored_image_id=claimed.image_id, claims=True
     )
-    shelf.job.catalog.jobs.update(JOB, restored_image_id=None)
+    set_job(shelf.job.catalog, JOB, restored_image_id=None)
 
     assert apply(shelf, max_count=1).deleted == ()
     assert shelf.listed() == {claimed.image_id, newest.image_id}

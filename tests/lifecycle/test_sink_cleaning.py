@@ -14,6 +14,7 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
+from dagster_ckpt.catalog.tables import images
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
 from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
 from dagster_ckpt.lifecycle.fork import fork
@@ -88,7 +89,8 @@ def test_the_files_of_undone_batches_are_listed_and_nothing_is_deleted(output: O
 
     assert batches(output, cleaning) == [4, 5, 6, 7, 8]
     assert (len(cleaning.removable), cleaning.bytes, cleaning.deleted) == (5, 50, False)
-    assert {orphan.undone_by for orphan in cleaning.orphans} == {"the rewind that began live-2"}
+    (undone_by,) = {orphan.undone_by for orphan in cleaning.orphans}
+    assert undone_by.startswith("the rewind that began live-2-")
     assert cleaning.orphans[0].age_ms == LATER_MS - (cleaning.orphans[0].file.modified_at_ms or 0)
     assert output.left() == list(range(LAST + 1))
 
@@ -156,7 +158,9 @@ def savepoint_naming(output: Output, job: StreamingJob, batch: int) -> None:
     data = "\n".join(["v1", *(json.dumps({"path": f"file://{part}"}) for part in output.parts[: batch + 1])]).encode()
     file = SourceFile(f"sinks/0/{batch}", len(data), None, lambda: io.BytesIO(data))
     stored = job.store.write_savepoint(header, [file])
-    job.catalog.images.complete(savepoint.image_id, location=stored.location, batch_id=batch)
+    with job.catalog.database.writing() as connection:
+        of_savepoint = images.c.image_id == savepoint.image_id
+        connection.execute(images.update().where(of_savepoint).values(location=stored.location, batch_id=batch))
 
 
 def test_what_an_image_names_is_kept_for_a_start_from_there(output: Output) -> None:

@@ -15,6 +15,7 @@ from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
 from dagster_ckpt.lifecycle.operations import prefer_savepoint, preview_start
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
+from tests.as_writer import as_writer
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_savepoint_that_was_moved_cannot_be_preferred(shelf: Shelf, tmp_path: 
 
 def test_an_image_whose_recording_was_cut_off_is_started_from_by_its_location(shelf: Shelf) -> None:
     checkpoint = shelf.checkpoint()
-    shelf.job.catalog.images.mark_deleting(checkpoint.image_id)
+    as_writer(shelf.job.catalog).mark_deleting(checkpoint.image_id)
 
     plan = preview_start(shelf.job, StartFrom.parse(checkpoint.location or ""))
 

@@ -20,6 +20,7 @@ from dagster_ckpt.lifecycle.retention import (
     subsume,
 )
 from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from tests.as_writer import as_writer, keeping, set_job
 
 NONE = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 DELETE = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
@@ -116,7 +117,7 @@ def test_a_cancellation_that_is_to_leave_nothing_leaves_nothing_even_so(shelf: S
 def test_live_directories_that_a_cancellation_deletes_are_named_and_nothing_is_pending(
     shelf: Shelf,
 ) -> None:
-    shelf.job.catalog.jobs.update("orders", pending_restore={"batch_id": 0})
+    set_job(shelf.job.catalog, "orders", pending_restore='{"batch_id": 0}')
 
     report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
 
@@ -232,7 +233,7 @@ def test_a_deletion_that_fails_leaves_the_job_unsettled_also_where_the_others_ar
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = shelf.checkpoint(), shelf.checkpoint()
-    shelf.job.catalog.images.mark_deleting(first.image_id)
+    as_writer(shelf.job.catalog).mark_deleting(first.image_id)
     with monkeypatch.context() as patch:
         refuse_to_delete(patch, shelf)
         report = apply_terminal_retention(shelf.cleaning_up(RETAIN).job, "first", CANCELED)
@@ -248,7 +249,7 @@ def test_a_lost_live_directory_without_any_image_that_could_replace_it_is_no_obs
     shelf: Shelf, damage: str
 ) -> None:
     left_behind = shelf.checkpoint()
-    shelf.job.catalog.jobs.switch_live_directory("orders", shelf.job.live_directory(1).url, pending_restore={})
+    as_writer(shelf.job.catalog).jobs.switch_live_directory(shelf.job.live_directory(1, 0).url, pending_restore={})
     shelf.break_live_directory(damage)
 
     report = apply_terminal_retention(shelf.cleaning_up(NONE).job, "first", FINISHED)
@@ -272,7 +273,7 @@ def test_housekeeping_leaves_what_an_attempt_that_may_take_days_has_written(shel
 def test_a_deletion_that_was_cut_off_is_finished_by_housekeeping(shelf: Shelf) -> None:
     first = shelf.checkpoint()
     second = shelf.checkpoint(base=first)
-    shelf.job.catalog.images.mark_deleting(first.image_id)
+    as_writer(shelf.job.catalog).mark_deleting(first.image_id)
 
     assert housekeeping(shelf.job, dry_run=True).deleted == ("chk-1 at batch 1",)
     assert shelf.listed(ImageStatus.DELETING) == {first.image_id}
@@ -287,7 +288,7 @@ def test_a_deletion_that_was_cut_off_is_finished_by_housekeeping(shelf: Shelf) -
 
 def test_a_deletion_that_was_cut_off_is_finished_where_the_option_keeps_the_others(shelf: Shelf) -> None:
     first, second = shelf.checkpoint(), shelf.checkpoint()
-    shelf.job.catalog.images.mark_deleting(first.image_id)
+    as_writer(shelf.job.catalog).mark_deleting(first.image_id)
 
     report = apply_terminal_retention(shelf.cleaning_up(RETAIN).job, "first", CANCELED)
 
@@ -347,7 +348,7 @@ def test_housekeeping_removes_what_a_dying_jvm_wrote_after_a_cancellation(shelf:
 
 
 def test_housekeeping_leaves_the_live_directories_of_whoever_holds_the_lease(shelf: Shelf) -> None:
-    shelf.job.catalog.jobs.update("orders", live_directory=None)
+    set_job(shelf.job.catalog, "orders", live_directory=None)
     lease = shelf.job.catalog.leases.acquire("orders", HOLDER, 60_000)
 
     assert housekeeping(shelf.job).live_directory_deleted is None
@@ -372,7 +373,7 @@ def test_checkpoints_make_room_oldest_first(tmp_path: Path, num_retained: int, k
         image = shelf.checkpoint(base=image)
 
     dropped = subsume(shelf.job)
-    report = discard(shelf.job, dropped, reason="subsumed")
+    report = discard(shelf.job, dropped, reason="subsumed", lease=None)
 
     assert [image.number for image in dropped] == sorted(set(range(1, 6)) - set(kept))
     assert report.failed == ()
@@ -393,15 +394,20 @@ def test_a_clock_that_goes_back_does_not_change_which_checkpoint_is_the_newest(
     assert [image.number for image in subsume(shelf.job)] == [1, 2]
 
 
-@pytest.mark.parametrize("generation", [0, 1, 3])
-def test_older_live_directories_go_and_the_newest_stays(shelf: Shelf, generation: int) -> None:
-    for number in (0, 1, 2, 3):
-        (shelf.root / "live" / "orders" / f"live-{number}").mkdir(exist_ok=True)
+def test_only_live_directories_of_starts_before_are_deleted(shelf: Shelf) -> None:
+    folder = shelf.root / "live" / "orders"
+    with keeping(shelf.job.catalog) as lease:
+        mine = lease.record.token
+        names = [
+            *("live-0", f"live-2-{mine - 1}", f"live-3-{mine - 1}.partial", f"live-9-{mine - 1}", f"live-3-{mine}"),
+            *(f"live-4-{mine}", f"live-5-{mine + 1}", "verify-1", "copy"),
+        ]
+        for name in names:
+            (folder / name).mkdir()
 
-    delete_older_live_directories(shelf.job, generation)
+        delete_older_live_directories(shelf.job, shelf.job.live_directory(4, mine), lease)
 
-    left = sorted(path.name for path in (shelf.root / "live" / "orders").iterdir())
-    assert left == [f"live-{number}" for number in range(generation, 4)]
+    assert {path.name for path in folder.iterdir()} == {f"live-4-{mine}", f"live-5-{mine + 1}", "verify-1", "copy"}
 
 
 def test_savepoints_are_never_subsumed(tmp_path: Path) -> None:
@@ -427,7 +433,7 @@ def test_the_newest_checkpoint_outlives_newer_savepoints(tmp_path: Path) -> None
 def test_an_image_that_an_attempt_builds_on_is_not_deleted(shelf: Shelf) -> None:
     image = shelf.checkpoint()
 
-    report = discard(shelf.job, [image], reason="subsumed", protected=[image.location or ""])
+    report = discard(shelf.job, [image], reason="subsumed", lease=None, protected=[image.location or ""])
 
     assert "an attempt under way builds on it" in report.failed[0]
     assert shelf.is_whole(image)

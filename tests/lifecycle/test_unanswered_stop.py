@@ -22,6 +22,7 @@ from dagster_ckpt.lifecycle.health_facts import health_facts
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.reconcile_desired import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.options import CheckpointConfig, DesiredState, UpgradePolicy
+from tests.as_writer import as_writer
 
 LIMIT_MS = 600_000
 POLICY = UpgradePolicy(preflight=False, stop_timeout_ms=LIMIT_MS)
@@ -36,10 +37,10 @@ class House:
         self.catalog = Catalog(f"sqlite:///{folder / 'catalog.db'}", clock=lambda: self.now_ms)
         self.catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
         self.catalog.desired_states.ensure("orders", origin="definition")
-        self.catalog.executions.begin(
-            "execution", job_id="orders", run_id="the run", cause=StartCause.MANUAL, holder=HOST, code_version="1"
+        as_writer(self.catalog).executions.begin(
+            "execution", run_id="the run", cause=StartCause.MANUAL, holder=HOST, code_version="1"
         )
-        self.catalog.executions.running("execution", live_directory="/live", recovery={})
+        as_writer(self.catalog).executions.running("execution", live_directory="/live", recovery={})
         self.run_is_over = False
 
     def look(self, *, code_version: str = "1") -> None:
@@ -110,12 +111,12 @@ def test_an_upgrade_takes_its_request_back_and_is_given_up(house: House) -> None
 def test_a_job_that_takes_the_request_up_at_the_last_moment_is_upgraded(house: House) -> None:
     ask_to_upgrade(house)
     house.now_ms += LIMIT_MS
-    assert house.catalog.requests.accept(house.request.request_id)
+    assert as_writer(house.catalog).requests.accept(house.request.request_id)
     house.look(code_version="2")
     assert (house.phase, house.request.status) == (UpgradePhase.STOPPING, RequestStatus.ACCEPTED)
     assert "was taken up, but not answered" in (house.row.alert or "")
 
-    house.catalog.requests.resolve(house.request.request_id, RequestStatus.COMPLETED, image_id="savepoint")
+    as_writer(house.catalog).requests.resolve(house.request.request_id, RequestStatus.COMPLETED, image_id="savepoint")
     house.run_is_over = True
     house.look(code_version="2")
 

@@ -34,6 +34,7 @@ from dagster_ckpt.catalog.requests import RequestStore
 from dagster_ckpt.lifecycle.managed_job import StepRun
 from dagster_ckpt.lifecycle.reconcile_desired import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.options import DesiredState, UpgradeMode, UpgradePolicy
+from tests.as_writer import as_writer, set_job
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot")
 CHANGES = [
@@ -128,43 +129,37 @@ class World:
             self._start(request)
         elif is_alive:
             image_id = self._savepoint() if request.kind is RequestKind.STOP_WITH_SAVEPOINT else None
-            self.catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED, image_id=image_id)
+            as_writer(self.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED, image_id=image_id)
             ended = {RequestKind.CANCEL: ExecutionStatus.CANCELED, RequestKind.SUSPEND: ExecutionStatus.SUSPENDED}
             status = ended.get(request.kind, ExecutionStatus.FINISHED)
-            self.catalog.executions.end(self.newest.execution_id, status, "asked for", settled=True)
+            self.catalog.executions.end_unheld(self.newest.execution_id, status, "asked for", settled=True)
             self.over.add(self.newest.run_id)
 
     def _start(self, request: RequestRecord) -> None:
         execution_id, run_id = str(uuid.uuid4()), str(uuid.uuid4())
         self.answers[run_id] = request.request_id
         self.started_from.append((self.code_version, request.arguments["start_from"]))
-        self.catalog.executions.begin(
-            execution_id,
-            job_id=self.job_id,
-            run_id=run_id,
-            cause=StartCause.MANUAL,
-            holder=HOST,
-            code_version=self.code_version,
+        as_writer(self.catalog, self.job_id).executions.begin(
+            execution_id, run_id=run_id, cause=StartCause.MANUAL, holder=HOST, code_version=self.code_version
         )
-        self.catalog.executions.running(execution_id, live_directory="/live", recovery={})
-        self.catalog.jobs.update(self.job_id, live_directory="/live")
-        self.catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED)
+        as_writer(self.catalog).executions.running(execution_id, live_directory="/live", recovery={})
+        set_job(self.catalog, self.job_id, live_directory="/live")
+        as_writer(self.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
         if self.works or self.code_version == "1":
-            self.catalog.executions.heartbeat(execution_id, {"batch_id": 7})
+            as_writer(self.catalog).executions.heartbeat(execution_id, {"batch_id": 7})
 
     def _savepoint(self) -> str:
         image_id = str(uuid.uuid4())
         number = self.catalog.jobs.allocate_number(self.job_id)
-        self.catalog.images.begin(
+        as_writer(self.catalog, self.job_id).images.begin(
             image_id=image_id,
-            job_id=self.job_id,
             execution_id=self.newest.execution_id,
             kind="SAVEPOINT",
             number=number,
             trigger=ImageTrigger.STOP,
             timeline=0,
         )
-        self.catalog.images.complete(image_id, location=f"file:///{image_id}", batch_id=7)
+        as_writer(self.catalog).complete(image_id, location=f"file:///{image_id}", batch_id=7)
         return image_id
 
     def live(self, done: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, Holder, ImageRecord, ImageTrigger, StartCause
+from tests.as_writer import as_writer
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot", jvm_pid=None)
 FIGURES = {
@@ -30,13 +31,12 @@ def register(catalog: Catalog, job_id: str) -> None:
 
 def take_image(catalog: Catalog, job_id: str, *, kind: str = "CHECKPOINT", **facts: Any) -> ImageRecord:
     image = begin_image(catalog, job_id, kind=kind)
-    return catalog.images.complete(image.image_id, **{**FIGURES, **facts})
+    return as_writer(catalog).complete(image.image_id, **{**FIGURES, **facts})
 
 
 def begin_image(catalog: Catalog, job_id: str, *, kind: str = "CHECKPOINT") -> ImageRecord:
-    return catalog.images.begin(
+    return as_writer(catalog, job_id).images.begin(
         image_id=str(uuid.uuid4()),
-        job_id=job_id,
         execution_id=None,
         kind=kind,
         number=next(_numbers),
@@ -55,9 +55,9 @@ def begin_execution(
     code_version: str | None = None,
 ) -> ExecutionRecord:
     execution_id = str(uuid.uuid4())
-    catalog.executions.begin(
-        execution_id, job_id=job_id, run_id=run_id, cause=cause, holder=HOST, code_version=code_version
+    as_writer(catalog, job_id).executions.begin(
+        execution_id, run_id=run_id, cause=cause, holder=HOST, code_version=code_version
     )
     if running:
-        catalog.executions.running(execution_id, live_directory="file:///live/live-1", recovery={})
+        as_writer(catalog).executions.running(execution_id, live_directory="file:///live/live-1", recovery={})
     return catalog.executions.get(execution_id)

@@ -10,6 +10,7 @@ from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestS
 from dagster_ckpt.environment.start_order import start_order
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.start_from import StartFrom
+from tests.as_writer import as_writer
 
 TTL_MS = 600_000
 ENDS = {RequestKind.CANCEL: ExecutionStatus.CANCELED, RequestKind.SUSPEND: ExecutionStatus.SUSPENDED}
@@ -24,14 +25,14 @@ def main(url: str, job_id: str) -> None:
     run_id = order.run_id or "none"
     holder = this_holder(execution_id, run_id, None)
     lease = catalog.leases.acquire(job_id, holder, TTL_MS)
-    catalog.executions.begin(execution_id, job_id=job_id, run_id=run_id, cause=order.cause, holder=holder)
-    catalog.executions.running(execution_id, live_directory="file:///live", recovery={})
+    as_writer(catalog, job_id).executions.begin(execution_id, run_id=run_id, cause=order.cause, holder=holder)
+    as_writer(catalog).executions.running(execution_id, live_directory="file:///live", recovery={})
     if order.request_id is not None:
-        catalog.requests.resolve(order.request_id, RequestStatus.COMPLETED)
+        as_writer(catalog).requests.resolve(order.request_id, RequestStatus.COMPLETED)
     while True:
         for request in catalog.requests.pending(job_id):
             if request.kind in ENDS:
-                catalog.requests.resolve(request.request_id, RequestStatus.COMPLETED)
+                as_writer(catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
                 catalog.leases.release(job_id, lease.token)
                 catalog.executions.settle(execution_id, ENDS[request.kind])
                 return

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from dagster_ckpt.catalog import Catalog
 from dagster_ckpt.orchestration import CheckpointCatalogResource, StreamingAsset, build_catalog_sensor
 from dagster_ckpt.orchestration.catalog_sensor import PAGE, SensorCursor
+from tests.as_writer import as_writer
 
 
 @dg.op
@@ -188,7 +189,7 @@ def test_a_cursor_that_a_person_resets_reports_nothing_twice(
         monkeypatch.setattr(f"dagster_ckpt.orchestration.catalog_sensor.{limit}", 2)
     images = [take_image(catalog, "orders") for _ in range(5)]
     for _ in range(2):
-        catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+        as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
     for _ in range(4):
         daemon.tick()
     daemon.cursor = None
@@ -204,7 +205,7 @@ def test_what_a_tick_was_asked_for_again_is_not_reported_twice(
 ) -> None:
     daemon.tick()
     first = take_image(catalog, "orders")
-    catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+    as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
     daemon.tick(dies_after=2)
     # On the page somebody tries the sensor, before the daemon is back.
     daemon.evaluate()
@@ -229,7 +230,7 @@ def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
             patch.setattr(type(daemon.instance), name, refuse)
         for _ in range(2):
             images.append(take_image(catalog, "orders"))
-            catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+            as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
             daemon.tick()
 
     newest = daemon.instance.get_latest_materialization_event(orders.key)

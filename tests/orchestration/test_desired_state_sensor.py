@@ -25,6 +25,7 @@ from dagster_ckpt.orchestration import (
     streaming_asset,
 )
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG
+from tests.as_writer import as_writer
 
 
 def managed(
@@ -91,7 +92,7 @@ class Location:
         execution = begin_execution(
             self.catalog, "clicks", self.instance.add_run(run).run_id, code_version=code_version
         )
-        self.catalog.requests.resolve(request.tags[START_REQUEST_TAG], RequestStatus.COMPLETED)
+        as_writer(self.catalog).requests.resolve(request.tags[START_REQUEST_TAG], RequestStatus.COMPLETED)
         return execution
 
     def set_desired_state(self, state: str) -> Any:

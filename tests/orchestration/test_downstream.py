@@ -20,6 +20,7 @@ from dagster_ckpt.orchestration import (
 )
 from dagster_ckpt.orchestration.downstream import Basis, Dependent, built_on_undone_data
 from dagster_ckpt.orchestration.rewind_report import downstream_metadata
+from tests.as_writer import as_writer
 
 
 class House:
@@ -138,7 +139,7 @@ def test_a_failed_attempt_starts_nothing(house: House) -> None:
     house.checkpoint(640)
     house.make("revenue", "counts")
     cursor = dg.evaluate_automation_conditions(house.definitions, house.instance).cursor
-    house.catalog.images.fail(begin_image(house.catalog, "orders").image_id, "the disk is full")
+    as_writer(house.catalog).images.fail(begin_image(house.catalog, "orders").image_id, "the disk is full")
     assert len(house.daemon.tick().asset_events) == 1
 
     assert dg.evaluate_automation_conditions(house.definitions, house.instance, cursor=cursor).total_requested == 0

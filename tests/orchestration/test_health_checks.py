@@ -26,6 +26,7 @@ from dagster_ckpt.orchestration import (
     streaming_asset,
     streaming_multi_asset,
 )
+from tests.as_writer import as_writer
 
 
 class Watch:
@@ -71,7 +72,7 @@ def test_a_verdict_is_reported_when_it_changes_with_its_reason_and_severity(watc
     watch.tick()
     for expected in (dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR):
         while True:
-            catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+            as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
             news = watch.tick()
             if news:
                 break
@@ -108,7 +109,7 @@ def test_what_nobody_knows_does_not_pass(watch: Watch) -> None:
 
 def test_several_evaluations_of_one_check_stay_apart_in_its_history(watch: Watch, catalog: Catalog) -> None:
     watch.tick()
-    catalog.images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+    as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
     watch.tick()
     take_image(catalog, "orders")
     watch.tick()
@@ -254,7 +255,7 @@ class TestAStreamThatWritesSeveralAssets:
         watch = Watch(instance, catalog_resource, [sorted_orders], checks=[HealthCheck.CONSECUTIVE_FAILURES])
         first = watch.tick()
         for _ in range(3):
-            catalog.images.fail(begin_image(catalog, "sorted_orders").image_id, "the disk is full")
+            as_writer(catalog).images.fail(begin_image(catalog, "sorted_orders").image_id, "the disk is full")
         news = watch.tick()
 
         assert {key: each.passed for key, each in first.items()} == {

@@ -22,6 +22,7 @@ from dagster_ckpt.orchestration import (
 )
 from dagster_ckpt.orchestration.inspection_jobs import markdown_table
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
+from tests.as_writer import as_writer
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def live(tmp_path: Path, catalog: Catalog) -> Path:
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    catalog.jobs.switch_live_directory("orders", str(root))
+    as_writer(catalog).jobs.switch_live_directory(str(root))
     return root
 
 

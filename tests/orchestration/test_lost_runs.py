@@ -18,6 +18,7 @@ from dagster_ckpt.lifecycle.liveness import LIVELY_MS, SLOW_START_MS, this_holde
 from dagster_ckpt.orchestration import CheckpointCatalogResource
 from dagster_ckpt.orchestration.lost_runs import report_lost_runs
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG
+from tests.as_writer import as_writer
 
 # No process has it: Linux' numbers end at 4194304.
 NOBODY = 2**31 - 1
@@ -44,7 +45,7 @@ class Lost:
 
     def execution(self, run_id: str, *, process: Holder = HERE, lease_ms: int | None = None) -> None:
         holder = replace(process, execution_id=run_id, run_id=run_id)
-        self.catalog.executions.begin(run_id, job_id="orders", run_id=run_id, cause=StartCause.MANUAL, holder=holder)
+        as_writer(self.catalog).executions.begin(run_id, run_id=run_id, cause=StartCause.MANUAL, holder=holder)
         if lease_ms is not None:
             self.catalog.leases.acquire("orders", holder, lease_ms)
 

@@ -206,7 +206,7 @@ class TestSupervised:
 
     def test_a_driver_that_has_ended_may_still_be_applying_retention(self, supervised: Supervised) -> None:
         execution_id = supervised.execution()
-        supervised.catalog.executions.end(execution_id, ExecutionStatus.FINISHED, "stopped with a savepoint")
+        supervised.catalog.executions.end_unheld(execution_id, ExecutionStatus.FINISHED, "stopped with a savepoint")
         assert supervised.tick() == []
 
         supervised.later_ms = SILENCE_MS + 1

@@ -16,6 +16,7 @@ from dagster_ckpt.orchestration import (
     StreamingAsset,
     build_overview_job,
 )
+from tests.as_writer import as_writer
 
 PAGE = "http://here:4040"
 
@@ -75,7 +76,7 @@ def test_the_rows_of_a_table_are_limited_and_the_count_is_not(shown: Shown, cata
 
 def test_where_it_runs_what_it_started_from_and_the_link_to_sparks_page(shown: Shown, catalog: Catalog) -> None:
     execution = begin_execution(catalog, "orders", "a run")
-    catalog.executions.running(
+    as_writer(catalog).executions.running(
         execution.execution_id,
         live_directory="file:///live/live-1",
         recovery={"reason": "restored chk-7 at batch 41"},
@@ -95,7 +96,7 @@ def test_where_it_runs_what_it_started_from_and_the_link_to_sparks_page(shown: S
 
 def test_a_stream_that_does_not_run_has_no_link_to_a_page_that_is_gone(shown: Shown, catalog: Catalog) -> None:
     execution = begin_execution(catalog, "orders", "a run")
-    catalog.executions.running(
+    as_writer(catalog).executions.running(
         execution.execution_id, live_directory="file:///live/live-1", recovery={}, application={"page": PAGE}
     )
 

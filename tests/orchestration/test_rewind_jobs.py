@@ -23,6 +23,7 @@ from dagster_ckpt.orchestration import (
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
 from dagster_ckpt.orchestration.rewind_report import preview_metadata
 from dagster_ckpt.orchestration.supervisor_sensor import _start_run
+from tests.as_writer import as_writer
 
 
 class Streams:
@@ -42,29 +43,29 @@ class Streams:
         orders = streams[0]
         with dg.build_resources(self.resources) as opened:
             self.orders = streaming_job(orders, opened)
-        live = self.orders.live_directory(1)
+        live = self.orders.live_directory(1, 0)
         for batch in range(4):
             part = f"part-00000-00000000-0000-0000-0000-00000000000{batch}.parquet"
             self._lay(f"out/{part}", "rows")
             self._lay(f"out/_spark_metadata/{batch}", "v1\n" + json.dumps({"path": f"file://{root}/out/{part}"}))
             self._lay(
-                f"live/orders/live-1/sources/0/{batch}",
+                f"live/orders/live-1-0/sources/0/{batch}",
                 "v1\n" + json.dumps({"path": f"file:///in/{batch}", "timestamp": 1, "batchId": batch}),
             )
             conf = {"spark.sql.shuffle.partitions": "1"}
             metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 60_000 * batch, "conf": conf}
-            self._lay(f"live/orders/live-1/offsets/{batch}", f'v1\n{json.dumps(metadata)}\n{{"logOffset":{batch}}}')
-            self._lay(f"live/orders/live-1/commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
-        self._lay("live/orders/live-1/metadata", '{"id":"11111111-2222"}')
-        catalog.jobs.switch_live_directory("orders", live.url)
+            self._lay(f"live/orders/live-1-0/offsets/{batch}", f'v1\n{json.dumps(metadata)}\n{{"logOffset":{batch}}}')
+            self._lay(f"live/orders/live-1-0/commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+        self._lay("live/orders/live-1-0/metadata", '{"id":"11111111-2222"}')
+        as_writer(catalog).jobs.switch_live_directory(live.url)
         execution = begin_execution(catalog, "orders", "run", running=False)
-        catalog.executions.running(execution.execution_id, live_directory=live.url, recovery={})
+        as_writer(catalog).executions.running(execution.execution_id, live_directory=live.url, recovery={})
         self.wrote(f"FileSink[file:{root}/out]")
 
     def wrote(self, *sinks: str) -> None:
         execution = self.catalog.executions.latest("orders")
         assert execution is not None
-        self.catalog.executions.heartbeat(execution.execution_id, {"batch_id": 3, "sinks": list(sinks)})
+        as_writer(self.catalog).executions.heartbeat(execution.execution_id, {"batch_id": 3, "sinks": list(sinks)})
 
     def launch(self, name: str, *, fails: bool = False, **config: Any) -> tuple[dict[str, Any], str]:
         """Run a job as from the launchpad; returns its result metadata and why it failed."""

@@ -41,6 +41,7 @@ from dagster_ckpt.orchestration.tags import (
     RETRY_NUMBER_TAG,
     START_REQUEST_TAG,
 )
+from tests.as_writer import as_writer
 
 EXECUTION = "the execution"
 Life = Callable[[RunRequest], QueryEnd]
@@ -86,8 +87,8 @@ class Stage:
             self.request, self.ran = request, job
             job.register()
             if not job.catalog.executions.of_job(job.job_id):
-                job.catalog.executions.begin(
-                    EXECUTION, job_id=job.job_id, run_id=request.run_id, cause=request.cause, holder=HOST
+                as_writer(job.catalog, job.job_id).executions.begin(
+                    EXECUTION, run_id=request.run_id, cause=request.cause, holder=HOST
                 )
             return Outcome(life(request), EXECUTION, gave_up="All restarts are used up.")
 

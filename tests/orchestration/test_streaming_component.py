@@ -36,6 +36,7 @@ from dagster_ckpt.orchestration._compat import plan_outside_runs
 from dagster_ckpt.orchestration.component.health import Health
 from dagster_ckpt.orchestration.component.job import EveryMinute
 from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings
+from tests.as_writer import as_writer
 
 PAGE = Path(__file__).parents[2] / "docs/components.md"
 EXAMPLE, DOWNSTREAM = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
@@ -258,7 +259,7 @@ class TestHealth:
         catalog = resource.catalog()
         register(catalog, "rates-1")
         for _ in range(4):
-            catalog.images.fail(begin_image(catalog, "rates-1").image_id, "the disk is full")
+            as_writer(catalog).images.fail(begin_image(catalog, "rates-1").image_id, "the disk is full")
         made = component(
             streams=[a_job(job_id="rates-1", health=health)],
             health_checks=["consecutive_failures"],

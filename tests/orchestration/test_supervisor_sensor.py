@@ -33,6 +33,7 @@ from dagster_ckpt.orchestration import (
 from dagster_ckpt.orchestration.streaming_asset import StreamRunConfig
 from dagster_ckpt.orchestration.supervisor_sensor import FIRST_PAUSE_MS
 from dagster_ckpt.orchestration.tags import GAVE_UP_TAG, JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG
+from tests.as_writer import as_writer
 
 DELAY_MS = 60_000
 
@@ -328,7 +329,9 @@ def test_a_stream_that_was_stopped_with_a_savepoint_is_not_started_again_where_i
     supervised: Supervised, clock: Clock
 ) -> None:
     execution = supervised.execution(DagsterRunStatus.FAILURE)
-    supervised.catalog.executions.end(execution.execution_id, ExecutionStatus.FINISHED, "stopped with a savepoint")
+    supervised.catalog.executions.end_unheld(
+        execution.execution_id, ExecutionStatus.FINISHED, "stopped with a savepoint"
+    )
     clock.now_ms += DELAY_MS
 
     [request] = supervised.tick()
@@ -394,7 +397,9 @@ class TestStart:
 
     def test_a_start_that_is_answered_or_withdrawn_is_not_launched(self, supervised: Supervised) -> None:
         supervised.catalog.requests.withdraw(self.ask(supervised, start_from="latest"))
-        supervised.catalog.requests.resolve(self.ask(supervised, start_from="latest"), RequestStatus.COMPLETED)
+        as_writer(supervised.catalog).requests.resolve(
+            self.ask(supervised, start_from="latest"), RequestStatus.COMPLETED
+        )
 
         assert supervised.tick() == []
 

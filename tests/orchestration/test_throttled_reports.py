@@ -13,6 +13,7 @@ from test_catalog_sensor import Daemon, ids, on_asset
 
 from dagster_ckpt.catalog import Catalog, ExecutionStatus, ImageRecord
 from dagster_ckpt.orchestration import CheckpointCatalogResource, StreamingAsset, build_catalog_sensor
+from tests.as_writer import as_writer
 
 
 class Clock:
@@ -113,7 +114,7 @@ def test_the_last_checkpoint_of_a_stream_that_stops_is_on_its_asset(story: Story
     story.daemon.tick()
     assert on_asset(story.instance, story.key) == ids(images[:1])
 
-    story.catalog.executions.end(execution.execution_id, ExecutionStatus.CANCELED, "a person stopped it")
+    story.catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.CANCELED, "a person stopped it")
     story.daemon.tick()
 
     assert on_asset(story.instance, story.key) == ids([images[0], images[2]])
@@ -122,7 +123,7 @@ def test_the_last_checkpoint_of_a_stream_that_stops_is_on_its_asset(story: Story
 
 def test_a_failed_attempt_is_an_observation_once_and_no_materialization(story: Story) -> None:
     for _ in range(3):
-        story.catalog.images.fail(begin_image(story.catalog, "orders").image_id, "the disk is full")
+        as_writer(story.catalog).images.fail(begin_image(story.catalog, "orders").image_id, "the disk is full")
 
     [observation] = story.daemon.tick(dies_after=1).asset_events
     assert isinstance(observation, dg.AssetObservation)

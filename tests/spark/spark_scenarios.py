@@ -159,7 +159,7 @@ class TakenImage:
     def restore(self, target: LiveDirectory) -> Materialized:
         made = materialize(target, self.fill)
         for index, sink in enumerate(self.sinks):
-            roll_back(str(sink["path"]), self.batch_id, made.sinks.get(index, ()))
+            roll_back(str(sink["path"]), self.batch_id, made.sinks.get(index, ()), still_mine=lambda: None)
         return made
 
 

@@ -70,6 +70,10 @@ class StateBackendChangeError(CkptError, ValueError):
     """A query's state was begun with another state backend, which the wanted one cannot read."""
 
 
+class PlanChangedError(CkptError, ValueError):
+    """The code about to run keeps other state than what is there, and nobody said that this is meant."""
+
+
 class StatePartitionsError(CkptError, ValueError):
     """A query's state is kept in another number of partitions than is wanted, and Spark does not change it."""
 

@@ -84,6 +84,7 @@ class PreflightRecord:
         reason: What happened, for a person.
         batch_id: The batch that was run, None where none could be.
         at_ms: When it ended.
+        refused_plan: Fingerprint of the plan, where a person has to accept what is different in it.
     """
 
     code_version: str | None
@@ -91,6 +92,7 @@ class PreflightRecord:
     reason: str
     batch_id: int | None
     at_ms: int
+    refused_plan: str | None = None
 
 
 @dataclass(frozen=True)

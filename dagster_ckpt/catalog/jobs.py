@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -73,6 +74,30 @@ class JobStore:
         with self._database.writing() as connection:
             self._change(connection, job_id, preferred_savepoint_id=image_id)
 
+    def accept_plan(self, job_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
+        """Let another plan go on from a job's state, once: a person has seen what is different.
+
+        Args:
+            job_id: The job.
+            fingerprint: That of the plan.
+            lease: The lease of the job, where a run records what its start was told.
+
+        Raises:
+            JobNotFoundError: It was never started.
+            LeaseLostError: The lease is not held any more.
+        """
+        with self._database.writing_as(lease) as connection:
+            _get(connection, job_id)
+            self._change(connection, job_id, accepted_plan=fingerprint)
+
+    def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
+        """Record what the query that is about to start keeps state for; None: not known.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
+
     def allocate_number(self, job_id: str) -> int:
         """Take the next number of the job's counter, for an image that is not taken by a run.
 
@@ -92,6 +117,7 @@ class JobStore:
         restored_image_id: str | None = None,
         pending_restore: dict[str, Any] | None = None,
         claims: bool = False,
+        plan: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         """Make another directory the job's live one; its generation rises.
 
@@ -102,6 +128,8 @@ class JobStore:
             pending_restore: What is still to be done before the query may start. With it, and without an
                 image, a new timeline begins with nothing.
             claims: From now on the job owns that image, also where it is a savepoint.
+            plan: What the state in the new directory is kept for, empty where that is not known; None: the same as
+                in the one before.
 
         Raises:
             LeaseLostError: The lease is not held any more; nothing was changed.
@@ -118,6 +146,7 @@ class JobStore:
                     timeline=jobs.c.timeline + int(new_timeline),
                     restored_image_id=restored_image_id if new_timeline else jobs.c.restored_image_id,
                     pending_restore=as_text(pending_restore) if pending_restore is not None else None,
+                    plan=as_text(dict(plan)) if plan is not None else jobs.c.plan,
                     updated_at_ms=self._database.now_ms(connection),
                 )
             )
@@ -180,4 +209,5 @@ def _record(row: Row[Any]) -> JobRecord:
     values = cells(row, jobs, troubles)
     values["options"] = read_dict(values["options"], "options", troubles) or {}
     values["pending_restore"] = read_dict(values["pending_restore"], "pending_restore", troubles)
+    values["plan"] = read_dict(values["plan"], "plan", troubles)
     return JobRecord(**values, broken="; ".join(troubles) or None)

@@ -119,6 +119,9 @@ class JobRecord:
         preferred_savepoint_id: What `preferred-savepoint` means.
         pending_restore: A restore whose sinks are still to be rolled back.
         next_number: Number of the next attempt.
+        plan: What the state in the live directory is kept for, as the query that was started last has it; None or
+            empty where that is not known.
+        accepted_plan: Fingerprint of another plan that a person lets go on from that state.
         broken: Why the row could not be read as it is, or None.
     """
 
@@ -135,6 +138,8 @@ class JobRecord:
     next_number: int
     created_at_ms: int
     updated_at_ms: int
+    plan: dict[str, Any] | None = None
+    accepted_plan: str | None = None
     broken: str | None = None
 
 
@@ -263,6 +268,12 @@ class ImageRecord:
     verified_at_ms: int | None = None
     verified_problem: str | None = None
     broken: str | None = None
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What its state is kept for; empty where that is not known."""
+        plan = self.properties.get("plan")
+        return plan if isinstance(plan, dict) else {}
 
 
 @dataclass(frozen=True)

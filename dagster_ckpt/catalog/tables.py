@@ -27,6 +27,9 @@ jobs = Table(
     Column("restored_image_id", String(64)),
     Column("preferred_savepoint_id", String(64)),
     Column("pending_restore", Text),
+    # What the state is kept for, and the fingerprint of another plan that a person lets go on from it.
+    Column("plan", Text),
+    Column("accepted_plan", String(80)),
     Column("next_number", Integer, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),

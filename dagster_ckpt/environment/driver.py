@@ -27,6 +27,7 @@ from dagster_ckpt.options import (
 )
 from dagster_ckpt.spark import (
     LiveDirectory,
+    QueryToStart,
     SupervisedQuery,
     active_session,
     output_folder,
@@ -128,9 +129,11 @@ def run_streaming_job(
             code_version=code_version,
         )
         order = start_order(opened, job_id, otherwise=StartFrom.parse(start_from))
+        query = QueryToStart(lambda: start(session))
         stream = Stream(
             job,
-            _start(job, start, session),
+            _start(job, query),
+            query.described,
             start_from=order.start_from,
             cause=order.cause,
             start_request_id=order.request_id,
@@ -162,9 +165,9 @@ def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
         raise
 
 
-def _start(job: StreamingJob, describe: Callable[[SparkSession], DataStreamWriter], spark: SparkSession) -> StartQuery:
+def _start(job: StreamingJob, query: QueryToStart) -> StartQuery:
     def start(live: LiveDirectory) -> SupervisedQuery:
-        writer = describe(spark)
+        writer = query.take()
         check_output(job, output_folder(writer))
         return start_query(writer, job.name, live)
 

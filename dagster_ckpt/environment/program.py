@@ -26,6 +26,7 @@ from dagster_ckpt.spark import application_of, jvm_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _LOG = logging.getLogger("dagster_ckpt.environment")
 
@@ -48,6 +49,7 @@ class Stream:
     Attributes:
         job: Its job.
         start_query: Starts its query on a live directory.
+        describe: The query that this will start next, described.
         start_from: Where to begin.
         cause: Whether a person or a restart began it.
         start_request_id: The catalog request that this start answers, if any.
@@ -56,6 +58,7 @@ class Stream:
 
     job: StreamingJob
     start_query: StartQuery
+    describe: Callable[[], DataStreamWriter]
     start_from: StartFrom = field(default_factory=StartFrom)
     cause: StartCause = StartCause.MANUAL
     start_request_id: str | None = None
@@ -145,6 +148,7 @@ def run_program(
         RunRequest(
             run_id=run_id,
             start_query=stream.start_query,
+            describe=stream.describe,
             start_from=stream.start_from,
             cause=stream.cause,
             start_request_id=stream.start_request_id,

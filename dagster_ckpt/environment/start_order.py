@@ -91,4 +91,5 @@ def _start_from(arguments: Mapping[str, Any]) -> StartFrom:
         new_query_id=bool(arguments.get("new_query_id", False)),
         accept_loss=bool(arguments.get("accept_loss", False)),
         claim_mode=RecoveryClaimMode(arguments.get("claim_mode", RecoveryClaimMode.NO_CLAIM.value)),
+        accept_plan_change=bool(arguments.get("accept_plan_change", False)),
     )

@@ -281,7 +281,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
 
     def _stream(self, catalog: Catalog, registered: RegisteredWriter, job_name: str) -> Stream:
         job = self._job(catalog, registered.name, job_name)
-        return Stream(job, start_registered(job, registered, self._config))
+        return Stream(job, start_registered(job, registered, self._config), lambda: registered.writer)
 
     def _job(self, catalog: Catalog, name: str, job_name: str) -> StreamingJob:
         options = self._checkpoint_config.options

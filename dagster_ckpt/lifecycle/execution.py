@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog import (
     ExecutionStatus,
@@ -23,6 +24,7 @@ from dagster_ckpt.errors import (
     KnownBrokenImageError,
     LeaseLostError,
     LiveDirectoryError,
+    PlanChangedError,
     RowsAtRiskError,
     SharedSinkError,
     StandstillError,
@@ -33,6 +35,7 @@ from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
+from dagster_ckpt.lifecycle.plan_check import check_plan
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, describe_image, plan_recovery
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
@@ -43,18 +46,23 @@ from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acqu
 from dagster_ckpt.options import FailureHistory, RestartAt
 from dagster_ckpt.spark import (
     LiveDirectory,
+    PlanDescription,
     SparkApplication,
     SupervisedQuery,
     inspect_live_directory,
+    plan_of_writer,
     retained_batches,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 
 # A start that cannot be done as asked; none of these goes away by trying again.
 _REFUSALS = (
     *(ImageNotFoundError, KnownBrokenImageError, LiveDirectoryError, RowsAtRiskError, SharedSinkError),
-    *(StateBackendChangeError, StatePartitionsError),
+    *(PlanChangedError, StateBackendChangeError, StatePartitionsError),
 )
 _STATUS = {
     EndKind.FINISHED: ExecutionStatus.FINISHED,
@@ -73,6 +81,8 @@ class RunRequest:
     Attributes:
         run_id: Id of the surrounding run, as its orchestrator knows it.
         start_query: Starts the query on a live directory.
+        describe: The query that `start_query` will start next, described; asked for before anything is changed. None:
+            nothing is known of it before it runs.
         start_from: Where to begin.
         cause: Whether a person or a restart began this run.
         start_request_id: The catalog request this run answers, if any.
@@ -88,6 +98,7 @@ class RunRequest:
 
     run_id: str
     start_query: StartQuery
+    describe: Callable[[], DataStreamWriter] | None = None
     start_from: StartFrom = field(default_factory=StartFrom)
     cause: StartCause = StartCause.MANUAL
     start_request_id: str | None = None
@@ -134,6 +145,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         ImageNotFoundError: The image to start from does not exist.
         LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
         StateBackendChangeError: The job's state backend cannot read the state it would start from.
+        PlanChangedError: The query keeps other state than what it would go on from, and nobody accepted that.
         RowsAtRiskError: A sink could lose rows by the rewind, and `accept_loss` was not given.
         StandstillError: The query stood still for longer than the job allows. It was stopped.
         StorageAccessError: The checkpoint storage cannot be written.
@@ -281,10 +293,12 @@ class _Run:
             count_beyond_what_is_used(job, plan.image, self._lease.record)
             for kept in check_backend(job, plan):
                 self._request.report(kept)
+            query_plan = self._check_plan(plan, accept=start_from.accept_plan_change)
             prepared = prepare(job, plan, self._lease)
             self._tell(prepared)
             # What takes long may have outlived the lease: a successor may be at work in these very places.
             self._lease.check()
+            job.catalog.jobs.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
             query = self._request.start_query(prepared.live)
         except Exception as error:
             self._refuse(execution_id, error)
@@ -360,6 +374,13 @@ class _Run:
         for sentence in preview.sentences():
             self._request.report(sentence)
         refuse_loss(self._job, preview, accept_loss=accept_loss)
+
+    def _check_plan(self, recovery: RecoveryPlan, *, accept: bool) -> PlanDescription | None:
+        describe = self._request.describe
+        plan = plan_of_writer(describe()) if describe is not None else None
+        for sentence in check_plan(self._job, recovery, plan, self._lease.record, accept=accept):
+            self._request.report(sentence)
+        return plan
 
     def _await_restart(self, end: QueryEnd) -> QueryEnd | None:
         """Wait until the restart strategy lets a failed query start again; returns the end if it does not."""

@@ -108,7 +108,9 @@ def fork(
             )
         target = job.new_live_directory(record.live_generation, lease.record.token)
         made = _make(original, plan, target, dict(outputs or {}), lease.check)
-        job.catalog.jobs.switch_live_directory(lease.record, target.url, pending_restore=made.pending)
+        job.catalog.jobs.switch_live_directory(
+            lease.record, target.url, pending_restore=made.pending, plan=_state_plan(original, plan)
+        )
     source = describe_image(plan.image) if plan.image is not None else f"its live directory at batch {made.batch_id}"
     return Fork(
         job.job_id,
@@ -170,6 +172,11 @@ def _plan(original: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
     if plan.to_batch is None:
         raise NothingCommittedError(f"Job {original.job_id!r} has committed nothing to go on from: {plan.reason}.")
     return plan
+
+
+def _state_plan(original: StreamingJob, plan: RecoveryPlan) -> Mapping[str, Any]:
+    """What the state that a fork takes along is kept for."""
+    return plan.image.plan if plan.image is not None else original.catalog.jobs.get(original.job_id).plan or {}
 
 
 @dataclass(frozen=True)

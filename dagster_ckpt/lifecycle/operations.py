@@ -155,8 +155,26 @@ def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT
     await_stop(job, timeout_s)
 
 
+def accept_plan_change(job: StreamingJob, fingerprint: str) -> None:
+    """Let code whose plan differs from the one that made a job's state go on from that state, once.
+
+    Args:
+        job: The job.
+        fingerprint: That of the plan, as the refusal shows it: another change is refused as before.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+    """
+    job.catalog.jobs.accept_plan(job.job_id, fingerprint)
+
+
 def set_desired_state(
-    job: StreamingJob, desired: DesiredState | None, operator: Operator, *, retry_refused: bool = False
+    job: StreamingJob,
+    desired: DesiredState | None,
+    operator: Operator,
+    *,
+    retry_refused: bool = False,
+    accept_plan_change: bool = False,
 ) -> DesiredRecord:
     """Say what a job is to be; the supervisor sensor brings it there, also one that was never started.
 
@@ -165,8 +183,22 @@ def set_desired_state(
         desired: The state; None leaves it to the asset's definition.
         operator: Who says so.
         retry_refused: Try a code version again that a preflight refused, or that was rolled back.
+        accept_plan_change: Let the plan go on from the state that the last preflight refused, and try it again.
+
+    Raises:
+        RequestFailedError: The last preflight refused no plan, so nobody has seen yet what would be accepted.
     """
     job.register()
+    if accept_plan_change:
+        row = job.catalog.desired_states.find(job.job_id)
+        refused = row.preflight.refused_plan if row is not None and row.preflight is not None else None
+        if refused is None:
+            raise RequestFailedError(
+                f"Job {job.job_id!r} has no change of the plan to accept: its last preflight refused none. Let a "
+                "preflight show first what is different."
+            )
+        job.catalog.jobs.accept_plan(job.job_id, refused)
+        retry_refused = True
     return job.catalog.desired_states.say(job.job_id, desired, origin=operator.origin, retry_refused=retry_refused)
 
 
@@ -245,6 +277,7 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
         "new_query_id": start_from.new_query_id,
         "accept_loss": start_from.accept_loss,
         "claim_mode": start_from.claim_mode.value,
+        "accept_plan_change": start_from.accept_plan_change,
     }
 
 

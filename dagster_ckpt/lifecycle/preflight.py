@@ -12,10 +12,20 @@ from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessErro
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.plan_change import told
+from dagster_ckpt.lifecycle.plan_check import PlanChange, plan_change
 from dagster_ckpt.lifecycle.prepare import image_location, restore_into
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image, plan_recovery
 from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory, Trial, copy_for_trial, in_plain_words, run_trial
+from dagster_ckpt.spark import (
+    LiveDirectory,
+    PlanDescription,
+    Trial,
+    copy_for_trial,
+    in_plain_words,
+    plan_of_writer,
+    run_trial,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -57,11 +67,15 @@ def preflight(
         RequestFailedError: It was interrupted.
         StorageAccessError: The state cannot be read, or the copy not be written.
     """
-    job.catalog.jobs.get(job.job_id)
+    record = job.catalog.jobs.get(job.job_id)
     remove_leftovers(job, now_ms=wall_clock())
+    change: PlanChange | None = None
     try:
         plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=True))
         check_backend(job, plan)
+        change = plan_change(record, plan, _plan_of(describe))
+        for difference in change.differences if change is not None else ():
+            report(f"the plan is another one: {difference}")
         trial, how = _try(
             job,
             plan,
@@ -78,10 +92,22 @@ def preflight(
     if interrupted():
         raise RequestFailedError(f"The preflight of job {job.job_id!r} was interrupted, so it has no result.")
     reason = how if trial.error is None else in_plain_words(trial.error)
+    refused = None if change is None or change.is_accepted else change
+    if refused is not None:
+        reason = f"the code keeps other state than what is there. {told(refused.differences)} Spark: {reason}"
     at_ms = job.catalog.desired_states.now_ms()
-    result = PreflightRecord(job.code_version, trial.error is None, reason, trial.batch_id, at_ms)
+    passed = trial.error is None and refused is None
+    fingerprint = refused.fingerprint if refused is not None else None
+    result = PreflightRecord(job.code_version, passed, reason, trial.batch_id, at_ms, fingerprint)
     job.catalog.desired_states.note_preflight(job.job_id, result)
     return result
+
+
+def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None:
+    try:
+        return plan_of_writer(describe())
+    except Exception:  # noqa: BLE001 - the trial meets it as well, and says so
+        return None
 
 
 def remove_leftovers(job: StreamingJob, *, now_ms: int) -> None:

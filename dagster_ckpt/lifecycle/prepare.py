@@ -135,6 +135,7 @@ def _restore(
         restored_image_id=image.image_id,
         pending_restore={"location": location, "batch_id": image.batch_id},
         claims=claims,
+        plan=image.plan,
     )
     return _finish_restore(job, record, lease)
 
@@ -182,7 +183,7 @@ def _finish_restore(job: StreamingJob, record: JobRecord, lease: LeaseKeeper) ->
 def _start_empty(job: StreamingJob, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
     # What earlier executions wrote has to go out of sight too: a file sink passes over batch numbers it knows.
     sinks = list(job.catalog.executions.last_sinks(job.job_id))
-    record = job.catalog.jobs.switch_live_directory(lease.record, live.url, pending_restore={"sinks": sinks})
+    record = job.catalog.jobs.switch_live_directory(lease.record, live.url, pending_restore={"sinks": sinks}, plan={})
     return _finish_restore(job, record, lease)
 
 

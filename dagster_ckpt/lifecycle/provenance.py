@@ -19,15 +19,18 @@ def provenance(job: StreamingJob, sinks: Sequence[str], facts: QueryFacts | None
 
     Returns:
         `parent_image_id` (the image before it on this timeline, or the one that the timeline began with), and of a
-        running query `code_version`, `plan_fingerprint`, `spark_version`, `mode` and `guarantee`. What is not known
-        is left out.
+        running query `code_version`, `plan_fingerprint`, `spark_version`, `mode` and `guarantee`. `plan` is that of
+        the running query, else that of the query that was started last. What is not known is left out.
     """
     before = next(iter(job.catalog.images.restorable(job.job_id)), None)
     known: dict[str, object | None] = {"parent_image_id": before.image_id if before is not None else None}
     if facts is not None:
         known["code_version"] = job.code_version
         known["plan_fingerprint"] = facts.plan_fingerprint
+        known["plan"] = facts.plan.as_record() if facts.plan is not None else None
         known["spark_version"] = facts.spark_version
         if facts.mode is not None:
             known |= guarantees(facts.mode, sinks).properties()
+    else:
+        known["plan"] = job.catalog.jobs.get(job.job_id).plan or None
     return {name: value for name, value in known.items() if value is not None}

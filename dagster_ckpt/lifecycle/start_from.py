@@ -83,6 +83,7 @@ class StartFrom:
             instead of passing over them. For a start from an image or a batch.
         accept_loss: Start also where a sink would lose rows.
         claim_mode: Who owns the image that is started from.
+        accept_plan_change: Start also where the code keeps other state than what is there.
     """
 
     point: StartPoint = StartPoint.LATEST
@@ -90,6 +91,7 @@ class StartFrom:
     new_query_id: bool = False
     accept_loss: bool = False
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
+    accept_plan_change: bool = False
 
     @staticmethod
     def parse(
@@ -98,6 +100,7 @@ class StartFrom:
         new_query_id: bool = False,
         accept_loss: bool = False,
         claim_mode: RecoveryClaimMode | str = RecoveryClaimMode.NO_CLAIM,
+        accept_plan_change: bool = False,
     ) -> StartFrom:
         """Read what a person or a run configuration says.
 
@@ -109,6 +112,7 @@ class StartFrom:
             new_query_id: Go on as another query.
             accept_loss: Start also where a sink would lose rows.
             claim_mode: Who owns the image that is started from.
+            accept_plan_change: Start also where the code keeps other state than what is there.
 
         Raises:
             OptionError: The text is empty, a new query id is asked for a start that keeps or gives up all state,
@@ -132,7 +136,7 @@ class StartFrom:
                 f"claim_mode CLAIM is for a start from an image, but start_from is {word!r}, which names none. "
                 "Name the image that the job is to own, or leave claim_mode out."
             )
-        return StartFrom(point, reference, new_query_id, accept_loss, claim)
+        return StartFrom(point, reference, new_query_id, accept_loss, claim, accept_plan_change)
 
     @property
     def batch_id(self) -> int | None:

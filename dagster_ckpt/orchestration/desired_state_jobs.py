@@ -46,6 +46,11 @@ class DesiredStateConfigSchema(dg.Config):
         default=False,
         description="Try a code version again that a preflight refused, or that was rolled back.",
     )
+    accept_plan_change: bool = Field(
+        default=False,
+        description="Let the code go on from the state although its plan is another one, as the last preflight has "
+        "shown it, and try it again.",
+    )
 
 
 class RollBackConfigSchema(dg.Config):
@@ -73,6 +78,7 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
                 config.state.desired,
                 operations.Operator(origin=f"{context.job_name} run {context.run_id}"),
                 retry_refused=config.retry_refused,
+                accept_plan_change=config.accept_plan_change,
             )
         context.add_output_metadata(desired_state_metadata(row))
 

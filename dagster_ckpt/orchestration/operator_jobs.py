@@ -19,6 +19,7 @@ from dagster_ckpt.orchestration.image_report import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
 from dagster_ckpt.orchestration.rewind_report import downstream_metadata, preview_metadata
+from dagster_ckpt.orchestration.run_config import ACCEPT_PLAN_CHANGE
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.storage import Garbage
 
@@ -92,6 +93,7 @@ class RestartConfigSchema(dg.Config):
     new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
     accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
     claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
+    accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
 
 
@@ -201,6 +203,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                     new_query_id=config.new_query_id,
                     accept_loss=config.accept_loss,
                     claim_mode=config.claim_mode,
+                    accept_plan_change=config.accept_plan_change,
                 ),
                 _operator(context),
                 timeout_s=config.timeout_seconds,

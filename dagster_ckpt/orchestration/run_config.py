@@ -11,6 +11,11 @@ from pydantic import Field
 from dagster_ckpt.options import RecoveryClaimMode
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointOverrides
 
+ACCEPT_PLAN_CHANGE = (
+    "Start also where the code keeps other state than what is there: other keys, types, values, windows, operators or "
+    "watermarks. Without it such a start is refused, and the message says what is different."
+)
+
 
 class StreamRunConfig(dg.Config):
     """What a start of a streaming asset can be told in the launchpad."""
@@ -37,6 +42,7 @@ class StreamRunConfig(dg.Config):
         description="With a start from an image: NO_CLAIM leaves a savepoint to its owner, the stream never deletes "
         "it. CLAIM makes it the stream's own, deleted like a checkpoint. Flink's LEGACY is not offered.",
     )
+    accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
     checkpointing: CheckpointOverrides | None = Field(
         default=None,
         description="Checkpointing options for this run in place of the asset's, each by itself. A run that the "

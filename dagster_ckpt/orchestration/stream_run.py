@@ -48,6 +48,7 @@ from dagster_ckpt.orchestration.tags import (
 )
 from dagster_ckpt.spark import (
     LiveDirectory,
+    QueryToStart,
     SupervisedQuery,
     application_of,
     apply_state_backend,
@@ -184,8 +185,10 @@ def _run(
     apply_state_backend(spark, resources.state_backend.backend())
     jvm = jvm_process(spark)
 
+    to_start = QueryToStart(describe)
+
     def start(live: LiveDirectory) -> SupervisedQuery:
-        writer = describe()
+        writer = to_start.take()
         check_output(job, output_folder(writer))
         return start_query(writer, job.name, live)
 
@@ -196,6 +199,7 @@ def _run(
             RunRequest(
                 run_id=context.run.run_id,
                 start_query=start,
+                describe=to_start.described,
                 start_from=_start_from(context, job, config),
                 cause=start_cause(context.run.tags),
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
@@ -222,6 +226,7 @@ def _start_from(context: StepContext, job: StreamingJob, config: StreamRunConfig
         new_query_id=config.new_query_id,
         accept_loss=config.accept_loss,
         claim_mode=config.claim_mode,
+        accept_plan_change=config.accept_plan_change,
     )
 
 

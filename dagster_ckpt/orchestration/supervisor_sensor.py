@@ -179,7 +179,7 @@ def _start_run(stream: Stream, request: RequestRecord) -> dg.RunRequest:
     assert stream.start_job is not None
     config = {
         "start_from": str(request.arguments.get("start_from", "latest")),
-        **{name: True for name in ("new_query_id", "accept_loss") if request.arguments.get(name)},
+        **{name: True for name in ("new_query_id", "accept_loss", "accept_plan_change") if request.arguments.get(name)},
         **{name: request.arguments[name] for name in ("claim_mode",) if request.arguments.get(name) == "CLAIM"},
     }
     return dg.RunRequest(

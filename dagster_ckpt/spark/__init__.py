@@ -16,6 +16,7 @@ from dagster_ckpt.spark.application import (
 )
 from dagster_ckpt.spark.cut import Cut, cut
 from dagster_ckpt.spark.described_query import (
+    QueryToStart,
     brings_a_trigger,
     execution_plan,
     is_described_query,
@@ -32,7 +33,8 @@ from dagster_ckpt.spark.output import begin_log, empty_log, logged_batch, output
 from dagster_ckpt.spark.output_fork import fork_output
 from dagster_ckpt.spark.part_files import PartFile, SinkLog, delete_part_files, names_in, part_files, read_sink_log
 from dagster_ckpt.spark.pinned_state import pinned_partitions, pinned_state
-from dagster_ckpt.spark.plan import plan_fingerprint
+from dagster_ckpt.spark.plan import plan_of_query, plan_of_writer
+from dagster_ckpt.spark.plan_description import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.progress import QueryProgress
 from dagster_ckpt.spark.query import JvmProcess, QueryFacts, SupervisedQuery, jvm_process, start_query
 from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize, sink_entry
@@ -68,11 +70,15 @@ __all__ = [
     "LiveState",
     "LiveStatus",
     "Materialized",
+    "Pair",
     "PartFile",
+    "PlanDescription",
+    "PlanOperator",
     "Positions",
     "QueryActivity",
     "QueryFacts",
     "QueryProgress",
+    "QueryToStart",
     "Replay",
     "SinkEffect",
     "SinkEntry",
@@ -121,7 +127,9 @@ __all__ = [
     "part_files",
     "pinned_partitions",
     "pinned_state",
-    "plan_fingerprint",
+    "plan_of_query",
+    "plan_of_writer",
+    "read_plan",
     "read_sink_log",
     "retained_batches",
     "roll_back",

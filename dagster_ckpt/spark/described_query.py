@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +15,29 @@ _NO_TRIGGER = "ProcessingTimeTrigger(0)"
 _SINK, _SOURCE, _OPERATOR = "Data Sink", "Data Source", "Operator"
 
 _Node = dict[str, Any]
+
+
+class QueryToStart:
+    """A query that is described when it is first asked for, and again after it was started.
+
+    Args:
+        describe: Describes it.
+    """
+
+    def __init__(self, describe: Callable[[], DataStreamWriter]) -> None:
+        self._describe = describe
+        self._writer: DataStreamWriter | None = None
+
+    def described(self) -> DataStreamWriter:
+        """The description that the next start will take."""
+        if self._writer is None:
+            self._writer = self._describe()
+        return self._writer
+
+    def take(self) -> DataStreamWriter:
+        """The description, for a start."""
+        writer, self._writer = self.described(), None
+        return writer
 
 
 def is_described_query(candidate: object) -> bool:

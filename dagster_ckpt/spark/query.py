@@ -15,7 +15,8 @@ from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.activity import STARTING, QueryActivity, TaskCounts, activity_of, stack_of, tasks_of
 from dagster_ckpt.spark.guarantees import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.layout import LiveDirectory
-from dagster_ckpt.spark.plan import plan_fingerprint
+from dagster_ckpt.spark.plan import plan_of_query
+from dagster_ckpt.spark.plan_description import PlanDescription
 from dagster_ckpt.spark.progress import QueryProgress
 
 if TYPE_CHECKING:
@@ -43,13 +44,18 @@ class QueryFacts:
 
     Attributes:
         mode: How Spark executes it.
-        plan_fingerprint: See `plan_fingerprint`.
+        plan: What it keeps state for.
         spark_version: Version of the Spark that runs it, and so writes its live directory.
     """
 
     mode: ExecutionMode | None = None
-    plan_fingerprint: str | None = None
+    plan: PlanDescription | None = None
     spark_version: str | None = None
+
+    @property
+    def plan_fingerprint(self) -> str | None:
+        """Fingerprint of the plan."""
+        return self.plan.fingerprint if self.plan is not None else None
 
 
 def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
@@ -136,7 +142,7 @@ class SupervisedQuery:
         facts = QueryFacts(
             mode=mode_of_execution(_class_name(execution), _class_name(execution.trigger())),
             # Asked for before that, the JVM would wait until the sources are there.
-            plan_fingerprint=plan_fingerprint(self._query) if planned else None,
+            plan=plan_of_query(self._query) if planned else None,
             spark_version=str(execution.sparkSession().version()),
         )
         if planned:

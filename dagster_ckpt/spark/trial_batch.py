@@ -117,6 +117,8 @@ def run_trial(
     return Trial(after if after != before else None, failure)
 
 
+# Schemas of a few hundred columns fit.
+_MAX_MESSAGE = 20_000
 _REASONS = {
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": "the state is kept by other keys than the new code groups or joins by",
     "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE": "the state holds other values than the new code keeps",
@@ -131,13 +133,14 @@ _REASONS = {
 
 
 def in_plain_words(error: str) -> str:
-    """What Spark said, as a person who has not written Spark would say it, with Spark's own first line."""
-    line = _first_line(error)
+    """What Spark said, as a person who has not written Spark would say it, and Spark's own message."""
     known = next((words for condition, words in _REASONS.items() if condition in error), None)
-    return f"{known} (Spark: {line})" if known is not None else f"the new code failed: {line}"
+    message = _message(error)
+    return f"{known} (Spark: {message})" if known is not None else f"the new code failed: {message}"
 
 
-def _first_line(error: str) -> str:
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    telling = next((line for line in lines for condition in _REASONS if condition in line), lines[0] if lines else "")
-    return telling[:600]
+def _message(error: str) -> str:
+    """The whole of what Spark says, with the schemas that it compares; without the places in its code."""
+    lines = [line.strip() for line in error.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("at ", "... "))]
+    return "\n".join(said)[:_MAX_MESSAGE]

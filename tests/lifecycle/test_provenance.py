@@ -8,10 +8,11 @@ from retention_shelf import Shelf
 
 from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
 from dagster_ckpt.lifecycle.provenance import provenance
-from dagster_ckpt.spark import ExecutionMode, QueryFacts
+from dagster_ckpt.spark import ExecutionMode, PlanDescription, PlanOperator, QueryFacts
 
+PLAN = PlanDescription((PlanOperator("Deduplicate", (("id", "string"),)),), "Append")
 FILE_SINK = "FileSink[file:/out]"
-FACTS = QueryFacts(ExecutionMode.REAL_TIME, "plan-1:ab", "4.3.0")
+FACTS = QueryFacts(ExecutionMode.REAL_TIME, PLAN, "4.3.0")
 
 
 @pytest.fixture
@@ -24,7 +25,8 @@ def shelf(tmp_path: Path) -> Shelf:
 def test_the_running_query_tells_its_plan_its_spark_and_its_mode(shelf: Shelf) -> None:
     found = provenance(shelf.job, [FILE_SINK], FACTS)
 
-    assert found["plan_fingerprint"] == "plan-1:ab"
+    assert found["plan_fingerprint"] == PLAN.fingerprint
+    assert found["plan"] == PLAN.as_record()
     assert found["spark_version"] == "4.3.0"
     assert found["code_version"] == "release-42"
     assert found["mode"] == "REAL_TIME"

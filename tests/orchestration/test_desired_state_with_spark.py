@@ -98,6 +98,11 @@ class Deployment:
         counts = rows.groupBy(F.window("at", "30 minutes"), F.expr(key).alias("shop")).count()
         return counts.select("window.start", "shop", "count")
 
+    def say(self, **config: Any) -> None:
+        job = self.definitions.resolve_job_def("set_desired_state_job")
+        said = {"ops": {"set_desired_state": {"config": {"job_id": "orders", **config}}}}
+        assert job.execute_in_process(said, instance=self.instance).success
+
     def feed(self, files: int) -> None:
         landing = self.root / "landing"
         landing.mkdir(exist_ok=True)
@@ -216,14 +221,19 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     deployment.until(lambda: deployment.is_in(UpgradePhase.REFUSED, "2"))
     assert deployment.row is not None
     assert "kept by other keys" in (deployment.row.alert or "")
+    assert "key 2: shop bigint -> CAST(shop AS STRING) string" in (deployment.row.alert or "")
     deployment.feed(1)
     deployment.until(deployment.has_read_all)
     assert old is not None
     assert deployment.newest is not None
     assert (deployment.newest.execution_id, deployment.newest.status) == (old.execution_id, ExecutionStatus.RUNNING)
 
-    # A version that can go on from the state is tried, and takes over at a savepoint.
+    # Another key that Spark goes on with: only a person can say that it means the same.
     deployment.load("3", key="shop + 0")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.REFUSED, "3"))
+    assert "shop bigint -> (shop + CAST(0 AS BIGINT)) bigint" in (deployment.row.alert or "")
+    deployment.say(state="AS_DEFINED", accept_plan_change=True)
+    # It is tried, and takes over at a savepoint.
     deployment.until(lambda: deployment.is_in(UpgradePhase.STABLE, "3"))
     preflight = deployment.row.preflight
     assert preflight is not None
@@ -237,7 +247,7 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     deployment.until(deployment.has_read_all)
 
     # A version that fails where the preflight cannot see it: at its sink. It is rolled back, and not started again.
-    deployment.load("4", output="landing/0000.json/no-folder")
+    deployment.load("4", key="shop + 0", output="landing/0000.json/no-folder")
     deployment.until(lambda: deployment.is_in(UpgradePhase.ROLLED_BACK, "4"))
     failed = deployment.newest.execution_id
     deployment.tick()
@@ -245,14 +255,12 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     assert "rolled back to savepoint" in (deployment.row.alert or "")
 
     # The next version goes on from the savepoint that was gone back to.
-    deployment.load("5")
+    deployment.load("5", key="shop + 0")
     deployment.until(lambda: deployment.is_in(UpgradePhase.STABLE, "5"))
     deployment.feed(1)
     deployment.until(deployment.has_read_all)
 
-    job = deployment.definitions.resolve_job_def("set_desired_state_job")
-    said = {"ops": {"set_desired_state": {"config": {"job_id": "orders", "state": "SUSPENDED"}}}}
-    assert job.execute_in_process(said, instance=deployment.instance).success
+    deployment.say(state="SUSPENDED")
     deployment.until(lambda: deployment.row is not None and deployment.row.reached == deployment.row.generation)
     assert deployment.newest.status is ExecutionStatus.FINISHED
 

@@ -9,8 +9,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_scenarios import ROCKSDB, SCHEMA, Workload, run_to_the_end
 
-from dagster_ckpt.spark import ExecutionMode, LiveDirectory, QueryFacts, plan_fingerprint, start_query
-from dagster_ckpt.spark.plan import fingerprint
+from dagster_ckpt.spark import (
+    ExecutionMode,
+    LiveDirectory,
+    PlanDescription,
+    PlanOperator,
+    QueryFacts,
+    plan_of_query,
+    plan_of_writer,
+    start_query,
+)
+from dagster_ckpt.spark.plan import describe_plan
 
 pytestmark = pytest.mark.spark
 
@@ -29,7 +38,11 @@ def stream(spark: SparkSession, folder: Path, delay: str = "20 seconds") -> Data
 
 
 def of(frame: DataFrame) -> str:
-    return fingerprint(frame._jdf.queryExecution().analyzed())
+    return described(frame).fingerprint
+
+
+def described(frame: DataFrame) -> PlanDescription:
+    return describe_plan(frame._jdf.queryExecution().analyzed())
 
 
 ALL = [
@@ -83,6 +96,10 @@ def counted(frame: DataFrame, window: str = "30 seconds", key: str = "k", what: 
         pytest.param(lambda left: counted(left.withColumn("v", F.expr("v + 1"))), False, id="computed-column"),
         pytest.param(lambda left: counted(left.dropDuplicates(["k", "t"])), False, id="one-more-operator"),
         pytest.param(lambda left: counted(left.withColumn("k", F.col("k").cast("int"))), False, id="type-of-the-key"),
+        pytest.param(lambda left: counted(left.withColumn("other", F.expr("v + 1"))), True, id="a-column-nobody-uses"),
+        pytest.param(
+            lambda left: counted(left.withColumn("v", F.col("k"))), False, id="another-column-under-the-same-name"
+        ),
     ],
 )
 def test_it_changes_with_the_state_and_with_nothing_else(
@@ -114,21 +131,103 @@ def test_a_running_query_has_it_before_and_after_a_restart(spark: SparkSession, 
 
     facts = []
     for _ in range(2):
-        query = start_query(work.writer(work.session(spark)), "restarted", live)
-        while query.facts().plan_fingerprint is None:
+        writer = work.writer(work.session(spark))
+        planned = plan_of_writer(writer)
+        query = start_query(writer, "restarted", live)
+        while query.facts().plan is None:
             assert not query.wait(0.01)
         facts.append(query.facts())
         query.stop()
 
     assert facts[0] == facts[1]
-    assert facts[0] == QueryFacts(ExecutionMode.MICRO_BATCH, facts[0].plan_fingerprint, spark.version)
-    session = work.session(spark)
-    writers_frame = queries.counts_over_a_join(work._stream(session, "left", 1), work._stream(session, "right", 1))
-    assert facts[0].plan_fingerprint == of(writers_frame)
+    assert facts[0] == QueryFacts(ExecutionMode.MICRO_BATCH, planned, spark.version)
 
 
 def test_over_spark_connect_there_is_none(spark: SparkSession) -> None:
-    class ConnectQuery:
-        """A query of Spark Connect: its plan is in another process."""
+    class Connect:
+        """A query or a writer of Spark Connect: its plan is in another process."""
 
-    assert plan_fingerprint(ConnectQuery()) is None  # type: ignore[arg-type]
+    assert plan_of_query(Connect()) is None  # type: ignore[arg-type]
+    assert plan_of_writer(Connect()) is None  # type: ignore[arg-type]
+
+
+def test_a_random_seed_is_no_change(spark: SparkSession, folder: Path) -> None:
+    left = stream(spark, folder / "left")
+
+    def salted() -> DataFrame:
+        return left.withColumn("salt", F.floor(F.rand() * 8)).groupBy("salt").count()
+
+    assert described(salted()) == described(salted())
+
+
+T = PlanOperator("EventTimeWatermark", keys=(("t", "timestamp"),), settings=(("delay", "20 seconds"),))
+WINDOW = ("window", "struct<start:timestamp,end:timestamp>")
+
+
+@pytest.mark.parametrize(
+    ("build", "operators"),
+    [
+        pytest.param(
+            lambda left, _: left.groupBy(F.window("t", "1 minute", "30 seconds"), "k").agg(F.sum("v") / F.count("*")),
+            (
+                T,
+                PlanOperator(
+                    "Aggregate",
+                    (WINDOW, ("k", "bigint")),
+                    (("sum(v)", "bigint"), ("count(1)", "bigint")),
+                    definitions=(("window", "window(t, size 60 s, slide 30 s, start 0 s)"),),
+                ),
+            ),
+            id="a-sliding-window-and-what-a-quotient-is-made-of",
+        ),
+        pytest.param(
+            queries.first_of_each,
+            (
+                T,
+                PlanOperator("Deduplicate", (("seen", "bigint"),), definitions=(("seen", "(v % CAST(37 AS BIGINT))"),)),
+            ),
+            id="a-computed-key",
+        ),
+        pytest.param(
+            lambda left, right: (
+                left.selectExpr("k", "v + 1 AS price", "t")
+                .alias("l")
+                .join(right.alias("r"), F.expr("l.k = r.k AND l.t = r.t"))
+                .select("price")
+            ),
+            (
+                T,
+                T,
+                PlanOperator(
+                    "Join",
+                    values=(
+                        *(("left.k", "bigint"), ("left.price", "bigint"), ("left.t", "timestamp")),
+                        *(("right.k", "bigint"), ("right.t", "timestamp")),
+                    ),
+                    settings=(("type", "Inner"), ("condition", "((l.k = r.k) AND (l.t = r.t))")),
+                    definitions=(("price", "(v + CAST(1 AS BIGINT))"),),
+                ),
+            ),
+            id="a-join-keeps-what-is-used-of-both-sides",
+        ),
+        pytest.param(
+            queries.pandas_with_state,
+            (
+                T,
+                PlanOperator(
+                    "FlatMapGroupsInPandasWithState",
+                    (("k", "bigint"),),
+                    settings=(("stateType", "struct<n:bigint,total:bigint>"), ("timeout", "NoTimeout")),
+                ),
+            ),
+            id="a-state-of-the-function's-own",
+        ),
+        pytest.param(queries.stateless_union, (), id="a-watermark-alone-keeps-nothing"),
+    ],
+)
+def test_what_is_said_of_operators(
+    spark: SparkSession, folder: Path, build: Query, operators: tuple[PlanOperator, ...]
+) -> None:
+    left, right = stream(spark, folder / "left"), stream(spark, folder / "right")
+
+    assert described(build(left, right)).operators == operators

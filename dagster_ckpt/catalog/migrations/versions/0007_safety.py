@@ -14,6 +14,7 @@ def upgrade() -> None:
     _deployment()
     _recovery()
     _holds()
+    _plans()
 
 
 # When a process started was a time by the wall clock, and would be compared with the kernel's count.
@@ -44,7 +45,14 @@ def _holds() -> None:
     pass
 
 
+def _plans() -> None:
+    op.add_column("jobs", sa.Column("plan", sa.Text))
+    op.add_column("jobs", sa.Column("accepted_plan", sa.String(80)))
+
+
 def downgrade() -> None:
+    op.drop_column("jobs", "accepted_plan")
+    op.drop_column("jobs", "plan")
     _leases_before()
 
 

@@ -1,0 +1,107 @@
+"""What is a change of the plan, and how it is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_ckpt.lifecycle.plan_change import plan_differences
+from dagster_ckpt.spark import PlanDescription, PlanOperator
+
+WATERMARK = PlanOperator("EventTimeWatermark", (("t", "timestamp"),), settings=(("delay", "10 seconds"),))
+COUNTS = PlanOperator(
+    "Aggregate",
+    (("window", "struct"), ("site", "string")),
+    (("count(1)", "bigint"), ("sum(v)", "bigint")),
+    definitions=(("window", "window(t, size 60 s, slide 60 s, start 0 s)"),),
+)
+FIRSTS = PlanOperator("Deduplicate", (("id", "string"),))
+JOIN = PlanOperator("Join", values=(("left.v", "bigint"),), settings=(("type", "Inner"), ("condition", "(a = b)")))
+PLAN = PlanDescription((WATERMARK, COUNTS), "Append")
+
+
+def of(*operators: PlanOperator, mode: str = "Append") -> PlanDescription:
+    return PlanDescription(operators, mode)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        pytest.param(PLAN, PLAN, (), id="the-same"),
+        pytest.param(of(), of(mode="Update"), ("output mode: Append -> Update",), id="modes-are-compared"),
+        pytest.param(
+            PLAN,
+            of(WATERMARK, replace(COUNTS, keys=(("window", "struct"), ("device", "string")))),
+            ("operator 2 (aggregation), key 2: site string -> device string",),
+            id="known-defect-4-another-column-of-the-same-type",
+        ),
+        pytest.param(
+            PLAN,
+            of(WATERMARK, replace(COUNTS, keys=(("window", "struct"), ("site", "int")))),
+            ("operator 2 (aggregation), key 2: site string -> site int",),
+            id="type-of-a-key",
+        ),
+        pytest.param(
+            PLAN,
+            of(WATERMARK, replace(COUNTS, values=(*COUNTS.values, ("max(v)", "bigint")))),
+            ("operator 2 (aggregation), value 3: nothing -> max(v) bigint",),
+            id="one-more-aggregate",
+        ),
+        pytest.param(
+            PLAN,
+            of(WATERMARK, replace(COUNTS, values=COUNTS.values[::-1])),
+            (
+                "operator 2 (aggregation), value 1: count(1) bigint -> sum(v) bigint",
+                "operator 2 (aggregation), value 2: sum(v) bigint -> count(1) bigint",
+            ),
+            id="aggregates-of-one-type-that-change-places",
+        ),
+        pytest.param(
+            PLAN,
+            of(replace(WATERMARK, settings=(("delay", "1 hours"),)), COUNTS),
+            ("operator 1 (watermark) delay: 10 seconds -> 1 hours",),
+            id="delay",
+        ),
+        pytest.param(
+            PLAN,
+            of(WATERMARK, replace(COUNTS, definitions=(("window", "window(t, size 30 s, slide 30 s, start 0 s)"),))),
+            (
+                "operator 2 (aggregation), computed column window: window(t, size 60 s, slide 60 s, start 0 s) -> "
+                "window(t, size 30 s, slide 30 s, start 0 s)",
+            ),
+            id="window",
+        ),
+        pytest.param(
+            PLAN, of(WATERMARK, FIRSTS, COUNTS), ("operator 2, dropDuplicates by id, was added",), id="operator-added"
+        ),
+        pytest.param(
+            of(WATERMARK, FIRSTS, COUNTS),
+            PLAN,
+            ("operator 2, dropDuplicates by id, was removed",),
+            id="operator-removed",
+        ),
+        pytest.param(
+            of(FIRSTS, COUNTS),
+            of(COUNTS, FIRSTS),
+            (
+                "operator 1, aggregation by window, site, was added",
+                "operator 2, aggregation by window, site, was removed",
+            ),
+            id="order-of-operators",
+        ),
+        pytest.param(
+            of(JOIN),
+            of(replace(JOIN, settings=(("type", "LeftOuter"), ("condition", "(a = c)")))),
+            (
+                "operator 1 (stream-stream join) type: Inner -> LeftOuter",
+                "operator 1 (stream-stream join) condition: (a = b) -> (a = c)",
+            ),
+            id="type-of-a-join",
+        ),
+    ],
+)
+def test_each_difference_is_said_as_from_and_to(
+    before: PlanDescription, after: PlanDescription, said: tuple[str, ...]
+) -> None:
+    assert plan_differences(before, after) == said

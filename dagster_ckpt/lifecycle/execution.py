@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog import (
+    ExecutionRecord,
     ExecutionStatus,
     ImageRecord,
     LeaseRecord,
@@ -33,7 +34,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
-from dagster_ckpt.lifecycle.liveness import this_holder
+from dagster_ckpt.lifecycle.liveness import boot_id, this_holder
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
 from dagster_ckpt.lifecycle.plan_check import check_plan
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
@@ -190,7 +191,15 @@ def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ende
         prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
         start_from=start_from,
         retained=retained_batches(live) if live is not None and start_from.point is StartPoint.BATCH else (),
+        ended_in_order=_ended_in_order(executions, record.live_directory),
     )
+
+
+def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
+    """Whether the last execution in a live directory has ended by a decision, and the power was not lost since."""
+    last = next((each for each in executions if each.live_directory == live_directory), None)
+    ends = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
+    return last is not None and last.status in ends and last.boot_id == boot_id()
 
 
 def _refuse_to_forget(job: StreamingJob, live: LiveDirectory) -> None:

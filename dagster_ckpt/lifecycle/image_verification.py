@@ -211,7 +211,8 @@ def _read_state(job: StreamingJob, location: str, batch_id: int, spark: SparkSes
     # Beside the live directories: every executor reaches that place.
     copy = LiveDirectory(f"{job.live_folder}/verify-{uuid.uuid4()}")
     try:
-        restore_into(job, location, copy)
+        # Without a donor: what is to be proven is the image, not the live directory.
+        restore_into(job, location, copy, is_scratch=True)
         return tuple(count_state_rows(spark, copy, batch_id))
     finally:
         copy.delete()

@@ -23,6 +23,7 @@ from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
+    Donor,
     Filler,
     LiveDirectory,
     SinkEntry,
@@ -78,7 +79,7 @@ def prepare(job: StreamingJob, plan: RecoveryPlan, lease: LeaseKeeper) -> Prepar
         return _finish_restore(job, record, lease)
     live = job.new_live_directory(record.live_generation, lease.record.token)
     if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
-        return _restore(job, plan.image, live, lease, fork=plan.new_query_id, claims=plan.claims)
+        return _restore(job, plan, plan.image, live, lease)
     if plan.kind is RecoveryKind.REWIND and record.live_directory is not None and plan.to_batch is not None:
         old = LiveDirectory(record.live_directory)
         return _rewind(job, old, plan.to_batch, live, lease, fork=plan.new_query_id)
@@ -90,32 +91,41 @@ def prepare(job: StreamingJob, plan: RecoveryPlan, lease: LeaseKeeper) -> Prepar
     return _start_empty(job, live, lease)
 
 
-def restore_into(job: StreamingJob, location: str, live: LiveDirectory, *, fork: bool = False) -> None:
+def restore_into(
+    job: StreamingJob,
+    location: str,
+    live: LiveDirectory,
+    *,
+    fork: bool = False,
+    donor: Donor | None = None,
+    is_scratch: bool = False,
+) -> None:
     """Make a live directory of an image, without making it the job's own.
 
-    Files that a directory beside it still has as the image has them are linked; the rest is read from the image.
+    Every byte is compared with the digest that the image has of it, whichever place it comes from.
 
     Args:
         job: The job whose storage holds the image.
         location: Where the image is.
         live: Where the directory is to be; nothing may be there.
         fork: Give the query an id of its own, so that it can run beside the original.
+        donor: A good live directory whose files are linked where they are as the image has them. None: all is read
+            from the image.
+        is_scratch: It is deleted after a look, so it need not outlive a loss of power.
 
     Raises:
         ImageNotFoundError: No image is there.
         ImageCorruptError: It misses data or was altered.
         RestoreError: It makes no directory that Spark could start in.
     """
-    donors = [str(neighbour.local_path) for neighbour in live.neighbours()]
 
     def fill(filler: Filler) -> None:
         def missing(entries: Iterable[FileEntry]) -> Iterable[FileEntry]:
-            return filler.link_unchanged(entries, donors)
+            return filler.link_unchanged(entries, donor)
 
         job.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
 
-    # Every byte is checked against the digest it was cut with, or is the very file that was cut.
-    materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True)
+    materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True, is_scratch=is_scratch)
 
 
 def _go_on(job: StreamingJob, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
@@ -125,16 +135,16 @@ def _go_on(job: StreamingJob, live: LiveDirectory, lease: LeaseKeeper) -> Prepar
 
 
 def _restore(
-    job: StreamingJob, image: ImageRecord, live: LiveDirectory, lease: LeaseKeeper, *, fork: bool, claims: bool
+    job: StreamingJob, plan: RecoveryPlan, image: ImageRecord, live: LiveDirectory, lease: LeaseKeeper
 ) -> PreparedStart:
     location = image_location(image)
-    restore_into(job, location, live, fork=fork)
+    restore_into(job, location, live, fork=plan.new_query_id, donor=plan.donor)
     record = job.catalog.jobs.switch_live_directory(
         lease.record,
         live.url,
         restored_image_id=image.image_id,
         pending_restore={"location": location, "batch_id": image.batch_id},
-        claims=claims,
+        claims=plan.claims,
         plan=image.plan,
     )
     return _finish_restore(job, record, lease)

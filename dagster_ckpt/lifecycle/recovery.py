@@ -23,7 +23,7 @@ from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError
 from dagster_ckpt.lifecycle.rewind_distance import distance_passed_over
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.options import RecoveryClaimMode, Retained, RetainedKind, image_to_recover_from
-from dagster_ckpt.spark import LiveState, LiveStatus
+from dagster_ckpt.spark import Donor, DonorCheck, LiveDirectory, LiveState, LiveStatus
 
 CHECKPOINT = "CHECKPOINT"
 SAVEPOINT = "SAVEPOINT"
@@ -52,6 +52,7 @@ class RecoveryPlan:
         to_batch: The batch the query will stand at, where known; below `from_batch` it is a rewind.
         new_query_id: Whether the query goes on as another one, for RESTORE and REWIND.
         claims: Whether the job owns the image from now on, for RESTORE.
+        donor: A live directory whose files may be linked, for RESTORE; None: all is read from the image.
     """
 
     kind: RecoveryKind
@@ -61,6 +62,7 @@ class RecoveryPlan:
     to_batch: int | None = None
     new_query_id: bool = False
     claims: bool = False
+    donor: Donor | None = None
 
     @property
     def rewound_batches(self) -> int:
@@ -97,6 +99,8 @@ class RecoveryFacts:
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
         start_from: What was asked for.
         retained: Batches that the live directory can be rewound to, ascending; looked for where one is asked for.
+        ended_in_order: Whether the last execution in the live directory has a recorded end that was no failure, in
+            this boot of this machine.
     """
 
     job: JobRecord
@@ -109,6 +113,7 @@ class RecoveryFacts:
     prefer_checkpoint: bool
     start_from: StartFrom
     retained: Sequence[int] = ()
+    ended_in_order: bool = False
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
@@ -139,6 +144,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             to_batch=image.batch_id,
             new_query_id=facts.start_from.new_query_id,
             claims=claims,
+            donor=_donor(facts),
         )
     if facts.job.pending_restore is not None and _can_be_finished(facts, facts.job.pending_restore):
         forked_from = facts.job.pending_restore.get("fork_of")
@@ -220,6 +226,17 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
         to_batch=batch_id,
         new_query_id=facts.start_from.new_query_id,
     )
+
+
+def _donor(facts: RecoveryFacts) -> Donor | None:
+    """The live directory, as far as a restore may link its files; a broken one gives nothing."""
+    if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.job.live_directory is None:
+        return None
+    # Who names an image has a reason not to trust what is there now.
+    is_named = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
+    is_trusted = facts.ended_in_order and facts.predecessor_ended and not is_named
+    check = DonorCheck.IDENTITY if is_trusted else DonorCheck.DIGEST
+    return Donor(LiveDirectory(facts.job.live_directory), check)
 
 
 def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> RecoveryPlan:

@@ -23,6 +23,7 @@ from dagster_ckpt.spark.described_query import (
     same_session,
     session_of,
 )
+from dagster_ckpt.spark.donors import Donor, DonorCheck
 from dagster_ckpt.spark.executor_copy import ExecutorCopy, executors_above
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
 from dagster_ckpt.spark.guarantees import ExecutionMode, Guarantee, Guarantees, guarantees
@@ -60,6 +61,8 @@ __all__ = [
     "CapturedSink",
     "Cut",
     "Distance",
+    "Donor",
+    "DonorCheck",
     "ExecutionMode",
     "ExecutorCopy",
     "Filler",

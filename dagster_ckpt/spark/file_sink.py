@@ -77,8 +77,9 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     """Bring a file sink back to the batch an image was taken at.
 
     Readers then see exactly the rows of that batch and before; files of later batches stay on disk, unlisted.
-    May be cut off anywhere and done again: what is needed is written before anything is deleted, and the
-    newest entries go first, so the log never has a hole that Spark would refuse.
+    May be cut off anywhere, also by a loss of power, and done again: what is needed is durable before anything is
+    deleted, and the newest entries go first, so the log never has a hole that Spark would refuse. On return it is
+    durable that they are gone.
 
     Args:
         path: Folder the sink writes to.
@@ -100,11 +101,19 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
                 folder.delete(f"{LOG}/.{name}.crc")
                 still_mine()
                 folder.write(f"{LOG}/{name}", [wanted[name]])
+            else:
+                # As Spark left it, which flushes nothing.
+                folder.flush(f"{LOG}/{name}")
+        if present:
+            folder.flush(LOG)
         for name in sorted(_surplus(present, wanted, batch_id), key=present.__getitem__, reverse=True):
             still_mine()
             folder.delete(f"{LOG}/{name}")
             still_mine()
             folder.delete(f"{LOG}/.{name}.crc")
+        if present:
+            # Some of them come back with the power otherwise, and Spark passes over what they name.
+            folder.flush(LOG)
     except (StorageAccessError, FileNotFoundError) as error:
         raise SinkRollbackError(
             f"The sink {path} could not be brought back to batch {batch_id}: {error}. Make it reachable and "

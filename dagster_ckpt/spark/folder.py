@@ -98,7 +98,7 @@ class Folder(ABC):
 
     @abstractmethod
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file whole or not at all, in place of any other of that name."""
+        """Write a file whole or not at all, in place of any other of that name; it is durable on return."""
 
     @abstractmethod
     def create(self, path: str, chunks: Iterable[bytes]) -> None:
@@ -110,7 +110,7 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_all(self) -> None:
-        """Delete the whole tree; one that is not there is no error."""
+        """Delete the whole tree; one that is not there is no error. Of a link only the link goes."""
 
     def delete_if_empty(self) -> None:
         """Delete the root if nothing is in it; where folders exist only as parts of names there is nothing to do."""
@@ -122,7 +122,19 @@ class Folder(ABC):
 
     @abstractmethod
     def rename(self, url: str) -> None:
-        """Move the whole tree to a place where nothing is yet."""
+        """Move the whole tree to a place where nothing is yet; its new name is durable on return."""
+
+    @abstractmethod
+    def make(self) -> None:
+        """Make the root; on a disk its name is durable then. An object store has no folders."""
+
+    @abstractmethod
+    def flush(self, path: str) -> None:
+        """Make a file durable, or the names in a directory; what is behind a protocol is when it is written."""
+
+    @abstractmethod
+    def flush_all(self) -> None:
+        """Make the whole tree durable; its root's own name is made so by `make` and `rename`."""
 
     def read(self, path: str, at_most: int = -1) -> bytes:
         """Content of a file, or the first bytes of it."""

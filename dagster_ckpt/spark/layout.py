@@ -83,15 +83,6 @@ class LiveDirectory:
         offsets = batch_ids(self.folder, OFFSETS)
         return Positions(max(commits, default=None), max(offsets, default=None))
 
-    def neighbours(self) -> list[LiveDirectory]:
-        """Other directories in the same folder of this machine, the newest first; none where it is elsewhere."""
-        path = self.local_path
-        if path is None or not path.parent.is_dir():
-            return []
-        beside = [other for other in path.parent.iterdir() if other.is_dir() and other != path]
-        beside = [other for other in beside if not other.name.startswith(".")]
-        return [LiveDirectory(str(other)) for other in sorted(beside, key=lambda other: -other.stat().st_mtime_ns)]
-
     def sibling(self, suffix: str) -> LiveDirectory:
         """A directory beside this one, on the same file system."""
         return LiveDirectory(self.url.rstrip("/") + suffix, self.storage_options)

@@ -6,7 +6,6 @@ thread does it all: calls so short leave two of them waiting for each other.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -25,7 +24,7 @@ class Linker:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = str(root)
+        self.root = root
         # The root is there; the path of a file without a directory begins with it.
         self._directories = {""}
         self._descriptors: dict[str, int] = {}
@@ -54,25 +53,34 @@ class Linker:
             return False
         return True
 
-    def link_unchanged(self, trees: Sequence[str], entries: Sequence[FileEntry]) -> list[FileEntry]:
+    def link_unchanged(self, tree: str, entries: Sequence[FileEntry]) -> list[FileEntry]:
         """Give files a second name in the new tree that are still what they were when an image was taken of them.
 
         Args:
-            trees: Paths of the trees that may have them, under the same paths.
+            tree: Path of the tree that may have them, under the same paths.
             entries: The files; each has a token.
 
         Returns:
-            Those that no tree has: nothing of them is in the new tree either.
+            Those that it has not: nothing of them is in the new tree either.
 
         Raises:
             StorageAccessError: Their directories cannot be made.
         """
         self._make({_directory(entry.path) for entry in entries})
-        sources = []
-        for tree in trees:
-            with contextlib.suppress(OSError):
-                sources.append(self._descriptor(tree))
-        return [entry for entry in entries if not _is_linked(entry, sources, self._target)]
+        try:
+            source = self._descriptor(tree)
+        except OSError:
+            return list(entries)
+        return [entry for entry in entries if not _is_linked(entry, source, self._target)]
+
+    def unlink(self, path: str) -> None:
+        """Let go of a file of the new tree.
+
+        Raises:
+            StorageAccessError: It cannot be deleted.
+        """
+        with accessing("delete", f"file://{self.root}", path):
+            os.unlink(path, dir_fd=self._target)
 
     def linked_version(self, path: str) -> FileVersion:
         """Version of a file of the new tree."""
@@ -87,15 +95,15 @@ class Linker:
         new = sorted(directory for directory in directories if directory not in self._directories)
         if not new:
             return
-        with accessing("write", f"file://{self._root}"):
+        with accessing("write", f"file://{self.root}"):
             for directory in new:
                 _make_with_parents(directory, self._target)
         self._directories.update(new)
 
     @cached_property
     def _target(self) -> int:
-        Path(self._root).mkdir(parents=True, exist_ok=True)
-        return self._descriptor(self._root)
+        self.root.mkdir(parents=True, exist_ok=True)
+        return self._descriptor(str(self.root))
 
     def _descriptor(self, tree: str) -> int:
         descriptor = self._descriptors.get(tree)
@@ -118,17 +126,16 @@ def _make_with_parents(directory: str, root: int) -> None:
         _make_with_parents(directory, root)
 
 
-def _is_linked(entry: FileEntry, sources: Sequence[int], target: int) -> bool:
+def _is_linked(entry: FileEntry, source: int, target: int) -> bool:
     """Whether a file could be linked that is the one of the image; what else has its name is let go of again."""
     _, path, size, _, token, _, _ = entry
-    for source in sources:
-        try:
-            os.link(path, path, src_dir_fd=source, dst_dir_fd=target)
-            # Looked at under its new name, where nobody puts another file in its place.
-            found = os.stat(path, dir_fd=target)
-            if found.st_size == size and token_of(found) == token:
-                return True
-            os.unlink(path, dir_fd=target)
-        except OSError:
-            continue
+    try:
+        os.link(path, path, src_dir_fd=source, dst_dir_fd=target)
+        # Looked at under its new name, where nobody puts another file in its place.
+        found = os.stat(path, dir_fd=target)
+        if found.st_size == size and token_of(found) == token:
+            return True
+        os.unlink(path, dir_fd=target)
+    except OSError:
+        return False
     return False

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.image import flush, flush_tree, make_folder
 from dagster_ckpt.spark.folder import Entry, FileVersion, Folder, Listing, Look, accessing, explained, local_path
 
 _DELETE_ATTEMPTS = 10
@@ -131,18 +132,22 @@ class LocalFolder(Folder):
                 os.close(descriptor)
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file whole or not at all, in place of any other of that name."""
+        """Write a file whole or not at all, in place of any other of that name; it is durable on return."""
         target = self.root / path
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
         with accessing("write", self.url, path):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            changed = make_folder(target.parent)
             try:
                 with unfinished.open("wb") as stream:
                     stream.writelines(chunks)
+                    stream.flush()
+                    os.fsync(stream.fileno())
                 unfinished.replace(target)
             except BaseException:
                 unfinished.unlink(missing_ok=True)
                 raise
+            for folder in (target.parent, *changed):
+                flush(folder)
 
     def create(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file where none is, in a tree that nobody reads yet."""
@@ -167,8 +172,12 @@ class LocalFolder(Folder):
             (self.root / path).unlink(missing_ok=True)
 
     def delete_all(self) -> None:
-        """Delete the whole tree; one that is not there is no error."""
+        """Delete the whole tree; one that is not there is no error. Of a link only the link goes."""
         with contextlib.suppress(FileNotFoundError), accessing("delete", self.url):
+            if self.root.is_symlink():
+                # Where it leads to is for those who have put it there.
+                self.root.unlink()
+                return
             for _ in range(_DELETE_ATTEMPTS - 1):
                 try:
                     shutil.rmtree(self.root)
@@ -190,13 +199,31 @@ class LocalFolder(Folder):
         return self.root.is_dir()
 
     def rename(self, url: str) -> None:
-        """Move the whole tree to a place where nothing is yet."""
+        """Move the whole tree to a place where nothing is yet; its new name is durable on return."""
         target = local_path(url)
         if target is None:
             raise StorageAccessError(f"{self.url} is local and cannot be moved to {url}. Give a local path.")
         with accessing("move", self.url):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            changed = make_folder(target.parent)
             self.root.rename(target)
+            for folder in (target.parent, *changed):
+                flush(folder)
+
+    def make(self) -> None:
+        """Make the root; its name is durable then."""
+        with accessing("write", self.url):
+            for folder in make_folder(self.root):
+                flush(folder)
+
+    def flush(self, path: str) -> None:
+        """Make a file durable, or the names in a directory."""
+        with accessing("write", self.url, path):
+            flush(self.root / path)
+
+    def flush_all(self) -> None:
+        """Make the whole tree durable."""
+        with accessing("write", self.url):
+            flush_tree(self.root)
 
 
 def version_of(stat: os.stat_result) -> FileVersion:

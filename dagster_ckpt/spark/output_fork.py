@@ -43,13 +43,16 @@ def fork_output(
         SinkRollbackError: The log of the new folder cannot be written.
         StorageAccessError: A file cannot be read or written.
     """
+    target = open_folder(new)
+    target.make()
     moved = []
     for entry in entries:
         still_mine()
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
         texts = ["v1", *(json.dumps(_moved(old, new, dict(line)), separators=(",", ":")) for line in lines)]
         moved.append(SinkEntry(entry.name, "\n".join(texts).encode()))
-    # The files first: a log that names them may be read at once.
+    # The files first, and for good: a log that names them may be read at once.
+    target.flush_all()
     roll_back(new, batch_id, moved, still_mine=still_mine)
 
 

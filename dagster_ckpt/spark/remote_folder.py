@@ -139,6 +139,15 @@ class RemoteFolder(Folder):
         with _reaching("move", self.url):
             self._fs.mv(self._root, self._fs._strip_protocol(url), recursive=True)
 
+    def make(self) -> None:
+        """Folders are made with the files in them."""
+
+    def flush(self, path: str) -> None:
+        """What the server has taken is durable."""
+
+    def flush_all(self) -> None:
+        """What the server has taken is durable."""
+
     def _at(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}".rstrip("/")
 

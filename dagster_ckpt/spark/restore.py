@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError
 from dagster_ckpt.foreign import number_in
 from dagster_ckpt.image import FileEntry
+from dagster_ckpt.spark.donors import Donor, altered
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, SinkEntry
 from dagster_ckpt.spark.file_source import entry_id
 from dagster_ckpt.spark.folder import Folder
@@ -53,8 +54,9 @@ def materialize(
     *,
     new_query_id: str | None = None,
     is_whole: bool = False,
+    is_scratch: bool = False,
 ) -> Materialized:
-    """Build a live directory aside, check that it is whole, then move it into place.
+    """Build a live directory aside, check that it is whole, then move it into place; on return it is durable.
 
     In an object store, where nothing can be moved at once, it is built in place, the logs last: until then there is
     nothing that a query could resume from, and a start that was killed here is simply made again.
@@ -66,6 +68,7 @@ def materialize(
             sinks that remember query ids know it again.
         is_whole: What `fill` gives is a cut that was whole, down to the last checked byte, so that only the logs are
             looked at once more.
+        is_scratch: It is deleted after a look, so it need not outlive a loss of power.
 
     Raises:
         RestoreError: Something is at the target, or the image makes no whole live directory.
@@ -78,6 +81,7 @@ def materialize(
         )
     unfinished = target.sibling(".partial") if target.folder.moves_at_once else target
     unfinished.delete()
+    unfinished.folder.make()
     filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target)
     try:
         with contextlib.closing(filler):
@@ -85,6 +89,8 @@ def materialize(
             filler.write_logs()
         batch_id = _newest_commit(unfinished) if is_whole else _checked(unfinished)
         query_id = _query_id(unfinished)
+        if not is_scratch:
+            unfinished.folder.flush_all()
         if unfinished != target:
             unfinished.folder.rename(target.url)
     except BaseException:
@@ -95,7 +101,12 @@ def materialize(
 
 
 def clone(
-    live: LiveDirectory, target: LiveDirectory, *, at_batch: int | None = None, carry_state: bool = False
+    live: LiveDirectory,
+    target: LiveDirectory,
+    *,
+    at_batch: int | None = None,
+    carry_state: bool = False,
+    is_scratch: bool = False,
 ) -> Materialized:
     """Go on from a live directory in a fresh one, beside a writer that may still be there.
 
@@ -108,6 +119,7 @@ def clone(
         at_batch: A committed batch that Spark still retains, to go back to it; exactly the batch after it is
             replayed, and those after that are planned afresh. Default: the newest.
         carry_state: Also take the state after the batch in flight, if all of it is there: see `cut`.
+        is_scratch: See `materialize`.
 
     Raises:
         NothingCommittedError: No batch is committed there yet.
@@ -125,7 +137,8 @@ def clone(
                     with file.open() as stream:
                         filler(file.path, iter(lambda: stream.read(1 << 20), b""))
 
-            return replace(materialize(target, fill), carries_state=staged.cut.carries_state)
+            made = materialize(target, fill, is_scratch=is_scratch)
+            return replace(made, carries_state=staged.cut.carries_state)
 
     return until_not_overtaken(attempt)
 
@@ -208,20 +221,22 @@ class Filler:
             raise overtaken(file, "was replaced")
         return linked
 
-    def link_unchanged(self, entries: Iterable[FileEntry], donors: Sequence[str]) -> Iterator[FileEntry]:
-        """Take files of an image by hard links to where they came from.
+    def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
+        """Take files of an image by hard links to where they came from, as far as they are what they were.
 
         Spark writes a file once and renames it into place, so one of the same device, inode, time and size is the very
-        file that the image was taken of, or a link to it.
+        file that the image was taken of, or a link to it. What a disk, a loss of power or a person did to its content
+        shows in none of these.
 
         Args:
             entries: The files.
-            donors: Paths of live directories on this machine that may still have them.
+            donor: A live directory that may still have them.
 
         Yields:
-            Those that none has: they have to be given as bytes.
+            Those that it has not: they have to be given as bytes.
         """
-        if self._linker is None or not donors:
+        root = donor.live.local_path if donor is not None else None
+        if self._linker is None or donor is None or root is None:
             yield from entries
             return
         rest = iter(entries)
@@ -232,7 +247,14 @@ class Filler:
                     linkable.append(entry)
                 else:
                     yield entry
-            yield from self._linker.link_unchanged(donors, linkable)
+            unlinked = self._linker.link_unchanged(str(root), linkable)
+            yield from unlinked
+            left = {entry.path for entry in unlinked}
+            # Under their new names nobody puts another file in their place.
+            linked = [entry for entry in linkable if entry.path not in left]
+            for entry in altered(self._linker.root, linked, donor.check):
+                self._linker.unlink(entry.path)
+                yield entry
 
     def close(self) -> None:
         """Let go of the directories that were linked from."""

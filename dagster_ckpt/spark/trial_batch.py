@@ -63,7 +63,7 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
     if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):
         return False
     try:
-        clone(live, target, at_batch=retained[-2] if before_last_batch else None)
+        clone(live, target, at_batch=retained[-2] if before_last_batch else None, is_scratch=True)
     except LiveDirectoryError:
         if not before_last_batch:
             raise

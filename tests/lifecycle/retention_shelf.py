@@ -62,6 +62,23 @@ class Shelf:
         storage: CheckpointStorage | None = None,
         catalog_url: str | None = None,
     ) -> Shelf:
+        shelf = Shelf.reopened(root, num_retained=num_retained, storage=storage, catalog_url=catalog_url)
+        job = shelf.job
+        job.register()
+        shelf.execution("first")
+        as_writer(job.catalog, JOB).jobs.switch_live_directory(job.live_directory(1, 0).url)
+        shelf.write_live_directory()
+        return shelf
+
+    @staticmethod
+    def reopened(
+        root: Path,
+        *,
+        num_retained: int = 3,
+        storage: CheckpointStorage | None = None,
+        catalog_url: str | None = None,
+    ) -> Shelf:
+        """The job as another process finds it."""
         storage = storage or FileSystemCheckpointStorage(
             f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints"
         )
@@ -75,12 +92,7 @@ class Shelf:
             restart=RestartStrategies.no_restart(),
             live_root=str(root / "live"),
         )
-        job.register()
-        shelf = Shelf(root, job, storage)
-        shelf.execution("first")
-        as_writer(job.catalog, JOB).jobs.switch_live_directory(job.live_directory(1, 0).url)
-        shelf.write_live_directory()
-        return shelf
+        return Shelf(root, job, storage)
 
     def cleaning_up(self, cleanup: ExternalizedCheckpointCleanup) -> Shelf:
         self.job = replace(self.job, options=replace(self.job.options, cleanup=cleanup))

@@ -23,11 +23,21 @@ class History:
     """A stateless query that has committed nine batches to a file sink, all files written by hand."""
 
     def __init__(self, root: Path) -> None:
-        self.shelf = Shelf.at(root)
-        self.sink = root / "out put"
+        self._open(Shelf.at(root))
         for batch in range(LAST + 1):
             self.commit(batch)
         self.sinks(f"FileSink[file:{self.sink}]", "ForeachBatchSink")
+
+    @staticmethod
+    def reopened(root: Path) -> History:
+        """The same as another process finds it."""
+        history = History.__new__(History)
+        history._open(Shelf.reopened(root))
+        return history
+
+    def _open(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.sink = shelf.root / "out put"
 
     def commit(self, batch: int) -> None:
         """Write what a batch writes, in the first live directory."""

@@ -33,7 +33,7 @@ from spark_stateful_queries import counts_for_ever
 
 from dagster_ckpt.errors import ImageAbortedError
 from dagster_ckpt.image import METADATA_NAME, FileEntry, ImageHeader, ImageKind, Source, object_name
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, cut, inspect_live_directory, materialize, staged_cut
+from dagster_ckpt.spark import Donor, LiveDirectory, LiveStatus, cut, inspect_live_directory, materialize, staged_cut
 from dagster_ckpt.spark.restore import Filler
 from dagster_ckpt.storage.deletion import DELETING_NAME
 from dagster_ckpt.storage.object_store import ObjectImageStore
@@ -321,11 +321,11 @@ class ImageLife(RuleBasedStateMachine):
 
     def restore_into(self, location: str, target: Path, *, linked: bool, donor: Path | None = None) -> None:
         """As a job does it; then look at every byte."""
-        donors = [str(donor or self.live_path)] if linked else []
+        linked_from = Donor(LiveDirectory(str(donor or self.live_path))) if linked else None
 
         def fill(filler: Filler) -> None:
             def missing(entries: Iterable[FileEntry]) -> Iterable[FileEntry]:
-                return filler.link_unchanged(entries, donors)
+                return filler.link_unchanged(entries, linked_from)
 
             self.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
 

@@ -1,13 +1,25 @@
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from live_files import LiveFiles
 
 from dagster_ckpt.errors import NothingCommittedError, RestoreError
 from dagster_ckpt.image import FileEntry
-from dagster_ckpt.spark import Filler, LiveDirectory, LiveStatus, clone, cut, inspect_live_directory, materialize
+from dagster_ckpt.spark import (
+    Donor,
+    DonorCheck,
+    Filler,
+    LiveDirectory,
+    LiveStatus,
+    clone,
+    cut,
+    inspect_live_directory,
+    materialize,
+)
 from dagster_ckpt.spark.layout import Positions
 from dagster_ckpt.spark.remote_folder import RemoteFolder
 
@@ -152,23 +164,36 @@ def test_a_late_writer_of_the_original_does_not_reach_its_clone(files: LiveFiles
     assert target.folder.read("state/0/0/2.delta") == b"two"
 
 
+def of_the_image(files: LiveFiles, *paths: str) -> list[FileEntry]:
+    """What an image says of files as they are now."""
+    found = [(path, files.live.folder.version(path), files.live.folder.read(path)) for path in paths]
+    return [
+        FileEntry(blake3(data).hexdigest(), path, size, None, token, None, 0) for path, (size, token), data in found
+    ]
+
+
+def flip_a_bit(path: Path) -> None:
+    """As a disk does: no time and no length says so."""
+    found, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with path.open("r+b") as stream:
+        stream.write(data)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
 def test_files_of_an_image_are_linked_where_they_are_still_there_and_are_not_rewritten(
-    files: LiveFiles, target: LiveDirectory, tmp_path: Path
+    files: LiveFiles, target: LiveDirectory
 ) -> None:
     given = image(files)
     paths = ["metadata", "sinks/0/1", "state/0/0/1.delta", "state/0/0/2.delta", "state/0/_metadata/v2/0"]
     for path in paths[1:]:
         files.put(path, b"x")
-    known = [
-        FileEntry("0" * 64, path, size, None, token, None, 0)
-        for path in paths
-        for size, token in [files.live.folder.version(path)]
-    ]
+    known = of_the_image(files, *paths)
     unknown = known.pop(2)._replace(token=None)
     rest: list[str] = []
 
     def fill(filler: Filler) -> None:
-        rest.extend(entry.path for entry in filler.link_unchanged([*known, unknown], [str(files.root)]))
+        rest.extend(entry.path for entry in filler.link_unchanged([*known, unknown], Donor(files.live)))
         given(lambda path, chunks: None if path == "state/0/0/2.delta" else filler(path, chunks))
 
     materialize(target, fill, new_query_id="33333333", is_whole=True)
@@ -176,6 +201,47 @@ def test_files_of_an_image_are_linked_where_they_are_still_there_and_are_not_rew
     assert sorted(rest) == ["metadata", "sinks/0/1", "state/0/0/1.delta", "state/0/_metadata/v2/0"]
     assert (files.root / "state/0/0/2.delta").samefile(Path(target.url) / "state/0/0/2.delta")
     assert "sinks" not in target.folder.list()
+
+
+@pytest.mark.parametrize(
+    ("check", "linked"),
+    [(DonorCheck.DIGEST, ["state/0/0/a.sst"]), (DonorCheck.IDENTITY, ["state/0/0/a.sst", "state/0/0/b.sst"])],
+)
+def test_a_file_whose_content_was_altered_under_its_old_time_is_not_linked(
+    files: LiveFiles, target: LiveDirectory, check: DonorCheck, linked: list[str]
+) -> None:
+    altered = ["offsets/1", "commits/1", "state/0/0/2.delta", "state/0/0/3.zip", "state/0/0/4.changelog"]
+    for path in [*altered[2:], "state/0/0/a.sst", "state/0/0/b.sst"]:
+        files.put(path, b"content")
+    entries = of_the_image(files, *altered, "state/0/0/a.sst", "state/0/0/b.sst")
+    for path in (*altered, "state/0/0/b.sst"):
+        flip_a_bit(files.root / path)
+
+    filler = Filler(target.folder, target, None)
+    rest = [entry.path for entry in filler.link_unchanged(entries, Donor(files.live, check))]
+    filler.close()
+
+    assert sorted(path for path, _ in target.folder.files()) == linked
+    assert sorted([*rest, *linked]) == sorted(entry.path for entry in entries)
+
+
+def test_a_large_state_file_is_compared_to_its_end(files: LiveFiles, target: LiveDirectory) -> None:
+    files.put("state/0/0/large.sst", bytes(9 * 1024 * 1024))
+    entries = of_the_image(files, "state/0/0/large.sst")
+    filler = Filler(target.folder, target, None)
+
+    assert list(filler.link_unchanged(entries, Donor(files.live))) == []
+    target.delete()
+    path = files.root / "state/0/0/large.sst"
+    found = path.stat()
+    with path.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"x")
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    filler.close()
+    filler = Filler(target.folder, target, None)
+    assert list(filler.link_unchanged(entries, Donor(files.live))) == entries
+    filler.close()
 
 
 def test_nothing_can_be_cloned_before_the_first_commit(tmp_path: Path, target: LiveDirectory) -> None:

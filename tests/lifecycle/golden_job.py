@@ -1,0 +1,174 @@
+"""A job with a live directory that Spark wrote: a RocksDB-backed aggregation after batch 4, from the golden images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from dagster_ckpt.catalog import Catalog, ExecutionStatus, Holder, ImageRecord, ImageTrigger, StartCause
+from dagster_ckpt.image import FileEntry, ImageKind
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import boot_id
+from dagster_ckpt.lifecycle.operations import preview_start
+from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
+from dagster_ckpt.lifecycle.recovery import RecoveryPlan
+from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
+from dagster_ckpt.spark import Filler, LiveDirectory, LiveStatus, inspect_live_directory, materialize
+from dagster_ckpt.storage import open_store
+
+JOB = "golden"
+GOLDEN = Path(__file__).parents[1] / "golden/format-2"
+
+
+@dataclass
+class GoldenJob:
+    """The job, and short words for what happens to it.
+
+    Attributes:
+        root: Folder of everything that it has.
+        num_retained: Checkpoints that it keeps.
+    """
+
+    root: Path
+    num_retained: int = 3
+    job: StreamingJob = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        storage = FileSystemCheckpointStorage(
+            f"file://{self.root}/images", 256, savepoint_path=f"file://{self.root}/savepoints"
+        )
+        self.job = StreamingJob(
+            job_id=JOB,
+            name=JOB,
+            asset_key=JOB,
+            catalog=Catalog(f"sqlite:///{self.root / 'catalog.db'}"),
+            store=open_store(storage, JOB),
+            options=CheckpointConfig(num_retained=self.num_retained).options,
+            restart=RestartStrategies.no_restart(),
+            live_root=str(self.root / "live"),
+        )
+
+    def make(self) -> GoldenJob:
+        """Let it have run up to batch 4."""
+        golden = open_store(FileSystemCheckpointStorage(f"file://{GOLDEN}"), JOB)
+
+        def fill(filler: Filler) -> None:
+            golden.extract(f"file://{GOLDEN}/golden/chk-2", lambda entry, chunks: filler(entry.path, chunks))
+
+        self.job.register()
+        target = self.job.live_directory(1)
+        materialize(target, fill)
+        self.job.catalog.jobs.switch_live_directory(JOB, target.url)
+        holder = Holder("first", "run-first", "host", 1, 1, boot_id())
+        executions = self.job.catalog.executions
+        executions.begin("first", job_id=JOB, run_id="run-first", cause=StartCause.MANUAL, holder=holder)
+        executions.running("first", live_directory=target.url, recovery={}, application=None)
+        return self
+
+    def end(self, status: ExecutionStatus = ExecutionStatus.SUSPENDED) -> None:
+        """Record the end of its execution."""
+        self.job.catalog.executions.end("first", status, "because", settled=True)
+
+    @property
+    def live(self) -> Path:
+        """Its live directory now."""
+        path = LiveDirectory(self.job.catalog.jobs.get(JOB).live_directory or "").local_path
+        assert path is not None
+        return path
+
+    @property
+    def status(self) -> LiveStatus:
+        """What its live directory is good for."""
+        return inspect_live_directory(LiveDirectory(str(self.live))).status
+
+    def commit(self, batch: int) -> None:
+        """Write what a batch writes that changes no row."""
+        live = self.live
+        for partition in (0, 1):
+            changes = live / f"state/0/{partition}/{batch}.changelog"
+            (live / f"state/0/{partition}/{batch + 1}.changelog").write_bytes(changes.read_bytes())
+        planned = (live / f"offsets/{batch - 1}").read_bytes()
+        old, new = (f'"logOffset":{number}'.encode() for number in (batch - 1, batch))
+        (live / f"offsets/{batch}").write_bytes(planned.replace(old, new))
+        entry = (live / "sources/0/4").read_bytes()
+        (live / f"sources/0/{batch}").write_bytes(entry.replace(b'"batchId":4', f'"batchId":{batch}'.encode()))
+        (live / f"commits/{batch}").write_bytes((live / f"commits/{batch - 1}").read_bytes())
+
+    def image(self, kind: ImageKind = ImageKind.CHECKPOINT, label: str | None = None) -> ImageRecord:
+        """Take a checkpoint or a savepoint."""
+        job, images = self.job, self.job.catalog.images
+        order = SnapshotOrder(kind, job.catalog.jobs.allocate_number(JOB), base=sharing_base(job))
+        images.begin(
+            image_id=order.image_id,
+            job_id=JOB,
+            execution_id="first",
+            kind=kind.value,
+            number=order.number,
+            trigger=ImageTrigger.MANUAL,
+            timeline=job.catalog.jobs.get(JOB).timeline,
+            label=label,
+        )
+        taken = take_snapshot(job, LiveDirectory(str(self.live)), order, now_ms=1)
+        return images.complete(
+            order.image_id,
+            location=taken.stored.location,
+            batch_id=taken.batch_id,
+            query_id=taken.query_id,
+            full_bytes=taken.stored.full_bytes,
+            incremental_bytes=taken.stored.incremental_bytes,
+            file_count=taken.stored.file_count,
+            properties=dict(taken.properties),
+        )
+
+    def start(self, text: str = "latest", **how: Any) -> tuple[RecoveryPlan, PreparedStart]:
+        """Prepare a start as an execution does."""
+        plan = preview_start(self.job, StartFrom.parse(text, **how))
+        return plan, prepare(self.job, plan)
+
+    def entries(self, image: ImageRecord) -> dict[str, FileEntry]:
+        """The files of an image, by their paths."""
+        return {entry.path: entry for entry in self.job.store.manifest(image.location or "").files}
+
+    def unlike(self, image: ImageRecord) -> list[str]:
+        """Files of the live directory that have not the content that an image has of them."""
+        return [
+            path
+            for path, entry in self.entries(image).items()
+            if blake3((self.live / path).read_bytes()).hexdigest() != entry.digest
+        ]
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        self.job.catalog.close()
+
+
+def alter(paths: Iterable[Path], change: Callable[[bytes], bytes]) -> list[Path]:
+    """Change files as a disk does: neither inode nor time says so; returns them."""
+    changed = []
+    for path in paths:
+        found, data = path.stat(), path.read_bytes()
+        with path.open("r+b") as stream:
+            stream.truncate(0)
+            stream.write(change(data))
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        changed.append(path)
+    return changed
+
+
+def with_a_flipped_bit(data: bytes) -> bytes:
+    """What bit rot makes of it."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
+
+
+def as_zeros(data: bytes) -> bytes:
+    """What a loss of power makes of it: its length is on the disk, its blocks are not."""
+    return bytes(len(data))

@@ -10,18 +10,20 @@ from typing import Any
 
 from blake3 import blake3
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, Holder, ImageRecord, ImageTrigger, StartCause
+from dagster_ckpt.catalog import Catalog, CompletedImage, ExecutionStatus, Holder, ImageRecord, ImageTrigger, StartCause
 from dagster_ckpt.image import FileEntry, ImageKind
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import boot_id
 from dagster_ckpt.lifecycle.operations import preview_start
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan
+from dagster_ckpt.lifecycle.retention import discard, subsume
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
 from dagster_ckpt.spark import Filler, LiveDirectory, LiveStatus, inspect_live_directory, materialize
 from dagster_ckpt.storage import open_store
+from tests.as_writer import as_writer, keeping
 
 JOB = "golden"
 GOLDEN = Path(__file__).parents[1] / "golden/format-2"
@@ -64,18 +66,22 @@ class GoldenJob:
             golden.extract(f"file://{GOLDEN}/golden/chk-2", lambda entry, chunks: filler(entry.path, chunks))
 
         self.job.register()
-        target = self.job.live_directory(1)
+        target = self.job.live_directory(1, 0)
         materialize(target, fill)
-        self.job.catalog.jobs.switch_live_directory(JOB, target.url)
+        writer = self._writer
+        writer.jobs.switch_live_directory(target.url)
         holder = Holder("first", "run-first", "host", 1, 1, boot_id())
-        executions = self.job.catalog.executions
-        executions.begin("first", job_id=JOB, run_id="run-first", cause=StartCause.MANUAL, holder=holder)
-        executions.running("first", live_directory=target.url, recovery={}, application=None)
+        writer.executions.begin("first", run_id="run-first", cause=StartCause.MANUAL, holder=holder)
+        writer.executions.running("first", live_directory=target.url, recovery={}, application=None)
         return self
+
+    @property
+    def _writer(self) -> Any:
+        return as_writer(self.job.catalog, JOB)
 
     def end(self, status: ExecutionStatus = ExecutionStatus.SUSPENDED) -> None:
         """Record the end of its execution."""
-        self.job.catalog.executions.end("first", status, "because", settled=True)
+        self._writer.executions.end("first", status, "because", settled=True)
 
     @property
     def live(self) -> Path:
@@ -104,21 +110,20 @@ class GoldenJob:
 
     def image(self, kind: ImageKind = ImageKind.CHECKPOINT, label: str | None = None) -> ImageRecord:
         """Take a checkpoint or a savepoint."""
-        job, images = self.job, self.job.catalog.images
-        order = SnapshotOrder(kind, job.catalog.jobs.allocate_number(JOB), base=sharing_base(job))
+        job, images = self.job, self._writer.images
+        record = job.catalog.jobs.get(JOB)
+        order = SnapshotOrder(kind, record.next_number, base=sharing_base(job))
         images.begin(
             image_id=order.image_id,
-            job_id=JOB,
             execution_id="first",
             kind=kind.value,
             number=order.number,
             trigger=ImageTrigger.MANUAL,
-            timeline=job.catalog.jobs.get(JOB).timeline,
+            timeline=record.timeline,
             label=label,
         )
         taken = take_snapshot(job, LiveDirectory(str(self.live)), order, now_ms=1)
-        return images.complete(
-            order.image_id,
+        facts = CompletedImage(
             location=taken.stored.location,
             batch_id=taken.batch_id,
             query_id=taken.query_id,
@@ -127,11 +132,19 @@ class GoldenJob:
             file_count=taken.stored.file_count,
             properties=dict(taken.properties),
         )
+        completed: ImageRecord = images.complete(order.image_id, facts)
+        return completed
 
     def start(self, text: str = "latest", **how: Any) -> tuple[RecoveryPlan, PreparedStart]:
         """Prepare a start as an execution does."""
         plan = preview_start(self.job, StartFrom.parse(text, **how))
-        return plan, prepare(self.job, plan)
+        with keeping(self.job.catalog, JOB) as lease:
+            return plan, prepare(self.job, plan, lease)
+
+    def subsume(self) -> None:
+        """Delete the checkpoints that are too many, as after a new one."""
+        with keeping(self.job.catalog, JOB) as lease:
+            discard(self.job, subsume(self.job), reason="subsumed", lease=lease)
 
     def entries(self, image: ImageRecord) -> dict[str, FileEntry]:
         """The files of an image, by their paths."""

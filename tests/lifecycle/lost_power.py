@@ -22,9 +22,10 @@ from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.operations import Operator, preview_start, trigger_savepoint
 from dagster_ckpt.lifecycle.prepare import prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.retention import discard, housekeeping, subsume
+from dagster_ckpt.lifecycle.retention import housekeeping
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+from tests.as_writer import keeping
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def problems_of(job: StreamingJob) -> list[str]:
     found = _broken_images(job, "at first")
     try:
         plan = preview_start(job, StartFrom())
-        live = prepare(job, plan).live
+        with keeping(job.catalog, job.job_id) as lease:
+            live = prepare(job, plan, lease).live
     except CkptError as error:
         return [*found, f"the next start: {type(error).__name__}: {error}"]
     if plan.kind is RecoveryKind.START_EMPTY:
@@ -137,7 +139,7 @@ def _more(golden: GoldenJob) -> None:
 def _claim(golden: GoldenJob) -> None:
     golden.start("sp", claim_mode="CLAIM")
     golden.image()
-    discard(golden.job, subsume(golden.job), reason="subsumed")
+    golden.subsume()
 
 
 def _three_images(golden: GoldenJob) -> None:
@@ -240,7 +242,7 @@ SCENARIOS = (
     Scenario(
         "subsumption",
         _made(_three_images, num_retained=1),
-        _done(lambda golden: discard(golden.job, subsume(golden.job), reason="subsumed"), num_retained=1),
+        _done(GoldenJob.subsume, num_retained=1),
         _looked_at(num_retained=1),
     ),
     Scenario("restore", _made(_more), _done(lambda golden: golden.start("chk-1")), _looked_at()),

@@ -178,12 +178,12 @@ def test_a_restore_is_flushed_before_the_catalog_switches_to_it(
         flushed.add(os.fstat(descriptor).st_ino)
         flush(descriptor)
 
-    def switch_live_directory(job_id: str, url: str, **how: Any) -> Any:
+    def switch_live_directory(lease: Any, url: str, **how: Any) -> Any:
         new = LiveDirectory(url).local_path
         assert new is not None
         there = [new, new.parent, new.parent.parent, *new.rglob("*")]
         unflushed.extend(path for path in there if path.stat().st_ino not in flushed)
-        return switch(job_id, url, **how)
+        return switch(lease, url, **how)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(golden.job.catalog.jobs, "switch_live_directory", switch_live_directory)

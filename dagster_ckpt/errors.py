@@ -42,6 +42,10 @@ class LiveDirectoryError(CkptError):
     """Spark's live checkpoint directory is missing, empty or inconsistent."""
 
 
+class RecoveryExhaustedError(LiveDirectoryError):
+    """Every point that a job could be recovered from has failed: a person has to decide."""
+
+
 class UnknownLayoutError(LiveDirectoryError):
     """A live directory holds a file in a version that this package does not know; nothing of it was copied."""
 
@@ -56,10 +60,6 @@ class IncompleteCutError(LiveDirectoryError):
 
 class CutOvertakenError(IncompleteCutError):
     """Spark purged or replaced a file after a cut was taken and before it was read; a new cut succeeds."""
-
-
-class KnownBrokenImageError(ImageCorruptError):
-    """An automatic restart would restore an image that a verification has found broken."""
 
 
 class RestoreError(CkptError):
@@ -96,6 +96,10 @@ class SinkRollbackError(RestoreError):
 
 class RowsAtRiskError(RestoreError):
     """A start would go back to a batch where a sink could lose rows, and nobody accepted that."""
+
+
+class StateAtRiskError(RestoreError):
+    """A start would give up state, and nobody confirmed that."""
 
 
 class SharedSinkError(CkptError):

@@ -25,6 +25,7 @@ from dagster_ckpt.catalog.records import (
     RequestStatus,
     StartCause,
 )
+from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
 
 __all__ = [
     "Catalog",
@@ -42,11 +43,14 @@ __all__ = [
     "JobRecord",
     "LaunchRecord",
     "LeaseRecord",
+    "OriginKind",
+    "PointFailure",
     "PreflightRecord",
     "RequestKind",
     "RequestRecord",
     "RequestStatus",
     "StartCause",
+    "StateOrigin",
     "UpgradePhase",
     "UpgradeRecord",
 ]

@@ -12,6 +12,7 @@ from dagster_ckpt.catalog.images import ImageStore
 from dagster_ckpt.catalog.jobs import JobStore
 from dagster_ckpt.catalog.launches import LaunchStore
 from dagster_ckpt.catalog.leases import LeaseStore
+from dagster_ckpt.catalog.recoveries import RecoveryStore
 from dagster_ckpt.catalog.requests import RequestStore
 from dagster_ckpt.catalog.schema import upgrade
 
@@ -48,6 +49,7 @@ class Catalog:
         self.launches = LaunchStore(self.database)
         self.events = EventStore(self.database)
         self.desired_states = DesiredStateStore(self.database)
+        self.recoveries = RecoveryStore(self.database)
 
     def close(self) -> None:
         """Close every connection."""

@@ -6,7 +6,7 @@ not with their histories.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Select, TextClause, and_, func, select, text
@@ -31,6 +31,24 @@ def _newest_restorable(wanted: Any) -> Any:
         .correlate(jobs)
         .scalar_subquery()
     )
+
+
+def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """The timelines that one goes back to, each with the last batch that belongs to its past.
+
+    Args:
+        timeline: The timeline.
+        begins: By timeline, the one that it went on from, and after which batch.
+    """
+    past: dict[int, int] = {}
+    to_batch: int | None = None
+    while timeline in begins:
+        timeline, batch = begins[timeline]
+        to_batch = batch if to_batch is None else min(batch, to_batch)
+        if timeline in past:
+            break
+        past[timeline] = to_batch
+    return past
 
 
 def newest_restorable(job_ids: Sequence[str]) -> Select[Any]:

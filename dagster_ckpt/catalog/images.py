@@ -21,7 +21,7 @@ from dagster_ckpt.catalog.records import (
     ImageTrigger,
     LeaseRecord,
 )
-from dagster_ckpt.catalog.tables import images, jobs
+from dagster_ckpt.catalog.tables import images, jobs, recovery_failures, timelines
 from dagster_ckpt.errors import CatalogError, ImageNotFoundError
 
 CHECKPOINT = "CHECKPOINT"
@@ -262,18 +262,23 @@ class ImageStore:
     def restorable(self, job_id: str) -> list[ImageRecord]:
         """Images that an automatic recovery may take, newest first.
 
-        They are those of the job's current timeline, and the one that this timeline began with.
+        They are those of the job's current timeline, the one that this timeline began with, and those of the timelines
+        it goes back to, up to the batch where each was left.
         """
         with self._database.reading() as connection:
             job = connection.execute(
                 select(jobs.c.timeline, jobs.c.restored_image_id).where(jobs.c.job_id == job_id)
             ).one_or_none()
+            begins = connection.execute(select(timelines).where(timelines.c.job_id == job_id)).all()
         if job is None:
             return []
+        past = queries.past_of(job.timeline, {row.timeline: (row.parent, row.to_batch) for row in begins})
         return [
             image
             for image in self.completed(job_id)
-            if image.timeline == job.timeline or image.image_id == job.restored_image_id
+            if image.timeline == job.timeline
+            or image.image_id == job.restored_image_id
+            or (image.batch_id is not None and image.batch_id <= past.get(image.timeline, -1))
         ]
 
     def _begin(self, connection: Connection, **values: str | int | None) -> ImageRecord:
@@ -300,6 +305,10 @@ class ImageStore:
                 f"Image {image_id} of job {image.job_id!r} cannot be completed: the catalog has it as "
                 f"{image.status.value}. Take another one."
             )
+        if image.kind == CHECKPOINT:
+            # It was taken after a batch of a query that runs: what recoveries failed at before is over.
+            of_job = recovery_failures.c.job_id == image.job_id
+            connection.execute(recovery_failures.update().where(of_job).values(is_over=True))
         self._tell(connection, image, "COMPLETED", {"batch_id": image.batch_id, "location": image.location})
         return image
 

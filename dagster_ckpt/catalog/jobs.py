@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.records import EventType, JobRecord, LeaseRecord
-from dagster_ckpt.catalog.tables import images, jobs
+from dagster_ckpt.catalog.recovery_records import OriginKind, StateOrigin
+from dagster_ckpt.catalog.tables import images, jobs, timelines
 from dagster_ckpt.errors import CatalogError, JobNotFoundError
 
 
@@ -114,6 +115,7 @@ class JobStore:
         lease: LeaseRecord,
         live_directory: str,
         *,
+        origin: StateOrigin | None = None,
         restored_image_id: str | None = None,
         pending_restore: dict[str, Any] | None = None,
         claims: bool = False,
@@ -124,6 +126,7 @@ class JobStore:
         Args:
             lease: The lease of the job.
             live_directory: The new directory, which stands ready.
+            origin: Where the state in it came from; None where that is not known.
             restored_image_id: The image it was made from: a new timeline begins with it.
             pending_restore: What is still to be done before the query may start. With it, and without an
                 image, a new timeline begins with nothing.
@@ -137,6 +140,8 @@ class JobStore:
         job_id = lease.job_id
         with self._database.writing_under(lease) as connection:
             new_timeline = restored_image_id is not None or pending_restore is not None
+            if new_timeline and origin is not None:
+                _note_past(connection, job_id, origin)
             connection.execute(
                 jobs.update()
                 .where(jobs.c.job_id == job_id)
@@ -147,6 +152,7 @@ class JobStore:
                     restored_image_id=restored_image_id if new_timeline else jobs.c.restored_image_id,
                     pending_restore=as_text(pending_restore) if pending_restore is not None else None,
                     plan=as_text(dict(plan)) if plan is not None else jobs.c.plan,
+                    origin=as_text(origin.as_record()) if origin is not None else None,
                     updated_at_ms=self._database.now_ms(connection),
                 )
             )
@@ -176,6 +182,20 @@ def raise_counter(connection: Connection, job_id: str, number: int) -> None:
     """Let a job's counter be at a number, in a transaction of its writer; one that is further already stays."""
     behind = (jobs.c.job_id == job_id) & (jobs.c.next_number < number)
     connection.execute(jobs.update().where(behind).values(next_number=number))
+
+
+def _note_past(connection: Connection, job_id: str, origin: StateOrigin) -> None:
+    """Let the timeline that is about to begin know which one it goes on from, and from where."""
+    now = connection.execute(select(jobs.c.timeline).where(jobs.c.job_id == job_id)).scalar_one()
+    parent = now
+    if origin.kind is OriginKind.IMAGE:
+        of_image = (images.c.image_id == origin.image_id) & (images.c.job_id == job_id)
+        parent = connection.execute(select(images.c.timeline).where(of_image)).scalar_one_or_none()
+    if origin.kind not in (OriginKind.IMAGE, OriginKind.DIRECTORY) or parent is None or origin.batch_id is None:
+        return
+    connection.execute(
+        timelines.insert().values(job_id=job_id, timeline=now + 1, parent=parent, to_batch=origin.batch_id)
+    )
 
 
 def _get(connection: Connection, job_id: str) -> JobRecord:
@@ -210,4 +230,14 @@ def _record(row: Row[Any]) -> JobRecord:
     values["options"] = read_dict(values["options"], "options", troubles) or {}
     values["pending_restore"] = read_dict(values["pending_restore"], "pending_restore", troubles)
     values["plan"] = read_dict(values["plan"], "plan", troubles)
+    values["origin"] = _origin(values["origin"], troubles)
     return JobRecord(**values, broken="; ".join(troubles) or None)
+
+
+def _origin(value: str | None, troubles: list[str]) -> StateOrigin | None:
+    record = read_dict(value, "origin", troubles)
+    try:
+        return StateOrigin.of_record(record) if record is not None else None
+    except ValueError as error:
+        troubles.append(f"origin cannot be read: {error}")
+        return None

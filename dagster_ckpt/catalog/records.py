@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from dagster_ckpt.catalog.recovery_records import StateOrigin
+
 
 class StartCause(StrEnum):
     """Who began an execution."""
@@ -94,6 +96,7 @@ class EventType(StrEnum):
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
     IMAGE_DELETED = "IMAGE_DELETED"
     RESTORED = "RESTORED"
+    RECOVERY_FAILED = "RECOVERY_FAILED"
     LEASE_TAKEN_OVER = "LEASE_TAKEN_OVER"
     REQUEST_RESOLVED = "REQUEST_RESOLVED"
     DESIRED_STATE_SET = "DESIRED_STATE_SET"
@@ -122,6 +125,7 @@ class JobRecord:
         plan: What the state in the live directory is kept for, as the query that was started last has it; None or
             empty where that is not known.
         accepted_plan: Fingerprint of another plan that a person lets go on from that state.
+        origin: Where the state in the live directory came from, or None where that is not known.
         broken: Why the row could not be read as it is, or None.
     """
 
@@ -140,6 +144,7 @@ class JobRecord:
     updated_at_ms: int
     plan: dict[str, Any] | None = None
     accepted_plan: str | None = None
+    origin: StateOrigin | None = None
     broken: str | None = None
 
 

@@ -30,6 +30,8 @@ jobs = Table(
     # What the state is kept for, and the fingerprint of another plan that a person lets go on from it.
     Column("plan", Text),
     Column("accepted_plan", String(80)),
+    # Where the state in the live directory came from: JSON of a StateOrigin.
+    Column("origin", Text),
     Column("next_number", Integer, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
@@ -135,6 +137,32 @@ requests = Table(
     Column("resolved_at_ms", BigInteger),
     Index("ix_requests_job_id_status", "job_id", "status"),
     Index("ix_requests_status_kind", "status", "kind"),
+)
+
+# What each timeline began with: images of an earlier one up to that batch are its past too.
+timelines = Table(
+    "timelines",
+    metadata,
+    Column("job_id", ForeignKey(_JOB), primary_key=True),
+    Column("timeline", Integer, primary_key=True, autoincrement=False),
+    Column("parent", Integer, nullable=False),
+    Column("to_batch", BigInteger, nullable=False),
+)
+
+recovery_failures = Table(
+    "recovery_failures",
+    metadata,
+    Column("job_id", ForeignKey(_JOB), primary_key=True),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("execution_id", String(64), nullable=False),
+    Column("point", Text, nullable=False),
+    Column("error", String(128), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("is_certain", Boolean, nullable=False),
+    Column("batch_id", BigInteger),
+    # A checkpoint that came after it, or a person, has ended what it was about.
+    Column("is_over", Boolean, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
 )
 
 desired_states = Table(

@@ -56,6 +56,7 @@ def run_streaming_job(
     state_backend: StateBackend | None = None,
     spark: SparkSession | None = None,
     start_from: str = "latest",
+    give_up_state: bool = False,
     code_version: str | None = None,
 ) -> StreamExecution:
     """Run a streaming job in this process until it ends: under `spark-submit`, or as `python program.py`.
@@ -79,6 +80,7 @@ def run_streaming_job(
         spark: The session; default: that of this process, or a new one with the master of `spark-submit`, else with
             the cores of this machine.
         start_from: Where to begin where nobody asked for anything else.
+        give_up_state: With `start_from="empty"`: confirms that all state there is may be given up.
         code_version: Version of the code, which images carry.
 
     Returns:
@@ -128,7 +130,7 @@ def run_streaming_job(
             savepoint_url=None,
             code_version=code_version,
         )
-        order = start_order(opened, job_id, otherwise=StartFrom.parse(start_from))
+        order = start_order(opened, job_id, otherwise=StartFrom.parse(start_from, give_up_state=give_up_state))
         query = QueryToStart(lambda: start(session))
         stream = Stream(
             job,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog import (
-    ExecutionRecord,
     ExecutionStatus,
     ImageRecord,
     LeaseRecord,
@@ -22,27 +21,27 @@ from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
 from dagster_ckpt.errors import (
     CatalogError,
     ImageNotFoundError,
-    KnownBrokenImageError,
     LeaseLostError,
     LiveDirectoryError,
     PlanChangedError,
     RowsAtRiskError,
     SharedSinkError,
     StandstillError,
+    StateAtRiskError,
     StateBackendChangeError,
     StatePartitionsError,
 )
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
-from dagster_ckpt.lifecycle.liveness import boot_id, this_holder
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
 from dagster_ckpt.lifecycle.plan_check import check_plan
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, describe_image, plan_recovery
+from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_recovery
+from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
-from dagster_ckpt.lifecycle.unlisted import unlisted_image
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import FailureHistory, RestartAt
 from dagster_ckpt.spark import (
@@ -50,9 +49,7 @@ from dagster_ckpt.spark import (
     PlanDescription,
     SparkApplication,
     SupervisedQuery,
-    inspect_live_directory,
     plan_of_writer,
-    retained_batches,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +59,7 @@ StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 
 # A start that cannot be done as asked; none of these goes away by trying again.
 _REFUSALS = (
-    *(ImageNotFoundError, KnownBrokenImageError, LiveDirectoryError, RowsAtRiskError, SharedSinkError),
+    *(ImageNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
     *(PlanChangedError, StateBackendChangeError, StatePartitionsError),
 )
 _STATUS = {
@@ -166,76 +163,6 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         return _Run(job, request, acquired, lease).until_the_end(execution_id)
 
 
-def recovery_facts(job: StreamingJob, start_from: StartFrom, *, predecessor_ended: bool) -> RecoveryFacts:
-    """Look at the catalog and the live directory: everything a recovery plan is made from.
-
-    Raises:
-        LiveDirectoryError: There is a live directory that the catalog has never heard of, and nobody gave it up.
-    """
-    record = job.catalog.jobs.get(job.job_id)
-    if record.live_generation == 0 and start_from.point is not StartPoint.EMPTY:
-        for built in job.live_directories():
-            _refuse_to_forget(job, built.live)
-    live = LiveDirectory(record.live_directory) if record.live_directory else None
-    executions = job.catalog.executions.of_job(job.job_id)
-    listed = job.catalog.images.completed(job.job_id)
-    unlisted = unlisted_image(job, start_from, listed)
-    return RecoveryFacts(
-        job=record,
-        live=inspect_live_directory(live) if live else None,
-        images=job.catalog.images.restorable(job.job_id),
-        all_images=listed if unlisted is None else [unlisted, *listed],
-        last_batch=job.catalog.executions.last_batch(job.job_id, record.live_directory),
-        has_run=any(execution.live_directory == record.live_directory for execution in executions),
-        predecessor_ended=predecessor_ended,
-        prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
-        start_from=start_from,
-        retained=retained_batches(live) if live is not None and start_from.point is StartPoint.BATCH else (),
-        ended_in_order=_ended_in_order(executions, record.live_directory),
-    )
-
-
-def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
-    """Whether the last execution in a live directory has ended by a decision, and the power was not lost since."""
-    last = next((each for each in executions if each.live_directory == live_directory), None)
-    ends = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
-    return last is not None and last.status in ends and last.boot_id == boot_id()
-
-
-def _refuse_to_forget(job: StreamingJob, live: LiveDirectory) -> None:
-    # A start would go on without it, and the first clean-up delete it.
-    commit = live.positions().commit if live.exists() else None
-    if commit is not None:
-        raise LiveDirectoryError(
-            f"{live.url} holds a query of job {job.job_id!r} up to batch {commit}, but the catalog has no start of "
-            "this job: it was lost, or its URL is wrong. Nothing was changed. Name the right catalog, or bring it back "
-            "from a backup. Without it: move that folder away and start from the newest image by its location, or "
-            "start from `empty`, which gives up what is there."
-        )
-
-
-def refuse_known_broken(job: StreamingJob, plan: RecoveryPlan, cause: StartCause) -> None:
-    """Let a restart that nobody asked for pass only if the image that it would restore is not known to be broken.
-
-    It would fail at the first file that differs, and be restarted, until the restart strategy gives up. A start in a
-    live directory needs no image and passes: its next checkpoint is the way out. A person may try: what was found may
-    have been repaired, and every file is compared with its digest as it is restored.
-
-    Raises:
-        KnownBrokenImageError: It is.
-    """
-    image = plan.image
-    if cause is StartCause.MANUAL or image is None or image.verified_problem is None:
-        return
-    good = [each for each in job.catalog.images.completed(job.job_id) if each.verified_problem is None]
-    others = ", ".join(describe_image(each) for each in good[:8]) or "none"
-    raise KnownBrokenImageError(
-        f"Job {job.job_id!r} is not restarted by itself ({plan.reason}), nothing was changed: a verification found "
-        f"{describe_image(image)} broken: {image.verified_problem}. Images not known to be broken: {others}. Going "
-        "further back is for a person to decide: start it from one of them, or repair this one and verify it again."
-    )
-
-
 class _Run:
     """The executions of one run: the first, and those that restart it in place."""
 
@@ -294,9 +221,13 @@ class _Run:
             code_version=job.code_version,
         )
         try:
-            facts = recovery_facts(job, start_from, predecessor_ended=self._predecessor_ended)
+            facts = recovery_facts(
+                job,
+                start_from,
+                predecessor_ended=self._predecessor_ended,
+                is_automatic=cause is not StartCause.MANUAL,
+            )
             plan = plan_recovery(facts)
-            refuse_known_broken(job, plan, cause)
             self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
             job.store.check_access()
             count_beyond_what_is_used(job, plan.image, self._lease.record)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dagster_ckpt.catalog import OriginKind, StateOrigin
 from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.image import FileEntry
-from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.prepare import image_location, restore_into
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image, plan_recovery
+from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 from dagster_ckpt.spark import (
@@ -109,7 +110,11 @@ def fork(
         target = job.new_live_directory(record.live_generation, lease.record.token)
         made = _make(original, plan, target, dict(outputs or {}), lease.check)
         job.catalog.jobs.switch_live_directory(
-            lease.record, target.url, pending_restore=made.pending, plan=_state_plan(original, plan)
+            lease.record,
+            target.url,
+            origin=StateOrigin(OriginKind.FORK, batch_id=made.batch_id),
+            pending_restore=made.pending,
+            plan=_state_plan(original, plan),
         )
     source = describe_image(plan.image) if plan.image is not None else f"its live directory at batch {made.batch_id}"
     return Fork(
@@ -201,7 +206,7 @@ def _make(
         batch_id = int(plan.to_batch or 0)
         logs = _logs_of_image(original, image_location(plan.image))
     else:
-        live = LiveDirectory(original.catalog.jobs.get(original.job_id).live_directory or "")
+        live = LiveDirectory(plan.directory or original.catalog.jobs.get(original.job_id).live_directory or "")
         at_batch = plan.to_batch if plan.kind is RecoveryKind.REWIND else None
         batch_id = clone(live, target, at_batch=at_batch).batch_id
         give_query_id(target, query_id)

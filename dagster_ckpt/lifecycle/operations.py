@@ -22,11 +22,11 @@ from dagster_ckpt.lifecycle.asking import (
     require_running,
 )
 from dagster_ckpt.lifecycle.batch_log import BatchFigures
-from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.provenance import provenance
 from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
+from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint, checked_label
@@ -237,7 +237,7 @@ def preview_start(job: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
         ImageNotFoundError: The image named does not exist.
         LiveDirectoryError: Nothing is left to start from.
     """
-    return plan_recovery(recovery_facts(job, start_from, predecessor_ended=True))
+    return plan_recovery(recovery_facts(job, start_from, predecessor_ended=True, remembers=False))
 
 
 def preview(job: StreamingJob, start_from: StartFrom) -> RewindPreview:
@@ -248,7 +248,7 @@ def preview(job: StreamingJob, start_from: StartFrom) -> RewindPreview:
         ImageNotFoundError: The image named does not exist.
         LiveDirectoryError: Nothing is left to start from, or the batch is not retained.
     """
-    facts = recovery_facts(job, start_from, predecessor_ended=True)
+    facts = recovery_facts(job, start_from, predecessor_ended=True, remembers=False)
     return preview_rewind(job, facts, plan_recovery(facts))
 
 
@@ -278,6 +278,7 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
         "accept_loss": start_from.accept_loss,
         "claim_mode": start_from.claim_mode.value,
         "accept_plan_change": start_from.accept_plan_change,
+        "give_up_state": start_from.give_up_state,
     }
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog import PreflightRecord
 from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessError
 from dagster_ckpt.lifecycle.backend_check import check_backend
-from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.plan_change import told
 from dagster_ckpt.lifecycle.plan_check import PlanChange, plan_change
 from dagster_ckpt.lifecycle.prepare import image_location, restore_into
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image, plan_recovery
+from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.spark import (
     LiveDirectory,
@@ -137,7 +137,7 @@ def _try(
 
     if plan.kind is RecoveryKind.START_EMPTY or (plan.image is None and plan.to_batch is None and _is_empty(job)):
         return Trial(None), "there is no state yet that it could not go on from"
-    live = LiveDirectory(job.catalog.jobs.get(job.job_id).live_directory or "")
+    live = LiveDirectory(plan.directory or job.catalog.jobs.get(job.job_id).live_directory or "")
     if plan.image is None:
         with _scratch(job, wall_clock) as scratch:
             if copy_for_trial(live, scratch, before_last_batch=True):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_ckpt.catalog import ImageRecord, JobRecord
+from dagster_ckpt.catalog import ImageRecord, JobRecord, OriginKind, StateOrigin
 from dagster_ckpt.errors import ImageCorruptError, RestoreError, SinkRollbackError
 from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
@@ -80,15 +80,17 @@ def prepare(job: StreamingJob, plan: RecoveryPlan, lease: LeaseKeeper) -> Prepar
     live = job.new_live_directory(record.live_generation, lease.record.token)
     if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
         return _restore(job, plan, plan.image, live, lease)
-    if plan.kind is RecoveryKind.REWIND and record.live_directory is not None and plan.to_batch is not None:
-        old = LiveDirectory(record.live_directory)
-        return _rewind(job, old, plan.to_batch, live, lease, fork=plan.new_query_id)
+    rewound = plan.directory or record.live_directory
+    if plan.kind is RecoveryKind.REWIND and rewound is not None and plan.to_batch is not None:
+        origin = _origin_of_rewound(record, rewound, plan.to_batch)
+        return _rewind(job, origin, live, lease, fork=plan.new_query_id)
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
         # A sink that has the batch in flight passes over it: its state has to come along.
-        clone(LiveDirectory(record.live_directory), live, carry_state=True)
-        job.catalog.jobs.switch_live_directory(lease.record, live.url)
+        made = clone(LiveDirectory(record.live_directory), live, carry_state=True)
+        origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
+        job.catalog.jobs.switch_live_directory(lease.record, live.url, origin=origin)
         return _go_on(job, live, lease)
-    return _start_empty(job, live, lease)
+    return _start_empty(job, record, live, lease)
 
 
 def restore_into(
@@ -138,10 +140,21 @@ def _restore(
     job: StreamingJob, plan: RecoveryPlan, image: ImageRecord, live: LiveDirectory, lease: LeaseKeeper
 ) -> PreparedStart:
     location = image_location(image)
+    before = job.catalog.jobs.get(job.job_id)
     restore_into(job, location, live, fork=plan.new_query_id, donor=plan.donor)
     record = job.catalog.jobs.switch_live_directory(
         lease.record,
         live.url,
+        origin=StateOrigin(
+            OriginKind.IMAGE,
+            batch_id=image.batch_id,
+            image_id=image.image_id,
+            location=location,
+            image_kind=image.kind,
+            image_number=image.number,
+            query_id=image.query_id,
+            directory=before.live_directory,
+        ),
         restored_image_id=image.image_id,
         pending_restore={"location": location, "batch_id": image.batch_id},
         claims=plan.claims,
@@ -151,8 +164,9 @@ def _restore(
 
 
 def _rewind(
-    job: StreamingJob, old: LiveDirectory, batch_id: int, live: LiveDirectory, lease: LeaseKeeper, *, fork: bool
+    job: StreamingJob, origin: StateOrigin, live: LiveDirectory, lease: LeaseKeeper, *, fork: bool
 ) -> PreparedStart:
+    old, batch_id = LiveDirectory(origin.directory or ""), origin.batch_id or 0
     sinks = job.catalog.executions.last_sinks(job.job_id)
     if not sinks:
         raise SinkRollbackError(
@@ -170,6 +184,7 @@ def _rewind(
     record = job.catalog.jobs.switch_live_directory(
         lease.record,
         live.url,
+        origin=origin,
         restored_image_id=past[0].image_id if past else None,
         pending_restore={"batch_id": batch_id, "sinks": sinks},
     )
@@ -190,10 +205,23 @@ def _finish_restore(job: StreamingJob, record: JobRecord, lease: LeaseKeeper) ->
     return PreparedStart(LiveDirectory(record.live_directory), rolled_back, may_repeat)
 
 
-def _start_empty(job: StreamingJob, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
+def _origin_of_rewound(before: JobRecord, old: str, batch_id: int) -> StateOrigin:
+    # A directory that was made from `old`, and is made again from it, has what `old` came from in its own origin.
+    known = before.origin
+    is_made_again = known is not None and known.directory == old
+    return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
+
+
+def _start_empty(job: StreamingJob, before: JobRecord, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
     # What earlier executions wrote has to go out of sight too: a file sink passes over batch numbers it knows.
     sinks = list(job.catalog.executions.last_sinks(job.job_id))
-    record = job.catalog.jobs.switch_live_directory(lease.record, live.url, pending_restore={"sinks": sinks}, plan={})
+    record = job.catalog.jobs.switch_live_directory(
+        lease.record,
+        live.url,
+        origin=StateOrigin.nothing(before.live_directory),
+        pending_restore={"sinks": sinks},
+        plan={},
+    )
     return _finish_restore(job, record, lease)
 
 

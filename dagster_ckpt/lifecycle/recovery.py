@@ -4,8 +4,11 @@
 |---|---|---|
 | good | has ended | resume in it |
 | good | may still write | adopt: go on from the same point in a fresh directory |
-| missing or broken | any | restore the newest image |
-| none yet | any | start empty |
+| missing, broken, or recoveries failed in it | any | go back to the newest point that is not known to be bad |
+| none yet | any | start empty, if nothing of the job is found anywhere |
+
+The points to go back to are the images of the timeline and what the live directory was made from: see
+`recovery_points`. When each has failed, the recovery has come to its end: a person decides.
 
 A batch named as starting point is gone back to in the live directory itself, as far as Spark retains it. Any other
 explicit starting point (a savepoint, `latest-checkpoint`, a name) restores an image. Both make a fresh directory: that
@@ -15,105 +18,48 @@ is a rewind, and the sinks that can be rolled back are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 
-from dagster_ckpt.catalog import ImageRecord, ImageTrigger, JobRecord
-from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError
+from dagster_ckpt.catalog import ImageRecord, OriginKind
+from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError, RecoveryExhaustedError
+from dagster_ckpt.lifecycle.image_names import (
+    CHECKPOINT,
+    SAVEPOINT,
+    describe_image,
+    is_named,
+    is_owned_by_job,
+    newest_for_recovery,
+    retained_kind,
+)
+from dagster_ckpt.lifecycle.recovery_plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.lifecycle.recovery_points import (
+    RecoveryPoint,
+    batch_point,
+    failed_points,
+    finish_point,
+    image_point,
+    live_point,
+    recovery_points,
+)
 from dagster_ckpt.lifecycle.rewind_distance import distance_passed_over
-from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
-from dagster_ckpt.options import RecoveryClaimMode, Retained, RetainedKind, image_to_recover_from
+from dagster_ckpt.lifecycle.start_from import StartPoint
+from dagster_ckpt.lifecycle.state_at_risk import refuse_to_forget, refuse_unconfirmed
+from dagster_ckpt.options import RecoveryClaimMode
 from dagster_ckpt.spark import Donor, DonorCheck, LiveDirectory, LiveState, LiveStatus
 
-CHECKPOINT = "CHECKPOINT"
-SAVEPOINT = "SAVEPOINT"
-
-
-class RecoveryKind(Enum):
-    """What an execution starts from."""
-
-    START_EMPTY = "START_EMPTY"
-    RESUME = "RESUME"
-    ADOPT = "ADOPT"
-    RESTORE = "RESTORE"
-    REWIND = "REWIND"
-    FINISH_RESTORE = "FINISH_RESTORE"
-
-
-@dataclass(frozen=True)
-class RecoveryPlan:
-    """The decision and its reason.
-
-    Attributes:
-        kind: What is done.
-        reason: One sentence for a person.
-        image: The image to restore, for RESTORE.
-        from_batch: The batch the live directory stands at, where known.
-        to_batch: The batch the query will stand at, where known; below `from_batch` it is a rewind.
-        new_query_id: Whether the query goes on as another one, for RESTORE and REWIND.
-        claims: Whether the job owns the image from now on, for RESTORE.
-        donor: A live directory whose files may be linked, for RESTORE; None: all is read from the image.
-    """
-
-    kind: RecoveryKind
-    reason: str
-    image: ImageRecord | None = None
-    from_batch: int | None = None
-    to_batch: int | None = None
-    new_query_id: bool = False
-    claims: bool = False
-    donor: Donor | None = None
-
-    @property
-    def rewound_batches(self) -> int:
-        """How many committed batches will be processed again."""
-        if self.from_batch is None or self.to_batch is None:
-            return 0
-        return max(0, self.from_batch - self.to_batch)
-
-    def as_record(self) -> dict[str, object]:
-        """The plan as the catalog keeps it."""
-        return {
-            "kind": self.kind.value,
-            "reason": self.reason,
-            "image_id": self.image.image_id if self.image else None,
-            "from_batch": self.from_batch,
-            "to_batch": self.to_batch,
-            "new_query_id": self.new_query_id,
-            "claims": self.claims,
-        }
-
-
-@dataclass(frozen=True)
-class RecoveryFacts:
-    """What is known when a job starts.
-
-    Attributes:
-        job: The job as the catalog has it.
-        live: State of the job's current live directory; None where it never had one.
-        images: Restorable images of the current timeline, newest first.
-        all_images: Every completed image of the job, and the one at a location named: what an explicit name may mean.
-        last_batch: The newest batch any execution reported as committed in that directory, or None.
-        has_run: Whether a query was ever started in that directory.
-        predecessor_ended: Whether the execution before can write nothing any more.
-        prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
-        start_from: What was asked for.
-        retained: Batches that the live directory can be rewound to, ascending; looked for where one is asked for.
-        ended_in_order: Whether the last execution in the live directory has a recorded end that was no failure, in
-            this boot of this machine.
-    """
-
-    job: JobRecord
-    live: LiveState | None
-    images: Sequence[ImageRecord]
-    all_images: Sequence[ImageRecord]
-    last_batch: int | None
-    has_run: bool
-    predecessor_ended: bool
-    prefer_checkpoint: bool
-    start_from: StartFrom
-    retained: Sequence[int] = ()
-    ended_in_order: bool = False
+__all__ = [
+    "CHECKPOINT",
+    "SAVEPOINT",
+    "PassedPoint",
+    "RecoveryFacts",
+    "RecoveryKind",
+    "RecoveryPlan",
+    "describe_image",
+    "is_named",
+    "is_owned_by_job",
+    "newest_for_recovery",
+    "plan_recovery",
+    "retained_kind",
+]
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
@@ -122,14 +68,19 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
     Raises:
         ImageNotFoundError: The image asked for does not exist, or none exists.
         LiveDirectoryError: The live directory is lost or broken and there is no image; the
-            message says how to start empty on purpose. Or the batch asked for is not retained there.
+            message says how to start empty on purpose. Or the batch asked for is not retained there. Or the
+            catalog does not know what lies in the places of the job.
+        RecoveryExhaustedError: Every point that the job could go on from has failed.
+        StateAtRiskError: State would be given up, and nobody confirmed that.
     """
     if facts.start_from.point is StartPoint.EMPTY:
+        refuse_unconfirmed(facts)
         return RecoveryPlan(
             RecoveryKind.START_EMPTY,
             "start_from=empty: all state is left behind, the query starts from its sources' beginning",
-            from_batch=_live_batch(facts),
+            from_batch=facts.live_batch,
         )
+    refuse_to_forget(facts)
     if facts.start_from.point is StartPoint.BATCH:
         return _back_to_batch(facts)
     if facts.start_from.point is not StartPoint.LATEST:
@@ -140,78 +91,46 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             RecoveryKind.RESTORE,
             f"start_from={facts.start_from}: {describe_image(image)}{owned}",
             image=image,
-            from_batch=_live_batch(facts),
+            from_batch=facts.live_batch,
             to_batch=image.batch_id,
             new_query_id=facts.start_from.new_query_id,
             claims=claims,
             donor=_donor(facts),
+            point=image_point(image.image_id),
         )
-    if facts.job.pending_restore is not None and _can_be_finished(facts, facts.job.pending_restore):
-        forked_from = facts.job.pending_restore.get("fork_of")
+    return _latest(facts)
+
+
+def _latest(facts: RecoveryFacts) -> RecoveryPlan:
+    job, live = facts.job, facts.live
+    failed = failed_points(facts.failures)
+    if job.pending_restore is not None and _can_be_finished(facts, job.pending_restore):
+        point = finish_point(job.live_directory or "")
+        if point in failed:
+            return _go_back(facts, "an earlier restore cannot be finished", PassedPoint("that restore", failed[point]))
+        forked_from = job.pending_restore.get("fork_of")
         return RecoveryPlan(
             RecoveryKind.FINISH_RESTORE,
             "an earlier restore was cut off before the sinks were rolled back: it is finished first"
             if forked_from is None
-            else f"a fork of job {forked_from} after its batch {facts.job.pending_restore.get('batch_id')}",
+            else f"a fork of job {forked_from} after its batch {job.pending_restore.get('batch_id')}",
+            point=point,
         )
-    if facts.live is None:
-        return _without_live_directory(facts, "the job has no live directory yet")
-    if facts.live.status is LiveStatus.GOOD:
-        return _from_good_live_directory(facts, facts.live)
-    if facts.live.status is LiveStatus.EMPTY and facts.last_batch is None:
-        kind = RecoveryKind.RESUME if facts.predecessor_ended else RecoveryKind.START_EMPTY
-        return RecoveryPlan(kind, "the query has not committed a batch yet: it begins again")
-    return _without_live_directory(
-        facts, f"the live directory is {facts.live.status.value.lower()}: {facts.live.reason.rstrip('.')}"
-    )
-
-
-def newest_for_recovery(images: Sequence[ImageRecord], *, prefer_checkpoint: bool) -> ImageRecord | None:
-    """The image that an automatic recovery takes.
-
-    The newest one; with `prefer_checkpoint` the newest checkpoint if there is any
-    (Flink's CompletedCheckpointStore.getLatestCheckpoint before FLINK-20427).
-
-    Args:
-        images: Restorable images, newest first.
-        prefer_checkpoint: Skip savepoints where a checkpoint exists.
-    """
-    oldest_first = [Retained(image.image_id, retained_kind(image)) for image in reversed(images)]
-    chosen = image_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
-    return next((image for image in images if chosen is not None and image.image_id == chosen.image_id), None)
-
-
-def retained_kind(image: ImageRecord) -> RetainedKind:
-    """What an image is to the rules of retention and recovery."""
-    if is_owned_by_job(image):
-        return RetainedKind.CHECKPOINT
-    return RetainedKind.STOP_WITH_SAVEPOINT if image.trigger is ImageTrigger.STOP else RetainedKind.SAVEPOINT
-
-
-def is_owned_by_job(image: ImageRecord) -> bool:
-    """Whether the job deletes an image itself: a checkpoint, or a savepoint that a start has claimed."""
-    return image.kind == CHECKPOINT or image.claimed
-
-
-def describe_image(image: ImageRecord) -> str:
-    """One image in a few words: what a person calls it and the batch it stands at."""
-    name = f"chk-{image.number}" if image.kind == CHECKPOINT else f"savepoint {image.label or image.image_id}"
-    return f"{name} at batch {image.batch_id}"
-
-
-def is_named(image: ImageRecord, reference: str) -> bool:
-    """Whether a reference is the id, label, location or, of a checkpoint, the `chk-<n>` of an image."""
-    location = (image.location or "").rstrip("/")
-    plain = reference.rstrip("/").removesuffix("/_metadata")
-    names = {image.image_id, location, location.removeprefix("file://"), image.label}
-    if image.kind == CHECKPOINT:
-        names.add(f"chk-{image.number}")
-    return plain in names
+    if live is None:
+        return _go_back(facts, "the job has no live directory yet")
+    if live.status is LiveStatus.GOOD:
+        point = live_point(job.live_directory or "")
+        if point not in failed:
+            return _from_good_live_directory(facts, live)
+        return _go_back(
+            facts, "the query could not go on in the live directory", PassedPoint("the live directory", failed[point])
+        )
+    return _go_back(facts, f"the live directory is {live.status.value.lower()}: {live.reason.rstrip('.')}")
 
 
 def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
     batch_id = facts.start_from.batch_id
-    if batch_id not in facts.retained:
+    if batch_id is None or batch_id not in facts.retained:
         retained = f"batches {facts.retained[0]} to {facts.retained[-1]}" if facts.retained else "no batch"
         images = ", ".join(describe_image(image) for image in facts.all_images[:8]) or "none"
         raise LiveDirectoryError(
@@ -222,9 +141,10 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
     return RecoveryPlan(
         RecoveryKind.REWIND,
         f"start_from={facts.start_from}: go back in the live directory's own files",
-        from_batch=_live_batch(facts),
+        from_batch=facts.live_batch,
         to_batch=batch_id,
         new_query_id=facts.start_from.new_query_id,
+        point=batch_point(facts.job.live_directory or "", batch_id),
     )
 
 
@@ -246,12 +166,14 @@ def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> Recovery
             f"the live directory is whole and its last writer has ended: resume after batch {live.batch_id}",
             from_batch=live.batch_id,
             to_batch=live.batch_id,
+            point=live_point(facts.job.live_directory or ""),
         )
     return RecoveryPlan(
         RecoveryKind.ADOPT,
         f"the last writer could not be proven to have ended: go on after batch {live.batch_id} in a fresh directory",
         from_batch=live.batch_id,
         to_batch=live.batch_id,
+        point=live_point(facts.job.live_directory or ""),
     )
 
 
@@ -261,32 +183,109 @@ def _can_be_finished(facts: RecoveryFacts, pending: Mapping[str, object]) -> boo
     return is_empty_start or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
 
 
-def _was_never_used(facts: RecoveryFacts, live: LiveState) -> bool:
-    # The first start switched to it, and its query could not be started: nothing is lost.
-    return live.status is LiveStatus.MISSING and not facts.has_run and facts.last_batch is None
+def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPlan:
+    """Go on from the best point there is beside the live directory."""
+    failed = failed_points(facts.failures)
+    points = recovery_points(
+        facts.job,
+        _in_order(facts),
+        batch_is_retained=facts.origin_batch_is_retained,
+        image_is_gone=facts.origin_image_is_gone,
+    )
+    over = list(passed)
+    for point in points[: facts.depth]:
+        bad = failed.get(point.name) or _known_to_be_broken(facts, point)
+        if bad is None:
+            return _from_point(facts, why, point, tuple(over))
+        over.append(PassedPoint(_describe_point(point), bad))
+    if points:
+        raise RecoveryExhaustedError(_exhausted(facts, why, over, len(points)))
+    if passed:
+        raise RecoveryExhaustedError(_exhausted(facts, why, over, 0))
+    return _without_a_point(facts, why)
 
 
-def _without_live_directory(facts: RecoveryFacts, why: str) -> RecoveryPlan:
-    image = newest_for_recovery(facts.images, prefer_checkpoint=facts.prefer_checkpoint)
-    if image is not None:
+def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tuple[PassedPoint, ...]) -> RecoveryPlan:
+    instead = "".join(f"; not {each.name}: {each.why}" for each in passed)
+    if point.image is not None:
         return RecoveryPlan(
             RecoveryKind.RESTORE,
-            f"{why}; restore {describe_image(image)}{_passed_over(facts, image)}",
-            image=image,
-            from_batch=facts.last_batch,
-            to_batch=image.batch_id,
+            f"{why}; restore {describe_image(point.image)}{_passed_over(facts, point.image)}{instead}",
+            image=point.image,
+            from_batch=facts.live_batch,
+            to_batch=point.batch_id,
+            point=point.name,
+            passed=passed,
         )
-    if facts.live is None or facts.job.live_directory is None or _was_never_used(facts, facts.live):
+    return RecoveryPlan(
+        RecoveryKind.REWIND,
+        f"{why}; go back to {_describe_point(point)}, which it was made from{instead}",
+        from_batch=facts.live_batch,
+        to_batch=point.batch_id,
+        directory=point.directory,
+        point=point.name,
+        passed=passed,
+    )
+
+
+def _in_order(facts: RecoveryFacts) -> list[ImageRecord]:
+    """The images in the order in which a recovery tries them."""
+    rest, ordered = list(facts.images), []
+    while (image := newest_for_recovery(rest, prefer_checkpoint=facts.prefer_checkpoint)) is not None:
+        ordered.append(image)
+        rest.remove(image)
+    return ordered
+
+
+def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | None:
+    # A person may try: what was found may have been repaired, and every file is compared with its digest.
+    problem = point.image.verified_problem if point.image is not None and facts.is_automatic else None
+    return None if problem is None else f"a verification found it broken: {problem}"
+
+
+def _describe_point(point: RecoveryPoint) -> str:
+    if point.image is not None:
+        return describe_image(point.image)
+    return f"batch {point.batch_id} of {point.directory}"
+
+
+def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], points: int) -> str:
+    looked_at = "\n".join(f"- {each.name}: {each.why}" for each in passed)
+    beyond = "" if facts.depth is None or points <= facts.depth else f" (recovery_depth={facts.depth} of {points})"
+    return (
+        f"Job {facts.job.job_id!r} cannot be recovered by itself: {why}, and no point that it could go back to is "
+        f"good{beyond}. Nothing was changed by this start, and no other one follows by itself.\n{looked_at}\n"
+        "Repair one of them and start the job again, which tries all of them once more; or name another image or its "
+        "location with start_from; or give the state up with start_from=empty and give_up_state."
+    )
+
+
+def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
+    job, live = facts.job, facts.live
+    if live is None or job.live_directory is None:
+        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no image: start empty")
+    began_empty = job.origin is not None and job.origin.kind is OriginKind.NOTHING and facts.last_batch is None
+    if began_empty and live.status is LiveStatus.EMPTY:
+        kind = RecoveryKind.RESUME if facts.predecessor_ended else RecoveryKind.START_EMPTY
+        return RecoveryPlan(
+            kind,
+            "the query has not committed a batch yet: it begins again",
+            point=live_point(job.live_directory) if kind is RecoveryKind.RESUME else None,
+        )
+    if began_empty and live.status is LiveStatus.MISSING and not facts.has_run:
+        # The first start switched to it, and its query could not be started: nothing is lost.
         return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no image: start empty")
     raise LiveDirectoryError(
-        f"Job {facts.job.job_id!r} cannot be recovered by itself: {why} ({facts.job.live_directory}), and the "
+        f"Job {job.job_id!r} cannot be recovered by itself: {why} ({job.live_directory}), and the "
         "catalog has no restorable image of it. Put the live directory back, name an image with start_from "
-        "(a location works also for one the catalog does not know), or start with start_from=empty to give "
-        "the state up on purpose."
+        "(a location works also for one the catalog does not know), or give the state up with start_from=empty and "
+        "give_up_state."
     )
 
 
 def _passed_over(facts: RecoveryFacts, chosen: ImageRecord) -> str:
+    if not facts.prefer_checkpoint or chosen not in facts.images:
+        return ""
     distance = distance_passed_over(facts.images, chosen)
     if distance is None:
         return ""
@@ -318,9 +317,3 @@ def _first(facts: RecoveryFacts, images: Sequence[ImageRecord], what: str) -> Im
         f"Job {facts.job.job_id!r} has no {what}. Images it can start from: {known}. "
         "Choose one of them, or start_from=latest."
     )
-
-
-def _live_batch(facts: RecoveryFacts) -> int | None:
-    if facts.live is not None and facts.live.status is LiveStatus.GOOD:
-        return facts.live.batch_id
-    return facts.last_batch

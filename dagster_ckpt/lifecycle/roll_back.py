@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from dagster_ckpt.catalog import UpgradePhase, UpgradeRecord
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError, RequestFailedError, RestoreError
-from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.prepare import prepare
 from dagster_ckpt.lifecycle.recovery import describe_image, plan_recovery
+from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire

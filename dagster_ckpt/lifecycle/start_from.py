@@ -84,6 +84,7 @@ class StartFrom:
         accept_loss: Start also where a sink would lose rows.
         claim_mode: Who owns the image that is started from.
         accept_plan_change: Start also where the code keeps other state than what is there.
+        give_up_state: Confirms that an empty start may give up all state there is.
     """
 
     point: StartPoint = StartPoint.LATEST
@@ -92,6 +93,7 @@ class StartFrom:
     accept_loss: bool = False
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     accept_plan_change: bool = False
+    give_up_state: bool = False
 
     @staticmethod
     def parse(
@@ -101,6 +103,7 @@ class StartFrom:
         accept_loss: bool = False,
         claim_mode: RecoveryClaimMode | str = RecoveryClaimMode.NO_CLAIM,
         accept_plan_change: bool = False,
+        give_up_state: bool = False,
     ) -> StartFrom:
         """Read what a person or a run configuration says.
 
@@ -113,10 +116,12 @@ class StartFrom:
             accept_loss: Start also where a sink would lose rows.
             claim_mode: Who owns the image that is started from.
             accept_plan_change: Start also where the code keeps other state than what is there.
+            give_up_state: Confirms that an empty start may give up all state there is.
 
         Raises:
             OptionError: The text is empty, a new query id is asked for a start that keeps or gives up all state,
-                an image is claimed by a start that names none, or the claim mode is not offered.
+                an image is claimed by a start that names none, the claim mode is not offered, or state is to be given
+                up by a start that is not empty.
         """
         word = text.strip()
         if not word:
@@ -136,7 +141,12 @@ class StartFrom:
                 f"claim_mode CLAIM is for a start from an image, but start_from is {word!r}, which names none. "
                 "Name the image that the job is to own, or leave claim_mode out."
             )
-        return StartFrom(point, reference, new_query_id, accept_loss, claim, accept_plan_change)
+        if give_up_state and point is not StartPoint.EMPTY:
+            raise OptionError(
+                f"give_up_state confirms an empty start, but start_from is {word!r}, which keeps state. Leave it out, "
+                "or start from empty."
+            )
+        return StartFrom(point, reference, new_query_id, accept_loss, claim, accept_plan_change, give_up_state)
 
     @property
     def batch_id(self) -> int | None:

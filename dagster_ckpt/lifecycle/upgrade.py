@@ -157,7 +157,9 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decisio
     if request is not None and seen.now_ms < (request.resolved_at_ms or 0) + RETRY_MS:
         return stay(row, f"the start failed, it is asked for again: {request.error}").but(holds_restart=True)
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
-    asked = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, start_from=start_from)
+    # The policy was chosen by a person, and says it.
+    where = {"start_from": start_from, **({"give_up_state": True} if start_from == "empty" else {})}
+    asked = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
     alert = f"the new code could not be started: {request.error}" if request is not None else row.alert
     return asked.but(upgrade=replace(upgrade, starts=upgrade.starts + 1), alert=alert, holds_restart=True)
 

@@ -19,7 +19,7 @@ from dagster_ckpt.orchestration.image_report import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
 from dagster_ckpt.orchestration.rewind_report import downstream_metadata, preview_metadata
-from dagster_ckpt.orchestration.run_config import ACCEPT_PLAN_CHANGE
+from dagster_ckpt.orchestration.run_config import ACCEPT_PLAN_CHANGE, GIVE_UP_STATE
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.storage import Garbage
 
@@ -94,6 +94,7 @@ class RestartConfigSchema(dg.Config):
     accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
     claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
+    give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
 
 
@@ -204,6 +205,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                     accept_loss=config.accept_loss,
                     claim_mode=config.claim_mode,
                     accept_plan_change=config.accept_plan_change,
+                    give_up_state=config.give_up_state,
                 ),
                 _operator(context),
                 timeout_s=config.timeout_seconds,

@@ -1,6 +1,7 @@
 """Ops and jobs around going back: see what a rewind would do, fork a stream, clean up behind a rewind."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import dagster as dg
 from pydantic import Field
@@ -9,7 +10,7 @@ from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.fork import fork
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
-from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.orchestration.downstream import dependents_of
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.operator_jobs import (
@@ -78,6 +79,9 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         """Show what a start would undo and do again, and what each sink would do with that. Changes nothing."""
         with told_as_failure():
             start_from = StartFrom.parse(config.start_from, new_query_id=config.new_query_id)
+            if start_from.point is StartPoint.EMPTY:
+                # To look is to give nothing up.
+                start_from = replace(start_from, give_up_state=True)
             stream = find_stream(streams, config.job_id)
             preview = operations.preview(streaming_job(stream, context.resources), start_from)
         for sentence in preview.sentences():

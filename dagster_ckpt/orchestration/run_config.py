@@ -15,6 +15,10 @@ ACCEPT_PLAN_CHANGE = (
     "Start also where the code keeps other state than what is there: other keys, types, values, windows, operators or "
     "watermarks. Without it such a start is refused, and the message says what is different."
 )
+GIVE_UP_STATE = (
+    "With start_from=empty: confirm that all state of the stream is given up. Without it such a start is refused, and "
+    "the message lists what would be given up."
+)
 
 
 class StreamRunConfig(dg.Config):
@@ -25,7 +29,7 @@ class StreamRunConfig(dg.Config):
         description="latest: go on where the query stopped (live directory, else the newest image). "
         "latest-checkpoint, latest-savepoint, preferred-savepoint, or the id, number (chk-7), label or location of "
         "an image: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
-        "begin again.",
+        "begin again; needs give_up_state.",
     )
     new_query_id: bool = Field(
         default=False,
@@ -43,6 +47,7 @@ class StreamRunConfig(dg.Config):
         "it. CLAIM makes it the stream's own, deleted like a checkpoint. Flink's LEGACY is not offered.",
     )
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
+    give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
     checkpointing: CheckpointOverrides | None = Field(
         default=None,
         description="Checkpointing options for this run in place of the asset's, each by itself. A run that the "

@@ -227,6 +227,7 @@ def _start_from(context: StepContext, job: StreamingJob, config: StreamRunConfig
         accept_loss=config.accept_loss,
         claim_mode=config.claim_mode,
         accept_plan_change=config.accept_plan_change,
+        give_up_state=config.give_up_state,
     )
 
 

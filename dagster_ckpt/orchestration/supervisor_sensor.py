@@ -21,6 +21,8 @@ from dagster_ckpt.orchestration.time_limit import has_time_limit
 # A run of ours that ended without doing its work is followed by another after so long, doubled with each.
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
+# What a START request may ask for besides.
+_SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "give_up_state")
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
 
@@ -179,7 +181,7 @@ def _start_run(stream: Stream, request: RequestRecord) -> dg.RunRequest:
     assert stream.start_job is not None
     config = {
         "start_from": str(request.arguments.get("start_from", "latest")),
-        **{name: True for name in ("new_query_id", "accept_loss", "accept_plan_change") if request.arguments.get(name)},
+        **{name: True for name in _SWITCHES if request.arguments.get(name)},
         **{name: request.arguments[name] for name in ("claim_mode",) if request.arguments.get(name) == "CLAIM"},
     }
     return dg.RunRequest(

@@ -14,7 +14,16 @@ from unittest.mock import patch
 
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import Catalog, EventType, Holder, ImageRecord, ImageStatus, ImageTrigger, StartCause
+from dagster_ckpt.catalog import (
+    Catalog,
+    EventType,
+    Holder,
+    ImageRecord,
+    ImageStatus,
+    ImageTrigger,
+    StartCause,
+    StateOrigin,
+)
 from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.options import (
@@ -66,7 +75,9 @@ class Shelf:
         job = shelf.job
         job.register()
         shelf.execution("first")
-        as_writer(job.catalog, JOB).jobs.switch_live_directory(job.live_directory(1, 0).url)
+        as_writer(job.catalog, JOB).jobs.switch_live_directory(
+            job.live_directory(1, 0).url, origin=StateOrigin.nothing(None)
+        )
         shelf.write_live_directory()
         return shelf
 

@@ -11,7 +11,15 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
-from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger, JobRecord
+from dagster_ckpt.catalog import (
+    ImageRecord,
+    ImageStatus,
+    ImageTrigger,
+    JobRecord,
+    OriginKind,
+    PointFailure,
+    StateOrigin,
+)
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, is_named, plan_recovery
 from dagster_ckpt.lifecycle.rewind_distance import distance_passed_over
@@ -30,9 +38,9 @@ LIVE = {
 
 def image(text: str) -> tuple[ImageRecord, bool]:
     """An image, and whether it is on the current timeline."""
-    match = re.fullmatch(r"(left:)?(cp|sp|stop)(\d+)@(\d+)(?: (\d+) rows after (\d+) ms)?", text)
+    match = re.fullmatch(r"(left:)?(cp|sp|stop)(\d+)@(\d+)(?: (\d+) rows after (\d+) ms)?( broken)?", text)
     assert match, text
-    left, kind, number, batch, rows, after_ms = match.groups()
+    left, kind, number, batch, rows, after_ms, broken = match.groups()
     name = f"chk-{number}" if kind == "cp" else f"savepoint-{number}"
     record = ImageRecord(
         image_id=f"id-{kind}{number}",
@@ -48,8 +56,37 @@ def image(text: str) -> tuple[ImageRecord, bool]:
         label=None if kind == "cp" else f"{kind}{number}",
         rows=int(rows) if rows else None,
         completed_at_ms=int(after_ms) if after_ms else None,
+        verified_problem="data object 1 is truncated" if broken else None,
     )
     return record, not left
+
+
+def origin(text: str) -> StateOrigin | None:
+    """Where state came from: see the table."""
+    if text == "nothing":
+        return StateOrigin.nothing(None)
+    if text in ("fork", "unknown"):
+        return StateOrigin(OriginKind.FORK, batch_id=4) if text == "fork" else None
+    if text.startswith("live-"):
+        directory, _, before = text.partition(" of ")
+        name, _, batch = directory.partition("@")
+        return StateOrigin.of_directory(f"file:///live/flights/{name}", int(batch), origin(before) if before else None)
+    record, _ = image(text)
+    return StateOrigin(
+        OriginKind.IMAGE,
+        batch_id=record.batch_id,
+        image_id=record.image_id,
+        location=record.location,
+        image_kind=record.kind,
+        image_number=record.number,
+    )
+
+
+def failure(ordinal: int, text: str) -> PointFailure:
+    point, _, error = text.rpartition(" ")
+    return PointFailure(
+        ordinal, "execution", point, error.rstrip("!"), "as the test says", error.endswith("!"), None, ordinal
+    )
 
 
 def facts(case: dict[str, Any]) -> RecoveryFacts:
@@ -70,6 +107,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         next_number=100,
         created_at_ms=0,
         updated_at_ms=0,
+        origin=None if live is None else origin(case.get("origin", "nothing")),
     )
     return RecoveryFacts(
         job=job,
@@ -84,8 +122,16 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
             case.get("start_from", "latest"),
             new_query_id=case.get("new_query_id", False),
             claim_mode=case.get("claim_mode", "NO_CLAIM"),
+            give_up_state=case.get("give_up_state", False),
         ),
         retained=case.get("retained", ()),
+        failures=[failure(ordinal, text) for ordinal, text in enumerate(case.get("failed", []))],
+        origin_batch_is_retained=case.get("retains", False),
+        origin_image_is_gone=case.get("origin_image_is_gone", False),
+        is_automatic=case.get("is_automatic", False),
+        depth=case.get("depth"),
+        unknown_directories=case.get("unknown_directories", ()),
+        unknown_images=case.get("unknown_images", ()),
     )
 
 
@@ -101,7 +147,13 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     assert plan.reason
     assert [words for words in case.get("reason", []) if words not in plan.reason] == []
     assert plan.reason == case.get("told", plan.reason)
-    assert plan.as_record() == {
+    assert plan.directory == case.get("directory")
+    assert [point.name for point in plan.passed] == case.get("passed", [])
+    record = plan.as_record()
+    assert (record.pop("point") is None) == (plan.kind is RecoveryKind.START_EMPTY)
+    assert [point["name"] for point in record.pop("passed")] == case.get("passed", [])
+    assert record.pop("rewound_batches") == plan.rewound_batches
+    assert record == {
         "kind": case["does"],
         "reason": plan.reason,
         "image_id": f"id-{case['image']}" if "image" in case else None,
@@ -218,3 +270,21 @@ def test_an_image_whose_place_is_not_known_has_only_its_other_names() -> None:
     assert is_named(lost, "MAX/")
     assert not is_named(lost, "XXXX")
     assert not is_named(lost, "MA")
+
+
+@pytest.mark.parametrize("word", ["latest", "chk-7", "batch-3"])
+def test_only_an_empty_start_is_confirmed(word: str) -> None:
+    with pytest.raises(OptionError, match=f"give_up_state confirms an empty start, but start_from is '{word}'"):
+        StartFrom.parse(word, give_up_state=True)
+
+
+def test_where_state_came_from_is_kept_as_plain_data() -> None:
+    of_image = origin("sp1@4")
+    nested = StateOrigin.of_directory("/live-2", 6, StateOrigin.of_directory("/live-1", 5, of_image))
+
+    # However often a directory was made from another one, only the last of them and the first state are kept.
+    assert nested.earlier == of_image
+    assert StateOrigin.of_record(nested.as_record()) == nested
+    for broken in ({}, {"kind": "NOTHING", "batch_id": "x"}, {"kind": "NOTHING", "what": 1}):
+        with pytest.raises(ValueError, match=r"."):
+            StateOrigin.of_record(broken)

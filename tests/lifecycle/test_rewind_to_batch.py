@@ -45,14 +45,14 @@ def test_a_new_query_id_does_not_reach_the_old_directory(history: History) -> No
     assert "11111111-2222" in (history.shelf.live / "metadata").read_text()
 
 
-def test_an_image_before_the_batch_belongs_to_the_new_timeline_too(history: History) -> None:
+def test_images_before_the_batch_belong_to_the_new_timeline_too(history: History) -> None:
     images = [history.shelf.checkpoint() for _ in range(5)]
     assert [image.batch_id for image in images] == [1, 2, 3, 4, 5]
 
     history.start("batch-3")
 
     restorable = history.shelf.job.catalog.images.restorable(JOB)
-    assert [image.batch_id for image in restorable] == [3]
+    assert [image.batch_id for image in restorable] == [3, 2, 1]
 
 
 def test_where_the_sinks_are_not_known_nothing_is_changed(history: History) -> None:

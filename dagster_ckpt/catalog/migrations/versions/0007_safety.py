@@ -38,7 +38,31 @@ def _deployment() -> None:
 
 
 def _recovery() -> None:
-    pass
+    op.add_column("jobs", sa.Column("origin", sa.Text))
+    op.create_table(
+        "timelines",
+        sa.Column("job_id", sa.String(128), nullable=False),
+        sa.Column("timeline", sa.Integer, nullable=False, autoincrement=False),
+        sa.Column("parent", sa.Integer, nullable=False),
+        sa.Column("to_batch", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("job_id", "timeline", name="pk_timelines"),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name="fk_timelines_job_id_jobs"),
+    )
+    op.create_table(
+        "recovery_failures",
+        sa.Column("job_id", sa.String(128), nullable=False),
+        sa.Column("ordinal", sa.Integer, nullable=False, autoincrement=False),
+        sa.Column("execution_id", sa.String(64), nullable=False),
+        sa.Column("point", sa.Text, nullable=False),
+        sa.Column("error", sa.String(128), nullable=False),
+        sa.Column("detail", sa.Text, nullable=False),
+        sa.Column("is_certain", sa.Boolean, nullable=False),
+        sa.Column("batch_id", sa.BigInteger),
+        sa.Column("is_over", sa.Boolean, nullable=False),
+        sa.Column("at_ms", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("job_id", "ordinal", name="pk_recovery_failures"),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name="fk_recovery_failures_job_id_jobs"),
+    )
 
 
 def _holds() -> None:
@@ -53,6 +77,9 @@ def _plans() -> None:
 def downgrade() -> None:
     op.drop_column("jobs", "accepted_plan")
     op.drop_column("jobs", "plan")
+    op.drop_table("recovery_failures")
+    op.drop_table("timelines")
+    op.drop_column("jobs", "origin")
     _leases_before()
 
 

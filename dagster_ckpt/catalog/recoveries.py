@@ -1,0 +1,90 @@
+"""The points that recoveries have failed at: the memory that ends a recovery, across processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, func, select
+
+from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.catalog.recovery_records import PointFailure
+from dagster_ckpt.catalog.tables import recovery_failures
+
+# What Spark says may hold a whole stack.
+_LONGEST_DETAIL = 4_000
+
+
+class RecoveryStore:
+    """What the catalog knows of recoveries that failed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def failed(
+        self,
+        job_id: str,
+        execution_id: str,
+        point: str,
+        *,
+        error: str,
+        detail: str,
+        is_certain: bool,
+        batch_id: int | None,
+    ) -> None:
+        """Record that a recovery failed at a point.
+
+        Args:
+            job_id: The job.
+            execution_id: The execution that failed there.
+            point: Name of the point.
+            error: Class of the error.
+            detail: What was found, for a person.
+            is_certain: Whether another try cannot do better.
+            batch_id: The batch of that point, or None.
+        """
+        with self._database.writing() as connection:
+            of_job = recovery_failures.c.job_id == job_id
+            ordinal = connection.execute(select(func.max(recovery_failures.c.ordinal)).where(of_job)).scalar() or 0
+            values = {
+                "point": point,
+                "error": error,
+                "detail": detail[:_LONGEST_DETAIL],
+                "is_certain": is_certain,
+                "batch_id": batch_id,
+            }
+            connection.execute(
+                recovery_failures.insert().values(
+                    job_id=job_id,
+                    ordinal=ordinal + 1,
+                    execution_id=execution_id,
+                    is_over=False,
+                    at_ms=self._database.now_ms(connection),
+                    **values,
+                )
+            )
+            self._database.tell(
+                connection, job_id, EventType.RECOVERY_FAILED, execution_id=execution_id, payload=values
+            )
+
+    def of_job(self, job_id: str) -> list[PointFailure]:
+        """Failures since the last checkpoint that came after one, or since a person last started the job."""
+        counting = (recovery_failures.c.job_id == job_id) & recovery_failures.c.is_over.is_(False)
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                select(recovery_failures).where(counting).order_by(recovery_failures.c.ordinal)
+            ).all()
+        return [_record(row) for row in rows]
+
+    def forget(self, job_id: str) -> None:
+        """Let every point count as not yet tried: a person has looked after the job."""
+        with self._database.writing() as connection:
+            connection.execute(
+                recovery_failures.update().where(recovery_failures.c.job_id == job_id).values(is_over=True)
+            )
+
+
+def _record(row: Row[Any]) -> PointFailure:
+    values = dict(row._mapping)
+    del values["job_id"], values["is_over"]
+    return PointFailure(**values)

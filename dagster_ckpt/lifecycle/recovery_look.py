@@ -1,0 +1,102 @@
+"""Looking at the catalog, the storage and the live directory: everything a recovery plan is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagster_ckpt.catalog import ExecutionRecord, ExecutionStatus, ImageStatus, JobRecord, OriginKind
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import boot_id
+from dagster_ckpt.lifecycle.recovery_plan import RecoveryFacts
+from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.lifecycle.unlisted import unlisted_image
+from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory, retained_batches
+
+
+def recovery_facts(
+    job: StreamingJob,
+    start_from: StartFrom,
+    *,
+    predecessor_ended: bool,
+    is_automatic: bool = False,
+    remembers: bool = True,
+) -> RecoveryFacts:
+    """Look at everything a recovery plan is made from; nothing is changed.
+
+    Args:
+        job: The job.
+        start_from: What was asked for.
+        predecessor_ended: Whether the execution before can write nothing any more.
+        is_automatic: Whether nobody asked for this start.
+        remembers: Take into account what recoveries have failed at. A person's start begins without that.
+
+    Raises:
+        ImageNotFoundError: The image named is of another job.
+        ImageCorruptError: The image named cannot be read.
+        StorageAccessError: The storage or the live directory cannot be reached.
+    """
+    catalog = job.catalog
+    record = catalog.jobs.get(job.job_id)
+    live = LiveDirectory(record.live_directory) if record.live_directory else None
+    state = inspect_live_directory(live) if live is not None else None
+    executions = catalog.executions.of_job(job.job_id)
+    listed = catalog.images.completed(job.job_id)
+    unlisted = unlisted_image(job, start_from, listed)
+    is_lost = state is None or state.status is not LiveStatus.GOOD
+    failures = catalog.recoveries.of_job(job.job_id) if remembers else []
+    # The catalog may be another one than that of the state that lies there.
+    is_unheard_of = record.live_generation == 0 and not listed
+    return RecoveryFacts(
+        job=record,
+        live=state,
+        images=catalog.images.restorable(job.job_id),
+        all_images=listed if unlisted is None else [unlisted, *listed],
+        last_batch=catalog.executions.last_batch(job.job_id, record.live_directory),
+        has_run=any(each.live_directory == record.live_directory for each in executions),
+        predecessor_ended=predecessor_ended,
+        prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
+        start_from=start_from,
+        retained=retained_batches(live) if live is not None and start_from.point is StartPoint.BATCH else (),
+        ended_in_order=_ended_in_order(executions, record.live_directory),
+        failures=failures,
+        origin_batch_is_retained=bool(is_lost or failures) and _origin_batch_is_retained(record),
+        origin_image_is_gone=_origin_image_is_gone(job, record),
+        is_automatic=is_automatic,
+        unknown_directories=_directories_with_batches(job) if is_unheard_of else (),
+        unknown_images=job.store.checkpoints() if is_unheard_of else (),
+    )
+
+
+def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
+    """Whether the last execution in a live directory has ended by a decision, and the power was not lost since."""
+    last = next((each for each in executions if each.live_directory == live_directory), None)
+    ends = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
+    return last is not None and last.status in ends and last.boot_id == boot_id()
+
+
+def _origin_batch_is_retained(record: JobRecord) -> bool:
+    origin = record.origin
+    if origin is None or origin.kind is not OriginKind.DIRECTORY or origin.directory is None:
+        return False
+    before = LiveDirectory(origin.directory)
+    return before.exists() and origin.batch_id in retained_batches(before)
+
+
+def _origin_image_is_gone(job: StreamingJob, record: JobRecord) -> bool:
+    origin = record.origin
+    if origin is not None and origin.kind is OriginKind.DIRECTORY:
+        origin = origin.earlier
+    if origin is None or origin.image_id is None:
+        return False
+    known = job.catalog.images.by_id([origin.image_id]).get(origin.image_id)
+    return known is not None and known.status in (ImageStatus.DELETING, ImageStatus.DELETED)
+
+
+def _directories_with_batches(job: StreamingJob) -> list[str]:
+    """Live directories in the job's place that hold batches, each with the newest one committed."""
+    found = []
+    for built in job.live_directories():
+        commit = built.live.positions().commit
+        if commit is not None:
+            found.append(f"{built.live.url}, up to batch {commit}")
+    return found

@@ -1,0 +1,197 @@
+"""A start never begins without state unasked: what a live directory was made from is remembered, and made again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from retention_shelf import JOB, Shelf
+from rewind_history import LAST, History
+
+from dagster_ckpt.catalog import Catalog, OriginKind
+from dagster_ckpt.errors import LiveDirectoryError, StateAtRiskError
+from dagster_ckpt.lifecycle.execution import RunRequest, run_job
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.operations import Operator, preview_start, request_start, trigger_savepoint
+from dagster_ckpt.lifecycle.prepare import prepare
+from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
+from dagster_ckpt.lifecycle.recovery_look import recovery_facts
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery
+from dagster_ckpt.storage import open_store
+from tests.as_writer import keeping
+
+ME = Operator("a test")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path)
+    history.sinks(f"FileSink[file:{history.sink}]")
+    yield history
+    history.close()
+
+
+def lose(live: LiveDirectory) -> None:
+    shutil.rmtree(live.url.removeprefix("file://"))
+
+
+def empty(live: LiveDirectory) -> None:
+    """What a power failure leaves of names that were not flushed."""
+    lose(live)
+    Path(live.url.removeprefix("file://")).mkdir()
+
+
+@pytest.mark.parametrize("how", [lose, empty])
+def test_f19_a_rewound_directory_that_is_lost_is_made_again_and_not_empty(history: History, how: Any) -> None:
+    history.start("batch-5")
+    first = history.live
+    how(first)
+
+    kind, prepared = history.start()
+
+    assert kind is RecoveryKind.REWIND
+    assert prepared.live != first
+    assert (history.batch, history.sink_batch) == (5, 5)
+    origin = history.shelf.job.catalog.jobs.get(JOB).origin
+    assert origin is not None
+    assert (origin.kind, origin.batch_id) == (OriginKind.DIRECTORY, 5)
+
+
+def test_f19_it_is_made_again_as_often_as_it_is_lost(history: History) -> None:
+    history.start("batch-5")
+    for _ in range(3):
+        lose(history.live)
+        assert history.start()[0] is RecoveryKind.REWIND
+        assert (history.batch, history.sink_batch) == (5, 5)
+
+
+def test_an_adopted_directory_that_is_lost_is_made_again(history: History) -> None:
+    job = history.shelf.job
+    plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=False))
+    assert plan.kind is RecoveryKind.ADOPT
+    with keeping(job.catalog, JOB) as lease:
+        prepare(job, plan, lease)
+    lose(history.live)
+
+    assert history.start()[0] is RecoveryKind.REWIND
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
+@pytest.mark.parametrize("how", [lose, empty])
+def test_f19c_a_directory_restored_from_a_listed_savepoint_is_restored_again(history: History, how: Any) -> None:
+    savepoint = trigger_savepoint(history.shelf.job, ME, label="sp")
+    history.start("sp")
+    how(history.live)
+
+    plan = preview_start(history.shelf.job, StartFrom())
+    assert (plan.kind, plan.image) == (RecoveryKind.RESTORE, savepoint)
+    history.start()
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
+def elsewhere(history: History, root: Path) -> StreamingJob:
+    """The same job in a new catalog, with storage of its own, and live directories that go with their pod."""
+    storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
+    job = replace(
+        history.shelf.job,
+        catalog=Catalog(f"sqlite:///{root}/catalog.db"),
+        store=open_store(storage, JOB),
+        live_root=str(root / "pod"),
+    )
+    job.register()
+    return job
+
+
+def run(job: StreamingJob, start_from: str) -> LiveDirectory:
+    """A run whose query cannot be started: what it would have been started on."""
+    seen: list[LiveDirectory] = []
+
+    def start_query(live: LiveDirectory) -> SupervisedQuery:
+        seen.append(live)
+        raise RuntimeError("ClassNotFoundException: kafka")
+
+    with pytest.raises(RuntimeError, match="kafka"):
+        run_job(job, RunRequest("run", start_query, start_from=StartFrom.parse(start_from)))
+    return seen[0]
+
+
+def test_f19b_a_directory_restored_from_a_location_is_restored_again(history: History, tmp_path: Path) -> None:
+    savepoint = trigger_savepoint(history.shelf.job, ME, label="sp")
+    copy = tmp_path / "dr" / "savepoint"
+    shutil.copytree((savepoint.location or "").removeprefix("file://"), copy)
+    job = elsewhere(history, tmp_path / "dr")
+    first = run(job, str(copy))
+    shutil.rmtree(tmp_path / "dr" / "pod")
+
+    second = run(job, "latest")
+
+    assert second != first
+    assert second.positions().commit == LAST
+    assert history.sink_batch == LAST
+    job.catalog.close()
+
+
+def test_with_the_catalog_lost_a_start_over_what_is_there_is_refused_with_its_list(
+    history: History, tmp_path: Path
+) -> None:
+    image = history.shelf.checkpoint()
+    job = replace(history.shelf.job, catalog=Catalog(f"sqlite:///{tmp_path / 'another.db'}"))
+
+    def never(_live: LiveDirectory) -> SupervisedQuery:
+        raise AssertionError("it was started")
+
+    with pytest.raises(LiveDirectoryError, match="rebuild_catalog") as refused:
+        run_job(job, RunRequest("run", never))
+
+    assert f"{history.live.url}, up to batch {LAST}" in str(refused.value)
+    assert str(image.location) in str(refused.value)
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+    with pytest.raises(StateAtRiskError, match="live-1"):
+        preview_start(job, StartFrom.parse("empty"))
+    assert preview_start(job, StartFrom.parse("empty", give_up_state=True)).kind is RecoveryKind.START_EMPTY
+    job.catalog.close()
+
+
+def test_with_the_catalog_lost_images_alone_are_told_of_too(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path)
+    image = shelf.checkpoint()
+    shelf.break_live_directory("missing")
+    job = replace(shelf.job, catalog=Catalog(f"sqlite:///{tmp_path / 'another.db'}"))
+    job.register()
+
+    with pytest.raises(LiveDirectoryError, match="rebuild_catalog") as refused:
+        preview_start(job, StartFrom())
+
+    assert str(image.location) in str(refused.value)
+    job.catalog.close()
+    shelf.job.catalog.close()
+
+
+def test_an_empty_start_is_asked_for_by_name_and_confirmed(history: History) -> None:
+    job = history.shelf.job
+    with pytest.raises(StateAtRiskError, match="after batch 8"):
+        history.start("empty")
+    with pytest.raises(StateAtRiskError, match="after batch 8"):
+        request_start(job, StartFrom.parse("empty"), ME)
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+    asked = request_start(job, StartFrom.parse("empty", give_up_state=True, accept_loss=True), ME)
+    assert asked.arguments["give_up_state"] is True
+    assert history.start("empty", give_up_state=True)[0] is RecoveryKind.START_EMPTY
+    origin = job.catalog.jobs.get(JOB).origin
+    assert origin is not None
+    assert origin.kind is OriginKind.NOTHING
+
+
+def test_an_empty_start_that_was_lost_before_its_first_batch_begins_again(history: History) -> None:
+    history.start("empty", give_up_state=True)
+
+    # Its directory is made by Spark.
+    assert not history.live.exists()
+    assert history.start()[0] is RecoveryKind.START_EMPTY

@@ -105,7 +105,13 @@ def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
 
     (request,) = history.shelf.job.catalog.requests.pending(JOB)
     assert request.kind is RequestKind.START
-    unless_said = {"new_query_id": False, "accept_loss": False, "claim_mode": "NO_CLAIM", "give_up_state": False}
+    unless_said = {
+        "new_query_id": False,
+        "accept_loss": False,
+        "claim_mode": "NO_CLAIM",
+        "accept_plan_change": False,
+        "give_up_state": False,
+    }
     assert request.arguments == {"start_from": "batch-3"} | unless_said | how
 
 

@@ -121,15 +121,21 @@ class LocalSpace:
                 if path.parent != self._root and not any(path.parent.iterdir()):
                     with suppress(OSError):
                         path.parent.rmdir()
-                else:
-                    # What it referred to may be deleted next: it must not come back without that.
-                    flush(path.parent)
+                        return
+                # What it referred to may be deleted next: it must not come back without that.
+                flush(path.parent)
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Names directly below a prefix, with the time of their last change in ms (0: a folder)."""
+        """Names directly below a prefix, with the time of their last change in ms (0: a folder).
+
+        Behind a link nothing is listed: what lies there can be read by its name, but is not ours to clear away.
+        """
+        folder = self._root / prefix
         with accessing("list", f"{self.url}/{prefix}"):
+            if prefix and folder.is_symlink():
+                return {}
             try:
-                entries = os.scandir(self._root / prefix)
+                entries = os.scandir(folder)
             except FileNotFoundError:
                 return {}
             found: dict[str, int] = {}
@@ -138,7 +144,8 @@ class LocalSpace:
                     # One that is deleted meanwhile is not there; all the others are.
                     with suppress(FileNotFoundError):
                         # The time of the inode, not of the content: a link to an old object is as new as objects get.
-                        found[entry.name] = 0 if entry.is_dir() else entry.stat().st_ctime_ns // 1_000_000
+                        changed_ms = entry.stat(follow_symlinks=False).st_ctime_ns // 1_000_000
+                        found[entry.name] = 0 if entry.is_dir() else changed_ms
             return found
 
     def _new_file(self, path: Path) -> FileIO:

@@ -1,0 +1,95 @@
+"""An operator may put a link in place of a folder; what lies behind a link is used, and cleared away by nobody."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from golden_job import JOB, GoldenJob
+
+from dagster_ckpt.lifecycle.retention import delete_live_directories, delete_older_live_directories, housekeeping
+from dagster_ckpt.spark import LiveDirectory, LiveStatus
+from tests.as_writer import keeping
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Iterator[GoldenJob]:
+    golden = GoldenJob(tmp_path / "job").make()
+    yield golden
+    golden.close()
+
+
+def moved(folder: Path, target: Path) -> Path:
+    """Move a folder to another disk, and leave a link."""
+    shutil.move(folder, target)
+    folder.symlink_to(target)
+    return target
+
+
+@pytest.mark.parametrize("of", ["job", "all jobs"])
+def test_live_directories_behind_a_link_are_imaged_restored_and_deleted(
+    golden: GoldenJob, tmp_path: Path, of: str
+) -> None:
+    folder = golden.root / "live" if of == "all jobs" else golden.root / "live" / JOB
+    disk = moved(folder, tmp_path / "disk")
+    jobs_own = disk / JOB if of == "all jobs" else disk
+    (disk / "of somebody else").write_text("mine")
+
+    image = golden.image()
+    golden.start("chk-1")
+    assert (golden.status, golden.unlike(image)) == (LiveStatus.GOOD, [])
+    with keeping(golden.job.catalog, JOB) as lease:
+        delete_older_live_directories(golden.job, LiveDirectory(str(golden.live)), lease)
+        assert len(list(jobs_own.glob("live-*"))) == 1
+        delete_live_directories(golden.job, lease)
+
+    assert list(jobs_own.glob("live-*")) == []
+    assert folder.is_symlink()
+    assert (disk / "of somebody else").read_text() == "mine"
+
+
+def test_a_live_directory_that_is_a_link_is_used_and_then_only_the_link_goes(golden: GoldenJob, tmp_path: Path) -> None:
+    name = golden.live
+    disk = moved(name, tmp_path / "disk")
+    before = sorted(disk.rglob("*"))
+
+    image = golden.image()
+    assert golden.job.store.verify(image.location or "") == []
+    golden.start("chk-1")
+    with keeping(golden.job.catalog, JOB) as lease:
+        delete_older_live_directories(golden.job, LiveDirectory(str(golden.live)), lease)
+
+    assert not name.is_symlink()
+    assert sorted(disk.rglob("*")) == before
+    assert (golden.status, golden.unlike(image)) == (LiveStatus.GOOD, [])
+
+
+def test_housekeeping_clears_nothing_away_behind_a_link(golden: GoldenJob, tmp_path: Path) -> None:
+    golden.image()
+    important = tmp_path / "important"
+    important.mkdir()
+    for name in ("my.pack", "x.tmp", "_deleting", "_incomplete"):
+        (important / name).write_text("golden")
+    images = golden.root / "images" / JOB
+    (images / "chk-9").symlink_to(important)
+    (golden.root / "savepoints").mkdir()
+    (golden.root / "savepoints/savepoint-golden-000000000000").symlink_to(important)
+
+    housekeeping(golden.job, older_than_ms=0)
+
+    assert sorted(path.name for path in important.iterdir()) == ["_deleting", "_incomplete", "my.pack", "x.tmp"]
+
+
+def test_data_objects_behind_a_link_are_read_and_go_with_their_image_only(golden: GoldenJob, tmp_path: Path) -> None:
+    first = golden.image()
+    disk = moved(golden.root / "images" / JOB / "shared", tmp_path / "disk")
+    (disk / "not of an image.pack").write_text("mine")
+    golden.commit(5)
+    second = golden.image()
+
+    housekeeping(golden.job, older_than_ms=0)
+
+    assert [golden.job.store.verify(image.location or "") for image in (first, second)] == [[], []]
+    assert (disk / "not of an image.pack").read_text() == "mine"

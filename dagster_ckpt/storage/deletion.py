@@ -25,6 +25,7 @@ INCOMPLETE_NAME = "_incomplete"
 # What a listing says of an object whose age it does not know: it counts as new.
 UNKNOWN_AGE_MS = 2**62
 _PROBE = "probe-"
+_PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
 
@@ -133,16 +134,17 @@ class Sweep:
         for directory in _numbered(space):
             with _passing_over(space, directory):
                 found += self._checkpoint(directory, protected)
-        probes = {name: changed for name, changed in space.list("").items() if name.startswith(_PROBE)}
-        found += self._delete(
-            {name: changed for name, changed in probes.items() if self._is_old(changed)},
-            "a look at the storage's clock or rights was cut off",
-        )
+        found += self._probes()
         used = _used(space, checkpoint_directories(space), protected) if candidates else frozenset()
         if used is None:
             return found
         unused = {name: changed for name, changed in candidates.items() if name not in used}
         return found + self._delete(unused, "no image refers to it")
+
+    def _probes(self) -> list[Garbage]:
+        names = {name: changed for name, changed in self.space.list("").items() if _PROBE_NAME.fullmatch(name)}
+        old = {name: changed for name, changed in names.items() if self._is_old(changed)}
+        return self._delete(old, "a look at the storage's clock or rights was cut off")
 
     def _checkpoint(self, directory: str, protected: Iterable[str]) -> list[Garbage]:
         names = self.space.list(directory)
@@ -161,7 +163,7 @@ class Sweep:
         person, who may be copying one.
         """
         space = self.space
-        found: list[Garbage] = []
+        found = self._probes()
         for directory, changed_ms in space.list("").items():
             if not changed_ms and directory.startswith(SAVEPOINT):
                 with _passing_over(space, directory):

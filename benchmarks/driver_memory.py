@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.engine import Engine
 from benchmarks.synthetic import write_batches
+from dagster_ckpt.spark import DonorCheck
 
 PARTITIONS = 1000
 BATCHES = 100
@@ -64,7 +65,7 @@ def main(folder: Path, sst_bytes: int) -> list[Step]:
     write_batches(engine.live, first=BATCHES - 1, last=BATCHES - 1, **shape)
     steps.append(_observed("image after one more batch", image, counts))
     steps.append(_observed("image, nothing changed", image, counts))
-    steps.append(_observed("restore", lambda: engine.restore(locations[-1], "live-2"), counts))
+    steps.append(_observed("restore", lambda: engine.restore(locations[-1], "live-2", DonorCheck.DIGEST), counts))
     return steps
 
 
@@ -73,7 +74,7 @@ def _warm_up(folder: Path) -> None:
     engine = Engine(folder / "job", f"file://{folder}/images")
     write_batches(engine.live, partitions=4, first=0, last=3, changelog_bytes=CHANGELOG_BYTES, sst_bytes=100_000)
     location = engine.checkpoint().location
-    engine.restore(engine.checkpoint(location).location, "live-2")
+    engine.restore(engine.checkpoint(location).location, "live-2", DonorCheck.DIGEST)
 
 
 def _observed(what: str, work: Callable[[], object], counts: list[int]) -> Step:

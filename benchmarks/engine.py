@@ -15,7 +15,7 @@ from dagster_ckpt.lifecycle.prepare import restore_into
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, take_snapshot
 from dagster_ckpt.options import FileSystemCheckpointStorage
 from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.spark import Donor, DonorCheck, LiveDirectory
 from dagster_ckpt.storage import StoredImage, open_store
 
 JOB = "bench"
@@ -105,15 +105,18 @@ class Engine:
         """Delete an image, and the bytes that no other one needs."""
         self._job.store.discard(location)
 
-    def restore(self, location: str, name: str) -> Path:
+    def restore(self, location: str, name: str, check: DonorCheck | None = None) -> Path:
         """Make a live directory of an image, ready for Spark; beside the job's own.
 
         Args:
             location: The image.
             name: Name of the directory.
+            check: How the files of the job's own directory are made sure of before they are linked; None: all is read
+                from the image.
         """
         target = self.live.with_name(name)
-        restore_into(self._job, location, LiveDirectory(str(target)))
+        donor = Donor(self._running, check) if check is not None else None
+        restore_into(self._job, location, LiveDirectory(str(target)), donor=donor)
         return target
 
     def _take(self, kind: ImageKind, base: str | None) -> StoredImage:

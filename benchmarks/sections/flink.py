@@ -16,6 +16,7 @@ from benchmarks.live_directories import KeptDirectory
 from benchmarks.measuring import Series, timed
 from benchmarks.packages import PeerMissingError, environment
 from benchmarks.results import Table, Target, at_least, megabytes, seconds
+from dagster_ckpt.spark import DonorCheck
 
 FLINK = "apache-flink==1.20.5"
 # After a compaction Flink writes most of its state again; the other checkpoints write what changed.
@@ -57,7 +58,7 @@ def _repeat(root: Path, kept: KeptDirectory, ours: Series, sizes: dict[str, int]
     saved = []
     measure(SAVEPOINT, lambda: saved.append(engine.savepoint()))
     sizes[SAVEPOINT] = saved[0].full_bytes
-    measure(BESIDE, lambda: engine.restore(saved[0].location, "live-2"))
+    measure(BESIDE, lambda: engine.restore(saved[0].location, "live-2", DonorCheck.DIGEST))
     (root / "lost").mkdir()
     for directory in list(engine.live.parent.iterdir()):
         directory.rename(root / "lost" / directory.name)

@@ -2,6 +2,7 @@
 # make dev    the Dagster page at http://localhost:3000
 # make test   formatting, types, room order, and every test
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
+# make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
 # make mutants  how much the tests of Flink's rules would miss; writes docs/mutation-testing.md
@@ -21,10 +22,10 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-fast soak bench mutants check format java browser clean
+.PHONY: help demo dev test fuzz test-fast soak bench mutants check format java browser clean
 
 help:
-	@sed -n '1,8s/^# //p' Makefile
+	@sed -n '1,9s/^# //p' Makefile
 
 demo: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.drill
@@ -38,6 +39,9 @@ test: java browser $(VENV)/.dev check
 test-fast: $(VENV)/.dev
 	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder \
 	  -m 'not spark and not kafka and not dagster_dev and not browser and not soak'
+
+fuzz: $(VENV)/.dev
+	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest -m fuzz -s tests/fuzz
 
 soak: java $(VENV)/.dev
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak

@@ -76,9 +76,11 @@ def from_json(text: str | bytes | bytearray) -> Any:
         ValueError: It is none, is nested deeper than can be read, or holds half a character, which no file name, log
             or database takes.
     """
+    # `json` itself would read half characters out of bytes.
+    text = text if isinstance(text, str) else text.decode()
     try:
         value = json.loads(text)
-        if (_SURROGATE if isinstance(text, str) else _SURROGATE.encode()) in text.lower():  # type: ignore[operator]
+        if _SURROGATE in text.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error

@@ -91,7 +91,7 @@ def plain_entries(lines: Sequence[bytes]) -> list[FileEntry] | None:
 
 def read_entries(lines: Sequence[bytes]) -> list[FileEntry]:
     """Read lines that were checked when they were made, or read before."""
-    return list(map(FileEntry._make, json.loads(b"[%b]" % b",".join(lines))))
+    return list(map(FileEntry._make, json.loads(f"[{b','.join(lines).decode()}]")))
 
 
 def check_entry(entry: FileEntry) -> None:

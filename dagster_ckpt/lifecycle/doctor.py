@@ -12,7 +12,7 @@ from dagster_ckpt.lifecycle.image_choice import ImageChoice, choose_image
 from dagster_ckpt.lifecycle.image_verification import verify_image
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.spark import LiveDirectory
-from dagster_ckpt.spark.doctor import Diagnosis, diagnose
+from dagster_ckpt.spark.doctor import Diagnosis, KnownSnapshot, diagnose
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ def examine_live_directory(
         sinks=job.catalog.executions.last_sinks(job.job_id),
         expected_query_id=images[0].query_id if images else None,
         deep=deep,
+        snapshot=_known_snapshot(job, images) if deep else None,
     )
 
     def problems(image: ImageRecord) -> Sequence[str]:
@@ -96,6 +97,20 @@ def examine_live_directory(
     known = [batch for batch in (diagnosis.batch_id, reported) if batch is not None]
     choice = choose_image(images, newest_batch=max(known, default=None), problems=problems)
     return JobExamination(job.job_id, diagnosis, choice)
+
+
+def _known_snapshot(job: StreamingJob, images: Sequence[ImageRecord]) -> KnownSnapshot | None:
+    """The newest image of the timeline whose list of files can be read."""
+    for image in images:
+        try:
+            manifest = job.store.manifest(image.location or "")
+        except StorageAccessError:
+            raise
+        except CkptError:
+            # What is wrong with it is said where an image is chosen.
+            continue
+        return KnownSnapshot(image.location or "", manifest.header.batch_id, list(manifest.files))
+    return None
 
 
 def _problems(job: StreamingJob, image: ImageRecord, *, deep: bool) -> Sequence[str]:

@@ -71,7 +71,7 @@ def test_a_healthy_stopped_directory_has_no_finding_above_a_note(patients: Patie
         (an_sst_is_missing, Code.SST_MISSING),
         (an_sst_is_short, Code.SST_WRONG_SIZE),
         (an_sst_never_reached_the_disk, Code.STATE_FILE_DAMAGED),
-        (an_sst_was_exchanged, Code.HADOOP_CHECKSUM_STALE),
+        (an_sst_was_exchanged, Code.CHECKSUM_DIFFERS),
     ],
 )
 def test_damage_below_a_snapshot_is_recognised_for_each_format(

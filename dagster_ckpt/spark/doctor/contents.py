@@ -1,28 +1,30 @@
-"""Whether state files hold what was written: their own framing, Spark's checksums and Hadoop's."""
+"""Whether files hold what was written: their own checksums, Spark's and Hadoop's.
+
+A file whose content does not fit Hadoop's `.crc` beside it is damaged, unless checksums of its own prove it sound:
+then another one was put in its place, and only the `.crc` is stale.
+"""
 
 from __future__ import annotations
 
-import json
+import io
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
 
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.spark.doctor.crc32c import crc32c
 from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note
+from dagster_ckpt.spark.doctor.lz4_blocks import is_lz4, lz4_trouble
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.needed import NeededFile
 
-# Header of a block of lz4-java's `LZ4BlockOutputStream`; the last block has no bytes.
-_LZ4_MAGIC = b"LZ4Block"
-_LZ4_HEADER = struct.Struct("<8sBiii")
 # The last bytes of RocksDB's block-based tables (`kBlockBasedTableMagicNumber`), little-endian.
 _SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
 # Hadoop's `ChecksumFileSystem`: four bytes, the length of a chunk, then a CRC32 a chunk.
 _HADOOP_MAGIC = b"crc\0"
 _FRAMED = (".delta", ".snapshot", ".changelog")
-_TABLES = ("/SSTs/", "/logs/")
 
 
 def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
@@ -41,74 +43,85 @@ def examine_content(folder: Folder, path: str) -> Iterator[Finding]:
     Raises:
         FileNotFoundError: It is gone.
     """
-    framing = _framing(folder, path)
-    if framing is not None:
-        yield framing
-    if path.startswith("state/") and path.endswith((".zip", ".changelog", ".delta", ".snapshot")):
-        yield from _spark_checksum(folder, path)
-    yield from _hadoop_checksum(folder, path)
+    data = folder.read(path)
+    fits = _fits_hadoop(folder, path, data)
+    # What fits Hadoop's checksum need not be unpacked to see that it is sound.
+    trouble = _own_trouble(path, data, checksums=fits is not True)
+    if trouble is not None:
+        yield trouble
+    elif fits is False:
+        yield _stale(path) if _proves_itself(path, data) else _differs(path)
+    if path.startswith("state/") and path.endswith((".zip", *_FRAMED)):
+        yield from _spark_checksum(folder, path, data)
 
 
-def _framing(folder: Folder, path: str) -> Finding | None:
+def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
+    """What a file's own framing and checksums say."""
     if path.startswith("state/") and path.endswith(_FRAMED):
-        with folder.open(path) as stream:
-            trouble = lz4_trouble(stream)
+        trouble = lz4_trouble(data, checksums=checksums)
         return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
     if path.endswith(".zip"):
         try:
-            with folder.open(path) as stream, zipfile.ZipFile(stream) as archive:
+            with reading(LiveDirectoryError), zipfile.ZipFile(io.BytesIO(data)) as archive:
                 bad = archive.testzip()
-        except (zipfile.BadZipFile, zlib.error) as reason:
+        except LiveDirectoryError as reason:
             return error(Code.SNAPSHOT_UNREADABLE, path, f"The snapshot's zip cannot be read: {reason}.")
         return error(Code.SNAPSHOT_UNREADABLE, path, f"In the snapshot's zip {bad} is altered.") if bad else None
-    if path.endswith(".sst"):
-        with folder.open(path) as stream:
-            data = stream.read()
-        if not data.endswith(_SST_MAGIC):
-            return error(
-                Code.STATE_FILE_DAMAGED,
-                path,
-                "It has the right size but not the end of a RocksDB table: its last blocks never reached the disk.",
-            )
+    if path.endswith(".sst") and not data.endswith(_SST_MAGIC):
+        return error(
+            Code.STATE_FILE_DAMAGED,
+            path,
+            "It has the right size but not the end of a RocksDB table: its last blocks never reached the disk.",
+        )
     return None
 
 
-def lz4_trouble(stream: BinaryIO) -> str | None:
-    """What is wrong with the blocks of a state file; None where all are there, or it uses another codec."""
-    first = True
-    while True:
-        header = stream.read(_LZ4_HEADER.size)
-        if first and not header:
-            return "It is empty"
-        if first and not header.startswith(_LZ4_MAGIC):
-            # Another codec than Spark's default; its framing is not known here.
-            return None
-        first = False
-        if len(header) < _LZ4_HEADER.size:
-            return "It is cut off: the block that ends it is missing"
-        magic, _token, compressed, plain, _checksum = _LZ4_HEADER.unpack(header)
-        if magic != _LZ4_MAGIC or compressed < 0:
-            return "It is damaged: where a block should begin there is something else"
-        if plain == 0:
-            return None
-        if len(stream.read(compressed)) < compressed:
-            return "It is cut off in the middle of a block"
+def _proves_itself(path: str, data: bytes) -> bool:
+    """Whether a file in which no trouble was found has checksums of its own over all of its content."""
+    return path.endswith(".zip") or (path.endswith(_FRAMED) and is_lz4(data))
 
 
-def _spark_checksum(folder: Folder, path: str) -> Iterator[Finding]:
+def _stale(path: str) -> Finding:
+    what = f"Its own checksums are right, but its content does not fit Hadoop's checksum {_hidden(path)}"
+    if path.endswith(".zip"):
+        return error(
+            Code.HADOOP_CHECKSUM_STALE,
+            path,
+            f"{what}: another file was put in its place. Spark reads this kind of file with the check on, and fails "
+            "with ChecksumException.",
+        )
+    return note(
+        Code.HADOOP_CHECKSUM_STALE,
+        path,
+        f"{what}: another file was put in its place. Spark does not look at it for this kind of file.",
+    )
+
+
+def _differs(path: str) -> Finding:
+    return error(
+        Code.CHECKSUM_DIFFERS,
+        path,
+        f"Its content does not fit Hadoop's checksum {_hidden(path)}: it was altered since it was written. Spark may "
+        "not notice, and go on with wrong values.",
+    )
+
+
+def _spark_checksum(folder: Folder, path: str, data: bytes) -> Iterator[Finding]:
     """Compare with what `ChecksumCheckpointFileManager` noted beside the file, if it did."""
     try:
-        noted = json.loads(folder.read(f"{path}.crc"))
-        # A signed number where Java's int is.
-        algorithm, value, size = noted["algorithm"], int(noted["value"]), noted["mainFileSize"]
+        text = folder.read(f"{path}.crc")
     except FileNotFoundError:
         return
-    except (ValueError, KeyError, TypeError) as reason:
+    try:
+        with reading(LiveDirectoryError):
+            noted = from_json(text)
+            # A signed number where Java's int is.
+            algorithm, value, size = noted["algorithm"], int(noted["value"]), noted["mainFileSize"]
+    except LiveDirectoryError as reason:
         yield error(
             Code.CHECKSUM_DIFFERS, f"{path}.crc", f"Spark's checksum cannot be read ({reason}): Spark fails on it."
         )
         return
-    data = folder.read(path)
     if size != len(data):
         yield error(
             Code.CHECKSUM_DIFFERS,
@@ -121,33 +134,24 @@ def _spark_checksum(folder: Folder, path: str) -> Iterator[Finding]:
         )
 
 
-def _hadoop_checksum(folder: Folder, path: str) -> Iterator[Finding]:
-    directory, _, name = path.rpartition("/")
-    hidden = f"{directory}/.{name}.crc" if directory else f".{name}.crc"
+def _hidden(path: str) -> str:
+    directory, slash, name = path.rpartition("/")
+    return f"{directory}{slash}.{name}.crc"
+
+
+def _fits_hadoop(folder: Folder, path: str, data: bytes) -> bool | None:
+    """Whether a file has the checksums that Hadoop noted beside it; None where it noted none."""
     try:
-        sums = folder.read(hidden)
+        sums = folder.read(_hidden(path))
     except FileNotFoundError:
-        return
-    if not sums.startswith(_HADOOP_MAGIC) or _has_sums(folder.read(path), sums):
-        return
-    if name.endswith(".zip") or any(part in f"{path}/" for part in _TABLES):
-        yield error(
-            Code.HADOOP_CHECKSUM_STALE,
-            path,
-            f"Its content does not fit Hadoop's checksum {hidden}: Spark reads this kind of file with the check "
-            "on, and fails "
-            "with ChecksumException. Either the file was altered, or another one was put in its place.",
-        )
-    else:
-        yield note(
-            Code.HADOOP_CHECKSUM_STALE,
-            path,
-            f"Its content does not fit Hadoop's checksum {hidden}; Spark does not look at it for this kind of file.",
-        )
-
-
-def _has_sums(data: bytes, sums: bytes) -> bool:
+        return None
+    if not sums.startswith(_HADOOP_MAGIC) or len(sums) < len(_HADOOP_MAGIC) + 4:
+        return None
     (length,) = struct.unpack_from(">i", sums, len(_HADOOP_MAGIC))
     noted = sums[len(_HADOOP_MAGIC) + 4 :]
+    if length <= 0:
+        return False
     chunks = range(0, len(data), length)
-    return noted == b"".join(struct.pack(">I", zlib.crc32(data[at : at + length])) for at in chunks)
+    return len(noted) == 4 * len(chunks) and noted == b"".join(
+        struct.pack(">I", zlib.crc32(data[at : at + length])) for at in chunks
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.spark.doctor.against_snapshot import KnownSnapshot, examine_against_snapshot
 from dagster_ckpt.spark.doctor.batch_logs import examine_batch_logs
 from dagster_ckpt.spark.doctor.contents import examine_contents
 from dagster_ckpt.spark.doctor.file_sink_logs import examine_file_sinks
@@ -14,6 +15,7 @@ from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error
 from dagster_ckpt.spark.doctor.good_back_to import good_back_to
 from dagster_ckpt.spark.doctor.identity import examine_identity
 from dagster_ckpt.spark.doctor.leftovers import examine_leftovers
+from dagster_ckpt.spark.doctor.log_contents import examine_log_contents
 from dagster_ckpt.spark.doctor.operator_notes import examine_operator_notes
 from dagster_ckpt.spark.doctor.source_logs import examine_source_logs
 from dagster_ckpt.spark.doctor.state_files import examine_state_files
@@ -63,7 +65,12 @@ class Diagnosis:
 
 
 def diagnose(
-    live: LiveDirectory, *, sinks: Sequence[str] = (), expected_query_id: str | None = None, deep: bool = True
+    live: LiveDirectory,
+    *,
+    sinks: Sequence[str] = (),
+    expected_query_id: str | None = None,
+    deep: bool = True,
+    snapshot: KnownSnapshot | None = None,
 ) -> Diagnosis:
     """Examine a live directory; nothing is changed, and a query may be running in it.
 
@@ -76,6 +83,7 @@ def diagnose(
         expected_query_id: The id of the job's query; None where nobody knows it.
         deep: Read the content of every state file that a resume needs, and look at older snapshots. Otherwise names
             and sizes only.
+        snapshot: A snapshot of this directory, with which its files are compared if `deep`.
 
     Raises:
         StorageAccessError: The directory cannot be reached, so nothing can be said of it.
@@ -86,7 +94,7 @@ def diagnose(
 
     def look() -> tuple[Subject, list[Finding]]:
         subject = Subject.of(live, sinks=sinks, expected_query_id=expected_query_id, deep=deep)
-        return subject, list(_examine(subject))
+        return subject, list(_examine(subject, snapshot))
 
     subject, findings = look()
     if any(finding.severity is not Severity.NOTE for finding in findings):
@@ -101,11 +109,16 @@ def diagnose(
         batch_id=subject.commit,
         in_flight=in_flight,
         findings=tuple(findings),
-        good_back_to=good_back_to(live, sinks=sinks, deep=deep),
+        good_back_to=good_back_to(live, sinks=sinks, deep=deep, damaged=_damaged(findings)),
     )
 
 
-def _examine(subject: Subject) -> Iterator[Finding]:
+def _damaged(findings: Sequence[Finding]) -> frozenset[str]:
+    """Paths of files whose content is not what a snapshot has."""
+    return frozenset(finding.path for finding in findings if finding.code is Code.CONTENT_DIFFERS)
+
+
+def _examine(subject: Subject, snapshot: KnownSnapshot | None) -> Iterator[Finding]:
     findings = [
         *examine_identity(subject),
         *examine_batch_logs(subject),
@@ -116,6 +129,9 @@ def _examine(subject: Subject) -> Iterator[Finding]:
     findings += state.findings
     if subject.deep:
         findings += examine_contents(state.needed)
+        findings += examine_log_contents(subject)
+        if snapshot is not None:
+            findings += examine_against_snapshot(subject, snapshot, state.needed)
     findings += examine_file_sinks(subject)
     findings += examine_leftovers(subject)
     yield from _without_repetition(findings)

@@ -56,6 +56,7 @@ class Code(StrEnum):
     SNAPSHOT_UNREADABLE = "SNAPSHOT_UNREADABLE"
     SNAPSHOT_DANGLING = "SNAPSHOT_DANGLING"
     CHECKSUM_DIFFERS = "CHECKSUM_DIFFERS"
+    CONTENT_DIFFERS = "CONTENT_DIFFERS"
     HADOOP_CHECKSUM_STALE = "HADOOP_CHECKSUM_STALE"
     STATE_AHEAD = "STATE_AHEAD"
     SINK_LOG_GAP = "SINK_LOG_GAP"
@@ -108,7 +109,9 @@ ADVICE: dict[Code, str] = {
     Code.SNAPSHOT_UNREADABLE: _GO_BACK,
     Code.SNAPSHOT_DANGLING: _NOTHING + " Spark deletes an old snapshot's SSTs before its zip.",
     Code.CHECKSUM_DIFFERS: _GO_BACK,
-    Code.HADOOP_CHECKSUM_STALE: "Where the file itself is right, delete the hidden .crc beside it: Spark does without.",
+    Code.CONTENT_DIFFERS: _GO_BACK,
+    Code.HADOOP_CHECKSUM_STALE: "The file itself is sound by its own checksums: delete the hidden .crc beside it, "
+    "Spark does without.",
     Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. Where that was done on "
     "purpose, delete "
     "the state files of these versions before the query starts.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.cut import Cut, cut
@@ -19,7 +19,9 @@ from dagster_ckpt.spark.needed import NeededFile
 _ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
 
 
-def good_back_to(live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool = True) -> int | None:
+def good_back_to(
+    live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool = True, damaged: Set[str] = frozenset()
+) -> int | None:
     """The newest committed batch after which everything that a resume needs is there, or None.
 
     Of the newest batch an image can be taken; to an earlier one, `start_from=batch-<n>` goes back, which replays
@@ -29,8 +31,9 @@ def good_back_to(live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool =
         live: The directory; a query may be running in it.
         sinks: The query's sinks, whose logs are needed as well.
         deep: Also read the needed files, and count damaged ones as missing.
+        damaged: Files that are known to be damaged.
     """
-    damaged: dict[str, bool] = {}
+    known = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
     for batch in sorted(newest.commits, reverse=True):
         carry = batch != newest.commit
@@ -41,7 +44,7 @@ def good_back_to(live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool =
                 continue
         except (LiveDirectoryError, FileNotFoundError):
             continue
-        if not deep or not any(_is_damaged(file, damaged) for file in taken.needed):
+        if not deep or not any(_is_damaged(file, known) for file in taken.needed):
             return batch
     return None
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.foreign import from_json, number_in, reading
 from dagster_ckpt.spark.doctor.finding import Code, Finding, error
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.spark.folder import local_path
-from dagster_ckpt.spark.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.layout import STATE, LiveDirectory, batch_ids
 from dagster_ckpt.spark.operators import read_operators
 
 
@@ -18,7 +18,7 @@ def examine_operator_notes(subject: Subject) -> Iterator[Finding]:
     """Look at the notes on every operator."""
     if subject.commit is None:
         return
-    numbers = [name for name in subject.folder.list(STATE) if name.isdecimal()]
+    numbers = [name for name in subject.folder.list(STATE) if number_in(name) is not None]
     yield from _unreadable(subject)
     for number in numbers:
         yield from _elsewhere(subject, number)
@@ -45,7 +45,7 @@ def _is_schema(path: str) -> bool:
 
 def _newest_metadata(subject: Subject, number: str) -> str | None:
     v2 = f"{STATE}/{number}/_metadata/v2"
-    batches = [int(name) for name in subject.folder.list(v2) if name.isdecimal()]
+    batches = batch_ids(subject.folder, v2)
     return f"{v2}/{max(batches)}" if batches else None
 
 
@@ -55,9 +55,10 @@ def _elsewhere(subject: Subject, number: str) -> Iterator[Finding]:
         return
     try:
         text = subject.folder.read(path).decode("utf-8", "replace").partition("\n")[2]
-        stores = json.loads(text)["stateStoreInfo"]
-        named = [str(schema) for store in stores for schema in store.get("stateSchemaFilePaths", [])]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        with reading(LiveDirectoryError):
+            stores = from_json(text)["stateStoreInfo"]
+            named = [str(schema) for store in stores for schema in store.get("stateSchemaFilePaths", [])]
+    except (FileNotFoundError, LiveDirectoryError):
         # Told above.
         return
     for schema in named:

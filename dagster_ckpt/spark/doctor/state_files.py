@@ -6,8 +6,10 @@ import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.foreign import number_in, reading
 from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.spark.layout import OFFSETS, STATE, batch_ids, store_directory
@@ -110,8 +112,8 @@ def _stores(subject: Subject, operators: list[Operator]) -> Iterator[str]:
     """Directories of all stores that are there, also of partitions that are no longer used."""
     for operator in operators:
         root = f"{STATE}/{operator.number}"
-        for partition in (name for name in subject.folder.list(root) if name.isdecimal()):
-            yield from (store_directory(operator.number, int(partition), name) for name in operator.stores)
+        for partition in (number for name in subject.folder.list(root) if (number := number_in(name)) is not None):
+            yield from (store_directory(operator.number, partition, name) for name in operator.stores)
 
 
 def _ahead(subject: Subject, operators: list[Operator]) -> Iterator[Finding]:
@@ -161,9 +163,10 @@ def _dangling(subject: Subject, operators: list[Operator], needed: set[str]) -> 
 
 def _is_unreadable(subject: Subject, path: str) -> bool:
     try:
-        with subject.folder.open(path) as stream, zipfile.ZipFile(stream) as archive:
+        data = subject.folder.read(path)
+        with reading(LiveDirectoryError), zipfile.ZipFile(BytesIO(data)) as archive:
             return "metadata" not in archive.namelist()
     except FileNotFoundError:
         return False
-    except zipfile.BadZipFile:
+    except LiveDirectoryError:
         return True

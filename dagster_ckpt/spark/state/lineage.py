@@ -22,7 +22,7 @@ _MIN_MATCH = 4
 _EXTENDED = 15
 # Versions of a changelog: without a header (1), with column families (2), with a lineage (3), with both (4).
 # The largest block that lz4-java writes.
-_LARGEST_BLOCK = 1 << 25
+LARGEST_BLOCK = 1 << 25
 _VERSIONS = {1, 2, 3, 4}
 _WITH_LINEAGE = {3, 4}
 
@@ -99,7 +99,7 @@ class _Plain:
             raise ValueError(f"it begins with {bytes(magic)!r} and not with an LZ4 block")
         if plain == 0:
             raise ValueError("it ends before its lineage does")
-        if not (0 <= compressed <= _LARGEST_BLOCK and 0 <= plain <= _LARGEST_BLOCK):
+        if not (0 <= compressed <= LARGEST_BLOCK and 0 <= plain <= LARGEST_BLOCK):
             raise ValueError(f"it has a block of {compressed} bytes that are {plain}")
         data = self._stream.read(compressed)
         return data if token & 0xF0 == _RAW else decompress_block(data, plain)

@@ -1,0 +1,137 @@
+"""A catalog under test: one cell of a real one holds something else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from dagster_ckpt.catalog import Catalog, Holder, ImageTrigger, RequestKind, StartCause
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.operations import preview_start
+from dagster_ckpt.lifecycle.recovery import RecoveryKind
+from dagster_ckpt.lifecycle.retention import subsume
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
+from dagster_ckpt.storage import open_store
+from tests.fuzz.case import Case, Target
+from tests.fuzz.live_directories import files
+
+_TABLES = ("jobs", "images", "executions", "leases", "requests", "events", "desired_states", "launches")
+_VALUES: tuple[Any, ...] = (
+    *(None, "", "x", -1, 0, 2**62, 1.5, "{}", "[]", "null", '{"a":', "NaN", "2024-01-01", "latest", "a" * 5000),
+    *('{"location": 5}', '{"batch_id": "x", "sinks": 3}', '{"fork_of": 1}', "[" * 3000, '{"a":"\\ud800"}'),
+    *('{"sinks":[{"path":"/etc"}],"batch_id":1}', '{"sources": [1, {"source": {}}], "sinks": [[]]}', '{"phase": []}'),
+)
+
+
+def draw(rng: random.Random) -> Case:
+    """Choose a cell and what it holds; text without quotes is stored as bytes."""
+    table = rng.choice(_TABLES)
+    with contextlib.closing(sqlite3.connect(_good())) as database:
+        columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+    value = rng.choice(_VALUES)
+    data = b"\xff\xfe" if rng.random() < 0.05 else json.dumps(value).encode()
+    return Case(f"{table}.{rng.choice(columns)}", data)
+
+
+def check(case: Case, scratch: Path) -> None:
+    """Read it by every reader; each may refuse, in our words, and none may take the job for a new one."""
+    shutil.copy(_good(), scratch / "catalog.db")
+    table, _, column = case.where.partition(".")
+    value = case.data if case.data == b"\xff\xfe" else json.loads(case.data)
+    with contextlib.closing(sqlite3.connect(scratch / "catalog.db")) as database, database:
+        try:
+            database.execute(f'UPDATE {table} SET "{column}" = ?', (value,))
+        except sqlite3.Error:
+            return
+    job = _job(scratch / "catalog.db", _good().parent)
+    catalog = job.catalog
+    readers: list[Callable[[], object]] = [
+        catalog.jobs.all,
+        lambda: catalog.jobs.get("golden"),
+        lambda: catalog.images.of_job("golden"),
+        lambda: catalog.images.restorable("golden"),
+        lambda: catalog.images.histories({"golden": 0}),
+        lambda: catalog.images.newest_of(["golden"]),
+        lambda: catalog.executions.of_job("golden"),
+        lambda: catalog.executions.last_sinks("golden"),
+        lambda: catalog.executions.last_batch("golden", None),
+        catalog.executions.unsettled,
+        lambda: catalog.executions.failures_since_manual_start("golden"),
+        lambda: catalog.leases.current("golden"),
+        lambda: catalog.requests.pending("golden"),
+        lambda: catalog.events.after(0),
+        catalog.desired_states.all,
+        lambda: catalog.launches.latest("golden"),
+        lambda: preview_start(job, StartFrom.parse("sp")),
+        lambda: subsume(job),
+    ]
+    for reader in readers:
+        with contextlib.suppress(CkptError):
+            reader()
+    with contextlib.suppress(CkptError):
+        assert preview_start(job, StartFrom()).kind is not RecoveryKind.START_EMPTY
+    catalog.close()
+
+
+@cache
+def _good() -> Path:
+    root = Path(mkdtemp(prefix="dagster-ckpt-fuzz-"))
+    job = _job(root / "catalog.db", root)
+    job.register()
+    live = root / "live" / "golden" / "live-1"
+    for name, data in files().items():
+        if name.startswith("live-1/"):
+            (live.parent / name).parent.mkdir(parents=True, exist_ok=True)
+            (live.parent / name).write_bytes(data)
+    catalog = job.catalog
+    catalog.jobs.switch_live_directory("golden", live.as_uri())
+    holder = Holder("first", "run-first", "host", 1, 1, "boot")
+    catalog.executions.begin("first", job_id="golden", run_id="run-first", cause=StartCause.MANUAL, holder=holder)
+    catalog.executions.heartbeat("first", {"batch_id": 4, "sinks": ["ForeachBatchSink"]})
+    for number, (kind, label) in enumerate((("CHECKPOINT", None), ("SAVEPOINT", "sp")), 1):
+        image = f"image-{number}"
+        catalog.images.begin(
+            image_id=image,
+            job_id="golden",
+            execution_id="first",
+            kind=kind,
+            number=number,
+            trigger=ImageTrigger.MANUAL,
+            timeline=0,
+            label=label,
+        )
+        catalog.images.complete(image, location=f"file://{root}/images/golden/chk-{number}", batch_id=4)
+    catalog.requests.submit("golden", RequestKind.START, arguments={"start_from": "latest"}, origin="fuzz")
+    catalog.leases.acquire("golden", holder, 10**9)
+    catalog.desired_states.ensure("golden", origin="fuzz")
+    catalog.close()
+    with contextlib.closing(sqlite3.connect(root / "catalog.db")) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return root / "catalog.db"
+
+
+def _job(catalog: Path, root: Path) -> StreamingJob:
+    storage = FileSystemCheckpointStorage(f"file://{root}/images", 256, savepoint_path=f"file://{root}/savepoints")
+    return StreamingJob(
+        job_id="golden",
+        name="golden",
+        asset_key="golden",
+        catalog=Catalog(f"sqlite:///{catalog}"),
+        store=open_store(storage, "golden"),
+        options=CheckpointConfig().options,
+        restart=RestartStrategies.no_restart(),
+        live_root=str(root / "live"),
+    )
+
+
+TARGET = Target(draw, check)

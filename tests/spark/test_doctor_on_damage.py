@@ -1,0 +1,132 @@
+"""The doctor on damaged content: it always has an answer, and never calls damaged state healthy. No JVM."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from dagster_ckpt.image import FileEntry
+from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.spark.doctor import Code, Diagnosis, KnownSnapshot, Severity, diagnose
+from dagster_ckpt.spark.doctor.lz4_blocks import xxh32
+from tests.fuzz.live_directories import files
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Path:
+    """What Spark left after batch 4 of an aggregation in RocksDB, without Hadoop's checksums."""
+    for name, data in files().items():
+        if name.startswith("live-1/"):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return tmp_path / "live-1"
+
+
+def examined(live: Path, snapshot: KnownSnapshot | None = None) -> Diagnosis:
+    return diagnose(LiveDirectory(str(live)), snapshot=snapshot)
+
+
+def worst_of(diagnosis: Diagnosis, path: str) -> set[tuple[Code, Severity]]:
+    return {(item.code, item.severity) for item in diagnosis.findings if item.path == path}
+
+
+def flipped(data: bytes, step: int = 1, bits: tuple[int, ...] = (0, 3, 6)) -> Iterator[bytes]:
+    for at in range(0, len(data), step):
+        for bit in bits:
+            yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def with_hadoops_checksum(path: Path) -> None:
+    data = path.read_bytes()
+    sums = b"".join(struct.pack(">I", zlib.crc32(data[at : at + 512])) for at in range(0, len(data), 512))
+    path.with_name(f".{path.name}.crc").write_bytes(b"crc\0" + struct.pack(">i", 512) + sums)
+
+
+def test_an_undamaged_directory_has_no_finding(live: Path) -> None:
+    diagnosis = examined(live)
+    assert diagnosis.findings == ()
+    assert (diagnosis.batch_id, diagnosis.good_back_to) == (4, 4)
+
+
+def test_no_flipped_bit_of_a_snapshots_zip_makes_the_doctor_fail(live: Path) -> None:
+    zip_file = live / "state/0/0/3.zip"
+    for data in flipped(zip_file.read_bytes(), step=29):
+        zip_file.write_bytes(data)
+        examined(live)
+
+
+def test_every_flipped_bit_of_a_changelogs_blocks_is_found_without_any_checksum_beside_it(live: Path) -> None:
+    changelog = live / "state/0/0/5.changelog"
+    whole = changelog.read_bytes()
+    healthy = []
+    for data in flipped(whole, step=3, bits=(7,)):
+        changelog.write_bytes(data)
+        if examined(live).can_resume:
+            healthy.append(next(at for at in range(len(data)) if data[at] != whole[at]))
+    # The block that ends the stream is of no bytes, and its begin says so.
+    assert [at for at in healthy if at < len(whole) - 21] == []
+
+
+@pytest.mark.parametrize("path", ["offsets/4", "offsets/3", "commits/4", "metadata", "state/0/_metadata/metadata"])
+def test_a_log_that_does_not_fit_its_checksum_is_damaged(live: Path, path: str) -> None:
+    with_hadoops_checksum(live / path)
+    assert examined(live).findings == ()
+    data = bytearray((live / path).read_bytes())
+    digit = next(at for at in reversed(range(len(data))) if chr(data[at]).isalnum())
+    data[digit] ^= 1
+    (live / path).write_bytes(data)
+    diagnosis = examined(live)
+    assert not diagnosis.can_resume
+    assert (Code.CHECKSUM_DIFFERS, Severity.ERROR) in worst_of(diagnosis, path)
+    assert diagnosis.good_back_to != 4
+
+
+def test_a_changelog_that_is_sound_beside_a_stale_checksum_is_harmless(live: Path) -> None:
+    changelog = live / "state/0/0/5.changelog"
+    with_hadoops_checksum(changelog)
+    changelog.write_bytes((live / "state/0/0/4.changelog").read_bytes())
+    if changelog.read_bytes() == files()["live-1/state/0/0/5.changelog"]:
+        pytest.skip("both batches changed the same rows")
+    diagnosis = examined(live)
+    assert worst_of(diagnosis, "state/0/0/5.changelog") == {(Code.HADOOP_CHECKSUM_STALE, Severity.NOTE)}
+
+
+def test_a_table_that_does_not_fit_its_checksum_is_damaged(live: Path) -> None:
+    table = next(live.rglob("*.sst"))
+    with_hadoops_checksum(table)
+    data = bytearray(table.read_bytes())
+    data[9] ^= 1
+    table.write_bytes(data)
+    diagnosis = examined(live)
+    assert (Code.CHECKSUM_DIFFERS, Severity.ERROR) in worst_of(diagnosis, str(table.relative_to(live)))
+
+
+@pytest.mark.parametrize("kind", ["offsets/4", "commits/4", "sst"])
+def test_a_file_that_is_not_what_a_snapshot_has_is_damaged(live: Path, kind: str) -> None:
+    path = next(live.rglob("*.sst")) if kind == "sst" else live / kind
+    entries = [
+        FileEntry(blake3(data).hexdigest(), name[7:], len(data), name if name.endswith(".sst") else None, None, None, 0)
+        for name, data in files().items()
+        if name.startswith("live-1/")
+    ]
+    snapshot = KnownSnapshot("file:///images/chk-2", 4, entries)
+    assert examined(live, snapshot).findings == ()
+    data = bytearray(path.read_bytes())
+    digit = next(at for at in reversed(range(len(data))) if chr(data[at]).isdecimal())
+    data[digit] ^= 1
+    path.write_bytes(data)
+    diagnosis = examined(live, snapshot)
+    assert (Code.CONTENT_DIFFERS, Severity.ERROR) in worst_of(diagnosis, str(path.relative_to(live)))
+    assert diagnosis.good_back_to != 4
+
+
+def test_xxhash_is_that_of_the_specification() -> None:
+    assert xxh32(b"", 0) == 0x02CC5D05
+    assert xxh32(b"abc", 0) == 0x32D153FF
+    assert xxh32(b"Nobody inspects the spammish repetition", 0) == 0xE2293B2F

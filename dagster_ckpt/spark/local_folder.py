@@ -196,7 +196,8 @@ class LocalFolder(Folder):
 
     def exists(self) -> bool:
         """Whether the root exists."""
-        return self.root.is_dir()
+        with accessing("list", self.url):
+            return self.root.is_dir()
 
     def rename(self, url: str) -> None:
         """Move the whole tree to a place where nothing is yet; its new name is durable on return."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.folder import Folder, local_path
 from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.spark.remote_folder import RemoteFolder
@@ -20,5 +21,7 @@ def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> F
     Raises:
         StorageAccessError: The file system is unknown or its driver is not installed.
     """
+    if "\0" in url:
+        raise StorageAccessError(f"{url!r} is no place of files: no path holds a NUL. Correct the URL.")
     path = local_path(url)
     return LocalFolder(path) if path is not None else RemoteFolder(url, storage_options or {})

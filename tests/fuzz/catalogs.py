@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from dagster_ckpt.catalog import Catalog, Holder, ImageTrigger, RequestKind, StartCause
+from dagster_ckpt.catalog import Catalog, Holder, RequestKind
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.operations import preview_start
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
@@ -22,8 +23,9 @@ from dagster_ckpt.lifecycle.retention import subsume
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
 from dagster_ckpt.storage import open_store
+from tests.as_writer import as_writer
 from tests.fuzz.case import Case, Target
-from tests.fuzz.live_directories import files
+from tests.lifecycle.golden_job import JOB, GoldenJob
 
 _TABLES = ("jobs", "images", "executions", "leases", "requests", "events", "desired_states", "launches")
 _VALUES: tuple[Any, ...] = (
@@ -86,35 +88,15 @@ def check(case: Case, scratch: Path) -> None:
 @cache
 def _good() -> Path:
     root = Path(mkdtemp(prefix="dagster-ckpt-fuzz-"))
-    job = _job(root / "catalog.db", root)
-    job.register()
-    live = root / "live" / "golden" / "live-1"
-    for name, data in files().items():
-        if name.startswith("live-1/"):
-            (live.parent / name).parent.mkdir(parents=True, exist_ok=True)
-            (live.parent / name).write_bytes(data)
-    catalog = job.catalog
-    catalog.jobs.switch_live_directory("golden", live.as_uri())
-    holder = Holder("first", "run-first", "host", 1, 1, "boot")
-    catalog.executions.begin("first", job_id="golden", run_id="run-first", cause=StartCause.MANUAL, holder=holder)
-    catalog.executions.heartbeat("first", {"batch_id": 4, "sinks": ["ForeachBatchSink"]})
-    for number, (kind, label) in enumerate((("CHECKPOINT", None), ("SAVEPOINT", "sp")), 1):
-        image = f"image-{number}"
-        catalog.images.begin(
-            image_id=image,
-            job_id="golden",
-            execution_id="first",
-            kind=kind,
-            number=number,
-            trigger=ImageTrigger.MANUAL,
-            timeline=0,
-            label=label,
-        )
-        catalog.images.complete(image, location=f"file://{root}/images/golden/chk-{number}", batch_id=4)
-    catalog.requests.submit("golden", RequestKind.START, arguments={"start_from": "latest"}, origin="fuzz")
-    catalog.leases.acquire("golden", holder, 10**9)
-    catalog.desired_states.ensure("golden", origin="fuzz")
-    catalog.close()
+    golden = GoldenJob(root).make()
+    golden.image()
+    golden.image(ImageKind.SAVEPOINT, "sp")
+    catalog = golden.job.catalog
+    as_writer(catalog, JOB).executions.heartbeat("first", {"batch_id": 4, "sinks": ["ForeachBatchSink"]})
+    catalog.requests.submit(JOB, RequestKind.START, arguments={"start_from": "latest"}, origin="fuzz")
+    catalog.leases.acquire(JOB, Holder("first", "run-first", "host", 1, 1, "boot"), 10**9)
+    catalog.desired_states.ensure(JOB, origin="fuzz")
+    golden.close()
     with contextlib.closing(sqlite3.connect(root / "catalog.db")) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return root / "catalog.db"

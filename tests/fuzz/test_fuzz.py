@@ -22,7 +22,7 @@ from tests.fuzz import catalogs, live_directories, snapshots
 from tests.fuzz.case import Case, Target, kept, read
 
 TARGETS = {"snapshots": snapshots.TARGET, "live_directories": live_directories.TARGET, "catalogs": catalogs.TARGET}
-DRAWN = {"snapshots": 150, "live_directories": 80, "catalogs": 25}
+DRAWN = {"snapshots": 150, "live_directories": 60, "catalogs": 25}
 LONGEST_S = 10
 each_target = pytest.mark.parametrize("name", TARGETS)
 

@@ -79,7 +79,9 @@ class Patient:
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
     def write(self, pattern: str, data: bytes) -> None:
-        self.one(pattern).write_bytes(data)
+        path = self.one(pattern)
+        path.write_bytes(data)
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
     def truncate(self, pattern: str, keep: float = 0.5) -> None:
         path = self.one(pattern)
@@ -98,9 +100,11 @@ class Patient:
     def copy_entry(self, log: str, source: int, target: int, *, replace: tuple[str, str] = ("", "")) -> None:
         text = (self.root / log / str(source)).read_text()
         (self.root / log / str(target)).write_text(text.replace(*replace) if replace[0] else text)
+        (self.root / log / f".{target}.crc").unlink(missing_ok=True)
 
     def set_query_id(self, query_id: str) -> None:
         (self.root / "metadata").write_text(json.dumps({"id": query_id}))
+        (self.root / ".metadata.crc").unlink(missing_ok=True)
 
 
 def write_batches(folder: Path) -> None:

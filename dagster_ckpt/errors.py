@@ -30,6 +30,19 @@ class ImageNotFoundError(CkptError, FileNotFoundError):
     """No checkpoint or savepoint is where one was looked for."""
 
 
+class ImageHeldError(CkptError):
+    """An image is not deleted, because something or somebody needs it.
+
+    Args:
+        message: What holds it.
+        passes: Whether only readers hold it, so that trying again soon will do.
+    """
+
+    def __init__(self, message: str, *, passes: bool = False) -> None:
+        super().__init__(message)
+        self.passes = passes
+
+
 class ImageCorruptError(CkptError):
     """An image is there but cannot be trusted: truncated, altered, or with data missing."""
 

@@ -8,6 +8,7 @@ from dagster_ckpt.catalog.database import Clock, Database
 from dagster_ckpt.catalog.desired_states import DesiredStateStore
 from dagster_ckpt.catalog.events import EventStore
 from dagster_ckpt.catalog.executions import ExecutionStore
+from dagster_ckpt.catalog.holds import HoldStore
 from dagster_ckpt.catalog.images import ImageStore
 from dagster_ckpt.catalog.jobs import JobStore
 from dagster_ckpt.catalog.launches import LaunchStore
@@ -18,7 +19,7 @@ from dagster_ckpt.catalog.schema import upgrade
 
 
 class Catalog:
-    """The record of jobs, executions, leases, images, requests, events and desired states.
+    """The record of jobs, executions, leases, images, holds, requests, events and desired states.
 
     Opening it makes or migrates its tables. Safe for several threads and processes at once; pickles as its URL.
 
@@ -45,6 +46,7 @@ class Catalog:
         self.executions = ExecutionStore(self.database)
         self.leases = LeaseStore(self.database)
         self.images = ImageStore(self.database)
+        self.holds = HoldStore(self.database)
         self.requests = RequestStore(self.database)
         self.launches = LaunchStore(self.database)
         self.events = EventStore(self.database)

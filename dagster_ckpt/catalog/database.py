@@ -122,7 +122,9 @@ class Database:
         Two writers on PostgreSQL can both find a row missing: the later one waits here, and loses quietly.
         """
         insert = sqlite_insert if self.url.get_backend_name() == "sqlite" else postgresql_insert
-        return connection.execute(insert(table).values(**values).on_conflict_do_nothing()).rowcount == 1
+        made = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key.columns)
+        # Not its count of rows: PostgreSQL's driver does not give it for an insert.
+        return connection.execute(made).first() is not None
 
     def tell(
         self,

@@ -10,10 +10,13 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog import image_queries as queries
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
+from dagster_ckpt.catalog.holds import lock_image, standing
 from dagster_ckpt.catalog.jobs import raise_counter
 from dagster_ckpt.catalog.records import (
     CompletedImage,
     EventType,
+    HoldKind,
+    HoldRecord,
     ImageHistory,
     ImageRecord,
     ImageStatus,
@@ -22,7 +25,7 @@ from dagster_ckpt.catalog.records import (
     LeaseRecord,
 )
 from dagster_ckpt.catalog.tables import images, jobs, recovery_failures, timelines
-from dagster_ckpt.errors import CatalogError, ImageNotFoundError
+from dagster_ckpt.errors import CatalogError, ImageHeldError, ImageNotFoundError
 
 CHECKPOINT = "CHECKPOINT"
 SAVEPOINT = "SAVEPOINT"
@@ -154,9 +157,14 @@ class ImageStore:
             lease: The lease of the run or retention that deletes it; None where an operator does, beside any writer.
 
         Raises:
+            ImageHeldError: Something holds it; nothing was changed. What is being deleted already is not held.
+            ImageNotFoundError: There is none of this id.
             LeaseLostError: The lease is not held any more: the image stays as it is.
         """
         with self._database.writing_as(lease) as connection:
+            row = lock_image(connection, image_id)
+            if row is not None and row.status != ImageStatus.DELETING.value:
+                _refuse_held(row, list(standing(connection, row, self._database.now_ms(connection))))
             _get(connection, image_id)
             connection.execute(
                 images.update().where(images.c.image_id == image_id).values(status=ImageStatus.DELETING.value)
@@ -200,6 +208,11 @@ class ImageStore:
             query = query.where(images.c.status == status.value)
         # A row of that status in which something else cannot be read is BROKEN, not of that status.
         return [image for image in self._all(query) if status is None or image.status is status]
+
+    def at_location(self, job_id: str, location: str) -> ImageRecord | None:
+        """The image of a job that is or was at a location, in whatever state; the newest where there were several."""
+        at_place = (images.c.job_id == job_id) & (images.c.location == location)
+        return next(iter(self._all(select(images).where(at_place))), None)
 
     def completed(self, job_id: str) -> list[ImageRecord]:
         """Images of a job that a person may name as a starting point, newest first."""
@@ -332,6 +345,15 @@ class ImageStore:
             image_id=image.image_id,
             execution_id=image.execution_id,
             payload=payload,
+        )
+
+
+def _refuse_held(image: Row[Any], found: Sequence[HoldRecord]) -> None:
+    if found:
+        named = "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in found)
+        raise ImageHeldError(
+            f"image {image.image_id} of job {image.job_id!r} is held ({named})",
+            passes=all(hold.kind is HoldKind.USE for hold in found),
         )
 
 

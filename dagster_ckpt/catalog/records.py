@@ -57,6 +57,19 @@ class ImageTrigger(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
+class HoldKind(StrEnum):
+    """Why an image is held.
+
+    USE: Somebody reads it; the hold runs out unless its reader renews it.
+    TAG: A person keeps it, until the tag is released.
+    REFERENCE: Something that is not over names it: a request, a restore, an upgrade.
+    """
+
+    USE = "USE"
+    TAG = "TAG"
+    REFERENCE = "REFERENCE"
+
+
 class RequestKind(StrEnum):
     """What is asked of a job."""
 
@@ -296,6 +309,27 @@ class CompletedImage:
     watermark: str | None = None
     duration_ms: int | None = None
     properties: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HoldRecord:
+    """What keeps an image from being deleted.
+
+    Attributes:
+        job_id: The job of the image.
+        holder: Who holds it, for a person.
+        request_id: The request whose answer ends it, for a REFERENCE that is one.
+        expires_at_ms: When it runs out unless it is renewed, for USE.
+    """
+
+    hold_id: str
+    image_id: str
+    job_id: str
+    kind: HoldKind
+    holder: str
+    request_id: str | None
+    expires_at_ms: int | None
+    created_at_ms: int
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
+from dagster_ckpt.catalog.holds import refer
 from dagster_ckpt.catalog.records import EventType, LeaseRecord, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.tables import requests
 from dagster_ckpt.errors import CatalogError
@@ -30,6 +31,7 @@ class RequestStore:
         arguments: Mapping[str, Any] | None = None,
         origin: str,
         request_id: str | None = None,
+        holding: str | None = None,
     ) -> RequestRecord:
         """Ask something of a job.
 
@@ -39,10 +41,15 @@ class RequestStore:
             arguments: Details, as JSON.
             origin: Who asks, for a person to read.
             request_id: Its id, where the same may be asked twice: one that is there is returned as it is.
+            holding: An image that must not be deleted until the request is answered or taken back.
+
+        Raises:
+            ImageNotFoundError: That image has been deleted, or is being deleted.
         """
         request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
-            self._database.insert_if_absent(
+            now_ms = self._database.now_ms(connection)
+            is_new = self._database.insert_if_absent(
                 connection,
                 requests,
                 request_id=request_id,
@@ -51,8 +58,10 @@ class RequestStore:
                 status=RequestStatus.PENDING.value,
                 arguments=as_text(dict(arguments or {})),
                 origin=origin,
-                created_at_ms=self._database.now_ms(connection),
+                created_at_ms=now_ms,
             )
+            if is_new and holding is not None:
+                refer(connection, holding, request_id=request_id, now_ms=now_ms)
         return self.get(request_id)
 
     def get(self, request_id: str) -> RequestRecord:

@@ -122,6 +122,21 @@ images = Table(
     Index("ix_images_job_id_verified_at_ms", "job_id", "verified_at_ms"),
 )
 
+holds = Table(
+    "holds",
+    metadata,
+    Column("hold_id", String(64), primary_key=True),
+    Column("image_id", ForeignKey("images.image_id"), nullable=False),
+    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("request_id", String(64)),
+    Column("expires_at_ms", BigInteger),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Index("ix_holds_image_id", "image_id"),
+    Index("ix_holds_job_id_kind", "job_id", "kind"),
+)
+
 requests = Table(
     "requests",
     metadata,

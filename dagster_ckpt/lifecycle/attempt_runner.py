@@ -126,11 +126,12 @@ class AttemptRunner:
         request = self._catalog.requests.get(attempt.request_id) if attempt.request_id is not None else None
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
+        base = sharing_base(self._job)
         order = SnapshotOrder(
             kind=ImageKind.SAVEPOINT if attempt.kind.is_savepoint else ImageKind.CHECKPOINT,
             number=attempt.number,
             image_id=image_id,
-            base=sharing_base(self._job),
+            base=base.location if base is not None else None,
             target_directory=arguments.get("target_directory"),
             sinks=self.sinks,
             label=arguments.get("label"),

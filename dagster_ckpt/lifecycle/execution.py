@@ -32,6 +32,7 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.lifecycle.backend_check import check_backend
+from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
@@ -228,18 +229,9 @@ class _Run:
                 is_automatic=cause is not StartCause.MANUAL,
             )
             plan = plan_recovery(facts)
-            self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
-            job.store.check_access()
-            count_beyond_what_is_used(job, plan.image, self._lease.record)
-            for kept in check_backend(job, plan):
-                self._request.report(kept)
-            query_plan = self._check_plan(plan, accept=start_from.accept_plan_change)
-            prepared = prepare(job, plan, self._lease)
-            self._tell(prepared)
-            # What takes long may have outlived the lease: a successor may be at work in these very places.
-            self._lease.check()
-            job.catalog.jobs.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
-            query = self._request.start_query(prepared.live)
+            with holding(job.catalog, [plan.image], f"start of execution {execution_id}"):
+                prepared = self._prepare(facts, plan, start_from)
+                query = self._request.start_query(prepared.live)
         except Exception as error:
             self._refuse(execution_id, error)
             raise
@@ -249,6 +241,21 @@ class _Run:
             # Such as a JVM that was killed: nothing in this process can go on, a new run can.
             self._fail(execution_id, f"{type(error).__name__}: {error}")
             raise
+
+    def _prepare(self, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom) -> PreparedStart:
+        job = self._job
+        self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
+        job.store.check_access()
+        count_beyond_what_is_used(job, plan.image, self._lease.record)
+        for kept in check_backend(job, plan):
+            self._request.report(kept)
+        query_plan = self._check_plan(plan, accept=start_from.accept_plan_change)
+        prepared = prepare(job, plan, self._lease)
+        self._tell(prepared)
+        # What takes long may have outlived the lease: a successor may be at work in these very places.
+        self._lease.check()
+        job.catalog.jobs.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
+        return prepared
 
     def _supervise(
         self,

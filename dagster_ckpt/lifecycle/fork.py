@@ -14,6 +14,7 @@ from typing import Any
 from dagster_ckpt.catalog import OriginKind, StateOrigin
 from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.image import FileEntry
+from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.prepare import image_location, restore_into
@@ -108,7 +109,8 @@ def fork(
                 "up: ask for it with replace_state, or fork into another job."
             )
         target = job.new_live_directory(record.live_generation, lease.record.token)
-        made = _make(original, plan, target, dict(outputs or {}), lease.check)
+        with holding(original.catalog, [plan.image], f"fork into {job.job_id}"):
+            made = _make(original, plan, target, dict(outputs or {}), lease.check)
         job.catalog.jobs.switch_live_directory(
             lease.record,
             target.url,
@@ -214,6 +216,7 @@ def _make(
     _fork_outputs(logs, outputs, batch_id, still_mine)
     pending = {
         "fork_of": original.job_id,
+        "image_id": plan.image.image_id if plan.image is not None else None,
         "batch_id": batch_id,
         "sinks": [],
         "parent_outputs": list(logs),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import CkptError, ImageCorruptError, ImageNotFoundError, RestoreError, StorageAccessError
 from dagster_ckpt.image import FileEntry, ImageHeader
+from dagster_ckpt.lifecycle.holding import holding_location
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.prepare import restore_into
 from dagster_ckpt.lifecycle.recovery import is_named
@@ -113,8 +114,19 @@ def verify_image(
         spark: A session to read the state with; the copy is made beside the job's live directories and deleted.
 
     Raises:
+        ImageNotFoundError: The catalog has deleted the image, or is deleting it, which says nothing about its bytes.
         StorageAccessError: The storage cannot be reached, which says nothing about the image.
     """
+    with holding_location(job, location, "verification"):
+        verification = _verify_image(job, location, deep=deep, spark=spark)
+    if not verification.passed:
+        # A reader that stood still for longer than its hold lasted may have read what was being deleted.
+        with holding_location(job, location, "verification"):
+            pass
+    return verification
+
+
+def _verify_image(job: StreamingJob, location: str, *, deep: bool, spark: SparkSession | None) -> ImageVerification:
     problems = job.store.verify(location, deep=deep)
     try:
         header = job.store.manifest(location).header

@@ -6,11 +6,14 @@ does not run is worked on directly, under the same lease that a run would take.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 
-from dagster_ckpt.catalog import DesiredRecord, ImageRecord, ImageTrigger, RequestKind, RequestRecord
-from dagster_ckpt.errors import CatalogError, ImageNotFoundError, NothingCommittedError, RequestFailedError
+from dagster_ckpt.catalog import DesiredRecord, ImageRecord, RequestKind, RequestRecord
+from dagster_ckpt.errors import (
+    CkptError,
+    ImageNotFoundError,
+    RequestFailedError,
+)
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.asking import (
     DEFAULT_TIMEOUT_S,
@@ -21,17 +24,14 @@ from dagster_ckpt.lifecycle.asking import (
     is_running,
     require_running,
 )
-from dagster_ckpt.lifecycle.batch_log import BatchFigures
-from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
-from dagster_ckpt.lifecycle.provenance import provenance
-from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
+from dagster_ckpt.lifecycle.holding import holding
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint, checked_label
+from dagster_ckpt.lifecycle.stopped_savepoint import savepoint_of_stopped_job
 from dagster_ckpt.options import DesiredState
-from dagster_ckpt.spark import LiveDirectory
 
 __all__ = [
     "Operator",
@@ -100,7 +100,7 @@ def trigger_savepoint(
     if is_running(job):
         arguments = {"label": label, "target_directory": target_directory, "schedule": schedule}
         return _image_of(job, ask(job, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
-    return _savepoint_of_stopped_job(job, label=label, target_directory=target_directory, schedule=schedule)
+    return savepoint_of_stopped_job(job, label=label, target_directory=target_directory, schedule=schedule)
 
 
 def stop_with_savepoint(
@@ -219,8 +219,7 @@ def prefer_savepoint(job: StreamingJob, reference: str) -> ImageRecord:
             f"{reference!r} of job {job.job_id!r} is not a savepoint: checkpoints belong to the system and may be "
             "subsumed at any time. Take a savepoint and prefer that."
         )
-    listed = job.catalog.images.by_id([image.image_id]).get(image.image_id)
-    if listed is None or listed.location != image.location:
+    if _listed(job, image) is None:
         raise ImageNotFoundError(
             f"The catalog of job {job.job_id!r} does not list a savepoint at {reference!r}, so it would not be found "
             "there later. Start from its location, or prefer one that is listed."
@@ -249,7 +248,9 @@ def preview(job: StreamingJob, start_from: StartFrom) -> RewindPreview:
         LiveDirectoryError: Nothing is left to start from, or the batch is not retained.
     """
     facts = recovery_facts(job, start_from, predecessor_ended=True, remembers=False)
-    return preview_rewind(job, facts, plan_recovery(facts))
+    plan = plan_recovery(facts)
+    with holding(job.catalog, [plan.image], "preview"):
+        return preview_rewind(job, facts, plan)
 
 
 def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) -> RequestRecord:
@@ -264,9 +265,15 @@ def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) 
         RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that.
         SinkRollbackError: A sink that has to be rolled back cannot be.
     """
-    refuse_loss(job, preview(job, start_from), accept_loss=start_from.accept_loss)
+    ahead = preview(job, start_from)
+    refuse_loss(job, ahead, accept_loss=start_from.accept_loss)
+    listed = _listed(job, ahead.plan.image)
     return job.catalog.requests.submit(
-        job.job_id, RequestKind.START, arguments=start_arguments(start_from), origin=operator.origin
+        job.job_id,
+        RequestKind.START,
+        arguments=start_arguments(start_from),
+        origin=operator.origin,
+        holding=listed.image_id if listed is not None else None,
     )
 
 
@@ -292,6 +299,9 @@ def restart(
 ) -> RewindPreview:
     """Start a job; one that runs is suspended first. Returns once the query is started.
 
+    The image to start from is held from before the query is suspended until the start is answered. Where the start
+    cannot be asked for after all, a query that ran is started again from where it stopped.
+
     Raises:
         JobNotFoundError: The job was never started.
         ImageNotFoundError: The image named does not exist; a running job runs on.
@@ -305,63 +315,38 @@ def restart(
     for sentence in ahead.sentences():
         report(sentence)
     refuse_loss(job, ahead, accept_loss=start_from.accept_loss)
-    if is_running(job):
-        suspend(job, operator, timeout_s=timeout_s)
-        report("suspended the running query")
-    request = request_start(job, start_from, operator)
-    report("waiting for the start: by the supervisor sensor, which has to be turned on, or by whoever runs the program")
-    await_answer(job, request, timeout_s=timeout_s)
+    with holding(job.catalog, [ahead.plan.image], f"restart by {operator.origin}"):
+        request = _ask_for_restart(job, start_from, operator, timeout_s, report)
+        report(
+            "waiting for the start: by the supervisor sensor, which has to be turned on, or by whoever runs the program"
+        )
+        await_answer(job, request, timeout_s=timeout_s)
     return ahead
+
+
+def _ask_for_restart(
+    job: StreamingJob, start_from: StartFrom, operator: Operator, timeout_s: float, report: Callable[[str], None]
+) -> RequestRecord:
+    if not is_running(job):
+        return request_start(job, start_from, operator)
+    suspend(job, operator, timeout_s=timeout_s)
+    report("suspended the running query")
+    try:
+        return request_start(job, start_from, operator)
+    except CkptError as error:
+        # Such as a batch that Spark has purged meanwhile: who asked is told, and the query runs on.
+        request_start(job, StartFrom(), operator)
+        report(f"the start was refused ({error}), so the query is started again from where it stopped")
+        raise
+
+
+def _listed(job: StreamingJob, image: ImageRecord | None) -> ImageRecord | None:
+    """The image as the catalog lists it at this place; None where it does not."""
+    listed = job.catalog.images.by_id([image.image_id]).get(image.image_id) if image is not None else None
+    return listed if listed is not None and image is not None and listed.location == image.location else None
 
 
 def _image_of(job: StreamingJob, answer: RequestRecord) -> ImageRecord:
     if answer.image_id is None:
         raise RequestFailedError(f"Request {answer.request_id} of job {job.job_id!r} ended without an image.")
     return job.catalog.images.get(answer.image_id)
-
-
-def _savepoint_of_stopped_job(
-    job: StreamingJob, *, label: str | None, target_directory: str | None, schedule: str | None
-) -> ImageRecord:
-    record = job.catalog.jobs.get(job.job_id)
-    if record.live_directory is None:
-        raise NothingCommittedError(
-            f"Job {job.job_id!r} has no live directory: it never ran, or was cancelled with its state. Start it first."
-        )
-    # No lease: reading at a commit is safe beside any writer, and the number comes from the catalog.
-    image_id = str(uuid.uuid4())
-    number = job.catalog.jobs.allocate_number(job.job_id)
-    began_ms = wall_clock_ms()
-    job.catalog.images.begin_of_stopped(
-        job.job_id,
-        image_id=image_id,
-        number=number,
-        trigger=ImageTrigger.MANUAL if schedule is None else ImageTrigger.PERIODIC,
-        timeline=record.timeline,
-        label=label,
-        schedule=schedule,
-    )
-    sinks = tuple(job.catalog.executions.last_sinks(job.job_id))
-    order = SnapshotOrder(
-        ImageKind.SAVEPOINT,
-        number,
-        image_id,
-        base=sharing_base(job),
-        target_directory=target_directory,
-        sinks=sinks,
-        label=label,
-        properties=provenance(job, sinks),
-    )
-    try:
-        snapshot = take_snapshot(job, LiveDirectory(record.live_directory), order, now_ms=began_ms)
-    except BaseException as error:
-        # Also one that is interrupted is no longer under way.
-        job.catalog.images.fail_of_stopped(image_id, str(error) or type(error).__name__)
-        raise
-    duration_ms = wall_clock_ms() - began_ms
-    recorded = record_image(job.catalog, snapshot, BatchFigures(), duration_ms=duration_ms, lease=None)
-    if isinstance(recorded, NotRecorded):
-        if recorded.is_certain:
-            job.store.discard(snapshot.stored.location)
-        raise CatalogError(recorded.why)
-    return recorded

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog import PreflightRecord
 from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessError
 from dagster_ckpt.lifecycle.backend_check import check_backend
+from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.plan_change import told
 from dagster_ckpt.lifecycle.plan_check import PlanChange, plan_change
@@ -146,7 +147,7 @@ def _try(
                 if not trial.data_is_gone:
                     return trial, f"batch {trial.batch_id} was replayed on a copy of the state"
                 report(f"the data of that batch is gone, so new data is tried: {trial.error}")
-    with _scratch(job, wall_clock) as scratch:
+    with _scratch(job, wall_clock) as scratch, holding(job.catalog, [plan.image], "preflight"):
         if plan.image is not None:
             report(f"the live directory is lost: {describe_image(plan.image)} is tried")
             restore_into(job, image_location(plan.image), scratch, fork=True, is_scratch=True)

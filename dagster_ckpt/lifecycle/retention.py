@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
-from dagster_ckpt.errors import CkptError, JobNotFoundError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.errors import CkptError, ImageHeldError, JobNotFoundError, LeaseHeldError, LeaseLostError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job, retained_kind
@@ -38,6 +38,7 @@ class RetentionReport:
     Attributes:
         deleted: Images whose bytes are gone.
         kept: Images that stay, each with the reason.
+        held: Images that somebody still uses; a later pass deletes them.
         failed: Images whose deletion failed; they are tried again by the next pass.
         live_directory_deleted: The live directory that was deleted, or None.
         swept: Objects that nothing needs any more and that were removed, each with the reason.
@@ -47,6 +48,7 @@ class RetentionReport:
     deleted: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
     live_directory_deleted: str | None = None
     swept: tuple[Garbage, ...] = ()
     dry_run: bool = False
@@ -57,6 +59,7 @@ class RetentionReport:
             deleted=(*self.deleted, *later.deleted),
             kept=(*self.kept, *later.kept),
             failed=(*self.failed, *later.failed),
+            held=(*self.held, *later.held),
             live_directory_deleted=later.live_directory_deleted or self.live_directory_deleted,
             swept=(*self.swept, *later.swept),
             dry_run=self.dry_run or later.dry_run,
@@ -67,6 +70,7 @@ class RetentionReport:
         would = "would have " if self.dry_run else ""
         lines = [f"{would}deleted {name}" for name in self.deleted]
         lines += [f"kept {name}" for name in self.kept]
+        lines += [f"left for later: {name}" for name in self.held]
         lines += [f"could not delete {name}; it is tried again" for name in self.failed]
         if self.live_directory_deleted is not None:
             lines.append(f"deleted the live directories {self.live_directory_deleted}")
@@ -82,7 +86,10 @@ def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRe
         job: The job.
         protected: Locations that attempts under way build on; they are left for a later pass.
     """
-    images = sorted(_completed(job), key=lambda image: (image.timeline, image.number or 0))
+    tagged = job.catalog.holds.tagged(job.job_id)
+    # What a person keeps takes nobody's place.
+    images = [image for image in _completed(job) if image.image_id not in tagged]
+    images.sort(key=lambda image: (image.timeline, image.number or 0))
     by_id = {image.image_id: image for image in images}
     dropped = subsumed([Retained(image.image_id, retained_kind(image)) for image in images], job.options.num_retained)
     held = set(protected)
@@ -121,6 +128,8 @@ def discard(
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
+    kept: list[str] = []
+    held: list[str] = []
     failed: list[str] = []
     for image in images:
         try:
@@ -133,10 +142,12 @@ def discard(
             deleted.append(describe_image(image))
         except LeaseLostError:
             raise
+        except ImageHeldError as error:
+            (held if error.passes else kept).append(f"{describe_image(image)}: {error}")
         except (CkptError, OSError) as error:
             # One image that cannot be deleted keeps none of the others.
             failed.append(f"{describe_image(image)}: {error}")
-    return RetentionReport(deleted=tuple(deleted), failed=tuple(failed))
+    return RetentionReport(deleted=tuple(deleted), kept=tuple(kept), held=tuple(held), failed=tuple(failed))
 
 
 def apply_terminal_retention(job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
@@ -183,7 +194,7 @@ def _apply_terminal_retention(
     if images_to_keep_at(state, cleanup):
         report = discard(job, interrupted, reason="deletion that was cut off", lease=lease)
         kept = tuple(f"{describe_image(image)}: {cleanup.name} at {state.value}" for image in checkpoints)
-        report = RetentionReport(deleted=report.deleted, failed=report.failed, kept=kept)
+        report = report.and_then(RetentionReport(kept=kept))
     else:
         guarded = [] if drop_live else _still_needed(job, checkpoints)
         doomed = [*interrupted, *(image for image in checkpoints if image not in guarded)]
@@ -192,11 +203,13 @@ def _apply_terminal_retention(
             f"{describe_image(image)}: the live directory is not whole, or an upgrade is not over: a start may need it"
             for image in guarded
         )
-        report = RetentionReport(deleted=report.deleted, failed=report.failed, kept=kept)
-    gone = delete_live_directories(job, lease) if drop_live and not report.failed else None
-    if not report.failed:
+        report = report.and_then(RetentionReport(kept=kept))
+    # What is not over yet is looked at again by the next pass, as long as the execution is not settled.
+    is_over = not report.failed and not report.held
+    gone = delete_live_directories(job, lease) if drop_live and is_over else None
+    if is_over:
         job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
-    return RetentionReport(deleted=report.deleted, kept=report.kept, failed=report.failed, live_directory_deleted=gone)
+    return report.and_then(RetentionReport(live_directory_deleted=gone))
 
 
 def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
@@ -218,7 +231,7 @@ def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run
     report = discard(job, interrupted, reason="deletion that was cut off", lease=None)
     gone = _forgotten_live_directories(job)
     swept = tuple(job.store.sweep(older_than_ms=older_than_ms))
-    return RetentionReport(deleted=report.deleted, failed=report.failed, live_directory_deleted=gone, swept=swept)
+    return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept))
 
 
 def _forgotten_live_directories(job: StreamingJob) -> str | None:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from dagster_ckpt.catalog import ImageRecord
 from dagster_ckpt.image import ImageHeader, ImageKind, Source
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.start_from import checked_label
@@ -70,16 +71,15 @@ class Snapshot:
     properties: Mapping[str, object]
 
 
-def sharing_base(job: StreamingJob) -> str | None:
-    """Location of the image that the next one of a job most likely has the most in common with.
+def sharing_base(job: StreamingJob) -> ImageRecord | None:
+    """The image that the next one of a job most likely has the most in common with.
 
     That is the newest checkpoint of its timeline, else the image the timeline began with, else the newest checkpoint.
     """
     images = job.catalog.images
     restorable = images.restorable(job.job_id)
     checkpoints = [image for image in restorable if image.kind == ImageKind.CHECKPOINT]
-    newest = next(iter([*checkpoints, *restorable]), None) or images.newest_checkpoint(job.job_id)
-    return newest.location if newest is not None else None
+    return next(iter([*checkpoints, *restorable]), None) or images.newest_checkpoint(job.job_id)
 
 
 def take_snapshot(

@@ -36,7 +36,8 @@ def taken(shelf: Shelf, kind: ImageKind, *, label: str | None = None) -> ImageRe
     job = shelf.job
     images = as_writer(job.catalog, JOB).images
     record = job.catalog.jobs.get(JOB)
-    order = SnapshotOrder(kind, job.catalog.jobs.allocate_number(JOB), base=sharing_base(job))
+    base = sharing_base(job)
+    order = SnapshotOrder(kind, job.catalog.jobs.allocate_number(JOB), base=base.location if base else None)
     images.begin(
         image_id=order.image_id,
         execution_id="first",

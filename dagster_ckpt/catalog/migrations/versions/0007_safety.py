@@ -66,7 +66,22 @@ def _recovery() -> None:
 
 
 def _holds() -> None:
-    pass
+    op.create_table(
+        "holds",
+        sa.Column("hold_id", sa.String(length=64), nullable=False),
+        sa.Column("image_id", sa.String(length=64), nullable=False),
+        sa.Column("job_id", sa.String(length=128), nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("holder", sa.Text(), nullable=False),
+        sa.Column("request_id", sa.String(length=64), nullable=True),
+        sa.Column("expires_at_ms", sa.BigInteger(), nullable=True),
+        sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["image_id"], ["images.image_id"], name=op.f("fk_holds_image_id_images")),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_holds_job_id_jobs")),
+        sa.PrimaryKeyConstraint("hold_id", name=op.f("pk_holds")),
+    )
+    op.create_index("ix_holds_image_id", "holds", ["image_id"], unique=False)
+    op.create_index("ix_holds_job_id_kind", "holds", ["job_id", "kind"], unique=False)
 
 
 def _plans() -> None:
@@ -80,6 +95,7 @@ def downgrade() -> None:
     op.drop_table("recovery_failures")
     op.drop_table("timelines")
     op.drop_column("jobs", "origin")
+    op.drop_table("holds")
     _leases_before()
 
 

@@ -1,0 +1,86 @@
+"""A savepoint of a job whose query does not run: a cut of its quiet live directory."""
+
+from __future__ import annotations
+
+import uuid
+
+from dagster_ckpt.catalog import ImageRecord, ImageTrigger
+from dagster_ckpt.errors import CatalogError, NothingCommittedError
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.batch_log import BatchFigures
+from dagster_ckpt.lifecycle.holding import holding
+from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.provenance import provenance
+from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
+from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.spark import LiveDirectory
+
+
+def savepoint_of_stopped_job(
+    job: StreamingJob,
+    *,
+    label: str | None = None,
+    target_directory: str | None = None,
+    schedule: str | None = None,
+    trigger: ImageTrigger = ImageTrigger.MANUAL,
+) -> ImageRecord:
+    """Take a savepoint of where a job stands that does not run.
+
+    No lease is needed: reading at a commit is safe beside any writer, and the number comes from the catalog.
+
+    Args:
+        job: The job.
+        label: A name that a start can find it by.
+        target_directory: Folder for it, instead of the configured one.
+        schedule: Name of the schedule that asks, if one does.
+        trigger: Why it is taken, where no schedule asks.
+
+    Raises:
+        NothingCommittedError: The job has no live directory, or nothing is committed in it.
+        IncompleteCutError: The live directory is not whole.
+        StorageAccessError: The savepoint cannot be written.
+    """
+    record = job.catalog.jobs.get(job.job_id)
+    if record.live_directory is None:
+        raise NothingCommittedError(
+            f"Job {job.job_id!r} has no live directory: it never ran, or was cancelled with its state. Start it first."
+        )
+    image_id = str(uuid.uuid4())
+    number = job.catalog.jobs.allocate_number(job.job_id)
+    began_ms = wall_clock_ms()
+    sinks = tuple(job.catalog.executions.last_sinks(job.job_id))
+    base = sharing_base(job)
+    order = SnapshotOrder(
+        ImageKind.SAVEPOINT,
+        number,
+        image_id,
+        base=base.location if base is not None else None,
+        target_directory=target_directory,
+        sinks=sinks,
+        label=label,
+        properties=provenance(job, sinks),
+    )
+    begun = job.catalog.images.begin_of_stopped(
+        job.job_id,
+        image_id=image_id,
+        number=number,
+        trigger=trigger if schedule is None else ImageTrigger.PERIODIC,
+        timeline=record.timeline,
+        label=label,
+        schedule=schedule,
+    )
+    try:
+        # The hold on the attempt itself says that its process lives.
+        with holding(job.catalog, [begun, base], f"savepoint {image_id}"):
+            snapshot = take_snapshot(job, LiveDirectory(record.live_directory), order, now_ms=began_ms)
+    except BaseException as error:
+        # Also one that is interrupted is no longer under way.
+        job.catalog.images.fail_of_stopped(image_id, str(error) or type(error).__name__)
+        raise
+    duration_ms = wall_clock_ms() - began_ms
+    recorded = record_image(job.catalog, snapshot, BatchFigures(), duration_ms=duration_ms, lease=None)
+    if isinstance(recorded, NotRecorded):
+        if recorded.is_certain:
+            job.store.discard(snapshot.stored.location)
+        raise CatalogError(recorded.why)
+    return recorded

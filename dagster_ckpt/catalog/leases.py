@@ -13,7 +13,8 @@ from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
 
-_EMPTY = {column.name: None for column in leases.columns if column.name not in ("job_id", "token")}
+_KEPT = ("job_id", "token", "predecessor_unproven")
+_EMPTY = {column.name: None for column in leases.columns if column.name not in _KEPT}
 
 # What the lease of a holder has.
 _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
@@ -52,6 +53,7 @@ class LeaseStore:
                 "acquired_at_ms": now_ms,
                 "renewed_at_ms": now_ms,
                 "expires_at_ms": now_ms + ttl_ms,
+                "predecessor_unproven": row.predecessor_unproven or (before is not None and before.token != take_over),
             }
             connection.execute(leases.update().where(leases.c.job_id == job_id).values(**values))
             if before is not None:
@@ -83,6 +85,24 @@ class LeaseStore:
         with self._database.writing() as connection:
             mine = (leases.c.job_id == job_id) & (leases.c.token == token)
             connection.execute(leases.update().where(mine).values(**_EMPTY))
+
+    def fenced(self, lease: LeaseRecord) -> None:
+        """Record that the queries of all holders before can plan no further batch.
+
+        Raises:
+            LeaseLostError: Another execution holds the lease.
+        """
+        with self._database.writing_under(lease) as connection:
+            of_job = leases.c.job_id == lease.job_id
+            connection.execute(leases.update().where(of_job).values(predecessor_unproven=False))
+
+    def in_force_of_jvm(self, host: str, boot_id: str, jvm_pid: int) -> list[LeaseRecord]:
+        """Leases that have not run out, of holders that one JVM works for."""
+        of_jvm = (leases.c.host == host) & (leases.c.boot_id == boot_id) & (leases.c.jvm_pid == jvm_pid)
+        with self._database.reading() as connection:
+            now_ms = self._database.now_ms(connection)
+            rows = connection.execute(select(leases).where(of_jvm & (leases.c.expires_at_ms > now_ms)))
+            return [_record(row, now_ms) for row in rows]
 
     def current(self, job_id: str) -> LeaseRecord | None:
         """The lease of a job, run out or not; None where nobody holds it."""

@@ -219,6 +219,7 @@ class LeaseRecord:
     Attributes:
         token: Rises with each change of holder; an older one is worth nothing.
         expired: Whether it had run out on the database's clock when it was read.
+        predecessor_unproven: Whether a holder before may still write, and its query is not fenced off yet.
     """
 
     job_id: str
@@ -235,6 +236,7 @@ class LeaseRecord:
     renewed_at_ms: int
     expires_at_ms: int
     expired: bool
+    predecessor_unproven: bool = False
 
 
 @dataclass(frozen=True)

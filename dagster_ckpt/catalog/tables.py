@@ -83,6 +83,8 @@ leases = Table(
     Column("acquired_at_ms", BigInteger),
     Column("renewed_at_ms", BigInteger),
     Column("expires_at_ms", BigInteger),
+    # Kept when the lease is released: a holder before may still live, and its query is not fenced off yet.
+    Column("predecessor_unproven", Boolean, nullable=False, server_default=false()),
 )
 
 images = Table(

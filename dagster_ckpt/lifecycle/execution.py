@@ -32,6 +32,7 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.lifecycle.backend_check import check_backend
+from dagster_ckpt.lifecycle.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.liveness import this_holder
@@ -171,6 +172,7 @@ class _Run:
         self._job = job
         self._request = request
         self._lease = lease
+        self._acquired = acquired
         self._predecessor_ended = acquired.predecessor_ended
         self._gave_up: str | None = None
 
@@ -222,6 +224,14 @@ class _Run:
             code_version=job.code_version,
         )
         try:
+            if not self._predecessor_ended:
+                fence_predecessor(
+                    job,
+                    self._acquired,
+                    still_mine=self._lease.check,
+                    own_jvm_pid=self._request.jvm_pid,
+                    report=self._request.report,
+                )
             facts = recovery_facts(
                 job,
                 start_from,
@@ -231,6 +241,7 @@ class _Run:
             plan = plan_recovery(facts)
             with holding(job.catalog, [plan.image], f"start of execution {execution_id}"):
                 prepared = self._prepare(facts, plan, start_from)
+                refuse_a_fenced_directory(prepared.live)
                 query = self._request.start_query(prepared.live)
         except Exception as error:
             self._refuse(execution_id, error)

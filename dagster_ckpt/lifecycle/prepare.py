@@ -76,7 +76,7 @@ def prepare(job: StreamingJob, plan: RecoveryPlan, lease: LeaseKeeper) -> Prepar
     if plan.kind is RecoveryKind.RESUME and record.live_directory is not None:
         return _go_on(job, LiveDirectory(record.live_directory), lease)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
-        return _finish_restore(job, record, lease)
+        return _finish_restore(job, _out_of_the_fence(job, record, lease), lease)
     live = job.new_live_directory(record.live_generation, lease.record.token)
     if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
         return _restore(job, plan, plan.image, live, lease)
@@ -210,6 +210,25 @@ def _origin_of_rewound(before: JobRecord, old: str, batch_id: int) -> StateOrigi
     known = before.origin
     is_made_again = known is not None and known.directory == old
     return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
+
+
+def _out_of_the_fence(job: StreamingJob, record: JobRecord, lease: LeaseKeeper) -> JobRecord:
+    """The job in a directory that a query may start in: what was restored may be fenced for whoever restored it."""
+    if record.live_directory is None or LiveDirectory(record.live_directory).fenced_at() is None:
+        return record
+    fenced = LiveDirectory(record.live_directory)
+    live = job.new_live_directory(record.live_generation, lease.record.token)
+    origin = record.origin
+    if fenced.positions().commit is not None:
+        made = clone(fenced, live, carry_state=True)
+        origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
+    return job.catalog.jobs.switch_live_directory(
+        lease.record,
+        live.url,
+        origin=origin,
+        restored_image_id=record.restored_image_id,
+        pending_restore=record.pending_restore,
+    )
 
 
 def _start_empty(job: StreamingJob, before: JobRecord, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:

@@ -160,7 +160,7 @@ def _donor(facts: RecoveryFacts) -> Donor | None:
 
 
 def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> RecoveryPlan:
-    if facts.predecessor_ended:
+    if facts.predecessor_ended and live.fenced_at is None:
         return RecoveryPlan(
             RecoveryKind.RESUME,
             f"the live directory is whole and its last writer has ended: resume after batch {live.batch_id}",
@@ -266,7 +266,8 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
         return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no image: start empty")
     began_empty = job.origin is not None and job.origin.kind is OriginKind.NOTHING and facts.last_batch is None
     if began_empty and live.status is LiveStatus.EMPTY:
-        kind = RecoveryKind.RESUME if facts.predecessor_ended else RecoveryKind.START_EMPTY
+        may_resume = facts.predecessor_ended and live.fenced_at is None
+        kind = RecoveryKind.RESUME if may_resume else RecoveryKind.START_EMPTY
         return RecoveryPlan(
             kind,
             "the query has not committed a batch yet: it begins again",

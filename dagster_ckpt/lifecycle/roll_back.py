@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dagster_ckpt.catalog import UpgradePhase, UpgradeRecord
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError, RequestFailedError, RestoreError
+from dagster_ckpt.lifecycle.fencing import fence_predecessor
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.prepare import prepare
@@ -49,7 +50,9 @@ def roll_back(
             f"No upgrade of job {job.job_id!r} waits to be rolled back. To go back to an image use restart_stream_job."
         )
     holder = this_holder(f"rollback-{uuid.uuid4()}", run_id, None)
-    with LeaseKeeper(job.catalog, acquire(job.catalog, job.job_id, holder).record) as lease:
+    acquired = acquire(job.catalog, job.job_id, holder)
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        fence_predecessor(job, acquired, still_mine=lease.check, report=report)
         try:
             source = _restore(job, upgrade.image_id, lease, report)
         except _FINAL as error:

@@ -294,6 +294,7 @@ class Supervisor:
             self._execution_id,
             {
                 "batch_id": latest.batch_id if latest else None,
+                "batch_ms": latest.duration_ms if latest else None,
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,

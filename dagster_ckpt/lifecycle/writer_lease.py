@@ -24,12 +24,16 @@ class AcquiredLease:
     Attributes:
         record: The lease as the catalog holds it: every write of a run takes it, and is refused once another holder
             has a higher token.
-        predecessor_ended: False where an earlier holder may still be writing: its live
-            directory must then be left alone.
+        predecessor: The lease that had run out, where its holder is not proven to have ended.
     """
 
     record: LeaseRecord
-    predecessor_ended: bool
+    predecessor: LeaseRecord | None = None
+
+    @property
+    def predecessor_ended(self) -> bool:
+        """False where an earlier holder may still be writing: its query must be fenced off first."""
+        return not self.record.predecessor_unproven
 
 
 def acquire(
@@ -58,15 +62,13 @@ def acquire(
     catalog.database.limit_calls(ttl_ms)
     while True:
         present = catalog.leases.current(job_id)
-        if present is None:
-            return AcquiredLease(catalog.leases.acquire(job_id, holder, ttl_ms), predecessor_ended=True)
-        if holder_liveness(present, jvm_grace_s=JVM_GRACE_S) is Liveness.ENDED:
-            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=present.token)
-            return AcquiredLease(taken, predecessor_ended=True)
+        is_over = present is not None and holder_liveness(present, jvm_grace_s=JVM_GRACE_S) is Liveness.ENDED
         try:
-            return AcquiredLease(catalog.leases.acquire(job_id, holder, ttl_ms), predecessor_ended=False)
+            take_over = present.token if present is not None and is_over else None
+            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=take_over)
+            return AcquiredLease(taken, None if is_over else present)
         except LeaseHeldError:
-            if interrupted() or not holder_is_over(present):
+            if present is None or is_over or interrupted() or not holder_is_over(present):
                 raise
         time.sleep(0.5)
 

@@ -25,6 +25,7 @@ from dagster_ckpt.spark.described_query import (
 )
 from dagster_ckpt.spark.donors import Donor, DonorCheck
 from dagster_ckpt.spark.executor_copy import ExecutorCopy, executors_above
+from dagster_ckpt.spark.fence import Fence, fence
 from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
 from dagster_ckpt.spark.guarantees import ExecutionMode, Guarantee, Guarantees, guarantees
 from dagster_ckpt.spark.in_flight import carries_state, forecast_in_flight, keeps_state, settle_in_flight
@@ -65,6 +66,7 @@ __all__ = [
     "DonorCheck",
     "ExecutionMode",
     "ExecutorCopy",
+    "Fence",
     "Filler",
     "Guarantee",
     "Guarantees",
@@ -109,6 +111,7 @@ __all__ = [
     "empty_log",
     "execution_plan",
     "executors_above",
+    "fence",
     "file_sink_path",
     "forecast",
     "forecast_in_flight",

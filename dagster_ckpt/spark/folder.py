@@ -105,6 +105,10 @@ class Folder(ABC):
         """Write a file where none is, in a tree that nobody reads yet: after a failure a part may be there."""
 
     @abstractmethod
+    def create_if_absent(self, path: str, data: bytes) -> None:
+        """Write a small file whole, unless one of that name is there: whoever else writes it at this moment."""
+
+    @abstractmethod
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there is no error."""
 

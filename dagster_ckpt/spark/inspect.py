@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
@@ -31,12 +31,14 @@ class LiveState:
         reason: One or two sentences for a person.
         batch_id: Newest committed batch, where GOOD.
         in_flight: The batch that is planned but not committed and that Spark will replay, or None.
+        fenced_at: The batch that cannot be planned there any more: a query goes on from it, elsewhere. Or None.
     """
 
     status: LiveStatus
     reason: str
     batch_id: int | None = None
     in_flight: int | None = None
+    fenced_at: int | None = None
 
 
 def inspect_live_directory(live: LiveDirectory) -> LiveState:
@@ -54,7 +56,7 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
     positions = live.positions()
     try:
         if positions.commit is None:
-            return _before_the_first_commit(live, positions)
+            return replace(_before_the_first_commit(live, positions), fenced_at=live.fenced_at())
         # A running query may commit meanwhile; the cut then stands at a newer batch.
         whole = cut(live, carry_in_flight=True)
         _check_in_flight(live, whole.batch_id, whole.in_flight, stateful=bool(whole.properties["state_operators"]))
@@ -65,7 +67,7 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
         return LiveState(LiveStatus.BROKEN, str(error))
     replay = f", and batch {whole.in_flight} will be replayed" if whole.in_flight is not None else ""
     reason = f"{live.url} is whole after batch {whole.batch_id}{replay}."
-    return LiveState(LiveStatus.GOOD, reason, whole.batch_id, whole.in_flight)
+    return LiveState(LiveStatus.GOOD, reason, whole.batch_id, whole.in_flight, live.fenced_at())
 
 
 def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveState:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.foreign import number_in
+from dagster_ckpt.spark.fence import fenced_at, planned
 from dagster_ckpt.spark.folder import Folder, local_path
 from dagster_ckpt.spark.opening import open_folder
 
@@ -83,13 +84,19 @@ class LiveDirectory:
         offsets = batch_ids(self.folder, OFFSETS)
         return Positions(max(commits, default=None), max(offsets, default=None))
 
+    def fenced_at(self) -> int | None:
+        """The batch that its query can no longer plan, because a successor has fenced it off; or None."""
+        return fenced_at(self.folder)
+
     def sibling(self, suffix: str) -> LiveDirectory:
         """A directory beside this one, on the same file system."""
         return LiveDirectory(self.url.rstrip("/") + suffix, self.storage_options)
 
 
 def batch_ids(folder: Folder, log: str) -> list[int]:
-    """Batches that have an entry in a log; junk and unfinished files are passed over as Spark does."""
+    """Batches that have an entry in a log; junk, unfinished files and a fence are passed over."""
+    if log == OFFSETS:
+        return planned(folder)
     return sorted(number for name in folder.listing(log).names if (number := number_in(name)) is not None)
 
 

@@ -166,6 +166,23 @@ class LocalFolder(Folder):
             finally:
                 os.close(descriptor)
 
+    def create_if_absent(self, path: str, data: bytes) -> None:
+        """Write a small file whole, unless one of that name is there."""
+        target = self.root / path
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
+        with accessing("write", self.url, path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with unfinished.open("xb") as stream:
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                # A link never takes the place of a file, as a rename does.
+                with contextlib.suppress(FileExistsError):
+                    os.link(unfinished, target)
+            finally:
+                unfinished.unlink(missing_ok=True)
+
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there is no error."""
         with accessing("delete", self.url, path):

@@ -118,6 +118,18 @@ class RemoteFolder(Folder):
         """Write a file where none is."""
         self.write(path, chunks)
 
+    def create_if_absent(self, path: str, data: bytes) -> None:
+        """Write a small file whole, unless one of that name is there."""
+        with _reaching("write", self.url, path):
+            if self._fs.exists(self._at(path)):
+                return
+            with contextlib.suppress(FileExistsError):
+                try:
+                    self._fs.pipe_file(self._at(path), data, mode="create")
+                except (TypeError, NotImplementedError):
+                    # A store that knows no condition: whoever writes at this moment is found by looking again.
+                    self._fs.pipe_file(self._at(path), data)
+
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there is no error."""
         with contextlib.suppress(FileNotFoundError), _reaching("delete", self.url, path):

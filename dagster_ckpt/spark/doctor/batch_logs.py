@@ -17,6 +17,14 @@ _GAPS_TOLD = 1_000
 
 def examine_batch_logs(subject: Subject) -> Iterator[Finding]:
     """Look at both logs: their ends, their holes, and every entry."""
+    fenced_at = subject.live.fenced_at()
+    if fenced_at is not None:
+        yield note(
+            Code.FENCED,
+            f"{OFFSETS}/{fenced_at}",
+            f"Fenced, ended at batch {fenced_at - 1}: a successor keeps the query that may still run here from "
+            f"planning batch {fenced_at}.",
+        )
     yield from _ends(subject)
     yield from _entries(subject, OFFSETS, subject.offsets, Code.OFFSET_UNREADABLE, parse_offset_entry)
     yield from _entries(subject, COMMITS, subject.commits, Code.COMMIT_UNREADABLE, parse_commit_entry)

@@ -41,6 +41,7 @@ class Code(StrEnum):
     COMMIT_WITHOUT_OFFSET = "COMMIT_WITHOUT_OFFSET"
     PREVIOUS_OFFSET_MISSING = "PREVIOUS_OFFSET_MISSING"
     OFFSETS_AHEAD = "OFFSETS_AHEAD"
+    FENCED = "FENCED"
     REPARTITION_UNFINISHED = "REPARTITION_UNFINISHED"
     SOURCE_LOG_MISSING = "SOURCE_LOG_MISSING"
     SOURCE_LOG_UNREADABLE = "SOURCE_LOG_UNREADABLE"
@@ -92,6 +93,7 @@ ADVICE: dict[Code, str] = {
     Code.COMMIT_WITHOUT_OFFSET: _GO_BACK,
     Code.PREVIOUS_OFFSET_MISSING: _GO_BACK,
     Code.OFFSETS_AHEAD: _GO_BACK,
+    Code.FENCED: "Start the job: it goes on from here in a fresh directory. Never start a query in this one by hand.",
     Code.REPARTITION_UNFINISHED: "Finish the repartition, or " + _GO_BACK[0].lower() + _GO_BACK[1:],
     Code.SOURCE_LOG_MISSING: _GO_BACK,
     Code.SOURCE_LOG_UNREADABLE: _GO_BACK,

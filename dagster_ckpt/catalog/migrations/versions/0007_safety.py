@@ -29,6 +29,7 @@ def _leases() -> None:
     for table, by_the_clock, ticks in _STARTS:
         op.drop_column(table, by_the_clock)
         op.add_column(table, sa.Column(ticks, sa.BigInteger(), nullable=True))
+    op.add_column("leases", sa.Column("predecessor_unproven", sa.Boolean(), nullable=False, server_default=sa.false()))
     op.add_column("executions", sa.Column("boot_id", sa.Text(), nullable=True))
     op.add_column("executions", sa.Column("process_start_ticks", sa.BigInteger(), nullable=True))
 
@@ -102,6 +103,7 @@ def downgrade() -> None:
 def _leases_before() -> None:
     op.drop_column("executions", "process_start_ticks")
     op.drop_column("executions", "boot_id")
+    op.drop_column("leases", "predecessor_unproven")
     for table, by_the_clock, ticks in _STARTS:
         op.drop_column(table, ticks)
         # The start of the epoch: of a process that is there, it says that it is a later one.

@@ -1,0 +1,28 @@
+"""A program that runs the orders job until its lease is lost; tests freeze its Python process, and its JVM goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from query_bench import Bench, make_job
+from small_spark import small_spark
+
+from dagster_ckpt.lifecycle.execution import RunRequest, run_job
+from dagster_ckpt.spark import jvm_process
+
+TTL_MS = 4_000
+
+
+def main(root: Path) -> None:
+    """Run the job; say in the end how it ended."""
+    with small_spark() as spark:
+        bench = Bench(spark, root, make_job(root, interval=600_000))
+        jvm = jvm_process(spark)
+        assert jvm is not None
+        request = RunRequest("hung", bench.start_query, ttl_ms=TTL_MS, jvm_pid=jvm.pid)
+        print(f"ended: {run_job(bench.job, request).end.kind.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,137 @@
+"""A writer whose Python process hangs while its JVM goes on: its successor loses no row, and writes none twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+from query_bench import DEADLINE_S, Bench, make_job
+
+from dagster_ckpt.lifecycle import fencing
+from dagster_ckpt.spark import LiveDirectory
+
+pytestmark = pytest.mark.spark
+
+
+class HungWriter:
+    """A run of the job in a process of its own."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        program = Path(__file__).with_name("hung_writer.py")
+        folders = (program.parent, program.parent.parent, Path(fencing.__file__).parents[2])
+        self._log = (bench.root / "hung.log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, str(program), str(bench.root)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        self._await(lambda: bench.committed() >= 1, "a committed batch")
+        lease = bench.job.catalog.leases.current("orders")
+        assert lease is not None
+        assert lease.jvm_pid is not None
+        self.jvm = psutil.Process(lease.jvm_pid)
+        self.live = LiveDirectory(bench.job.catalog.jobs.get("orders").live_directory or "")
+
+    def freeze(self) -> None:
+        """Stop its Python process; wait until its JVM has committed on its own and its lease has run out."""
+        self.process.send_signal(signal.SIGSTOP)
+        frozen_at = self._bench.committed()
+        self._await(lambda: self._bench.committed() > frozen_at + 1, "batches that the JVM commits by itself")
+        leases = self._bench.job.catalog.leases
+        self._await(lambda: (lease := leases.current("orders")) is not None and lease.expired, "the end of the lease")
+
+    def thaw(self) -> str:
+        """Let it go on; what it says in the end."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.wait(DEADLINE_S)
+        return self._said()
+
+    def close(self) -> None:
+        for process in (self.process, self.jvm):
+            if process.poll() is None if isinstance(process, subprocess.Popen) else process.is_running():
+                process.kill()
+        self.process.wait()
+        self._log.close()
+
+    def _said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited for {what}: {self._said()[-3000:]}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def feeding(bench: Bench) -> Iterator[None]:
+    """Lay a file every now and then, so that there is always a batch to plan."""
+    over = threading.Event()
+
+    def feed() -> None:
+        while not over.wait(0.3):
+            bench.feed(1)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture
+def bench(spark: SparkSession, tmp_path: Path) -> Bench:
+    return Bench(spark, tmp_path, make_job(tmp_path))
+
+
+@pytest.fixture
+def hung(bench: Bench) -> Iterator[HungWriter]:
+    bench.feed(3)
+    writer = HungWriter(bench)
+    yield writer
+    writer.close()
+
+
+def test_elsewhere_its_query_is_fenced_off(bench: Bench, hung: HungWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    # From another machine its JVM cannot be ended.
+    monkeypatch.setattr(fencing, "_end_jvm", lambda *_: False)
+    with feeding(bench):
+        hung.freeze()
+        bench.run(lambda: bench.job.catalog.jobs.get("orders").live_generation > 1 and bench.committed() > 0)
+        bench.feed(2)
+    fenced_at = hung.live.fenced_at()
+    bench.run_to_the_end()
+
+    assert fenced_at is not None
+    assert (hung.live.positions().offset or 0) < fenced_at
+    assert hung.jvm.is_running()
+    bench.assert_exact()
+    assert "ended: LEASE_LOST" in hung.thaw()
+    bench.assert_exact()
+
+
+def test_on_the_same_machine_its_jvm_is_ended(bench: Bench, hung: HungWriter) -> None:
+    with feeding(bench):
+        hung.freeze()
+        bench.run(lambda: bench.job.catalog.jobs.get("orders").live_generation > 1 and bench.committed() > 0)
+        bench.feed(2)
+    bench.run_to_the_end()
+
+    assert not hung.jvm.is_running() or hung.jvm.status() == psutil.STATUS_ZOMBIE
+    assert any("was killed: its lease had run out" in report for report in bench.reports)
+    bench.assert_exact()

@@ -13,6 +13,7 @@ from dagster_ckpt.catalog.images import ImageStore
 from dagster_ckpt.catalog.jobs import JobStore
 from dagster_ckpt.catalog.launches import LaunchStore
 from dagster_ckpt.catalog.leases import LeaseStore
+from dagster_ckpt.catalog.rebuilding import RebuildStore
 from dagster_ckpt.catalog.recoveries import RecoveryStore
 from dagster_ckpt.catalog.requests import RequestStore
 from dagster_ckpt.catalog.schema import upgrade
@@ -47,6 +48,7 @@ class Catalog:
         self.leases = LeaseStore(self.database)
         self.images = ImageStore(self.database)
         self.holds = HoldStore(self.database)
+        self.rebuilding = RebuildStore(self.database)
         self.requests = RequestStore(self.database)
         self.launches = LaunchStore(self.database)
         self.events = EventStore(self.database)

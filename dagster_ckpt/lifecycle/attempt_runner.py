@@ -31,7 +31,7 @@ from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.owed_changes import OwedChanges
 from dagster_ckpt.lifecycle.position_watch import PositionWatch
 from dagster_ckpt.lifecycle.prepare import PreparedStart
-from dagster_ckpt.lifecycle.provenance import provenance
+from dagster_ckpt.lifecycle.provenance import asked, provenance
 from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
 from dagster_ckpt.lifecycle.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.lifecycle.snapshot import Snapshot, SnapshotOrder, sharing_base
@@ -127,6 +127,7 @@ class AttemptRunner:
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
         base = sharing_base(self._job)
+        trigger = _trigger(attempt, request)
         order = SnapshotOrder(
             kind=ImageKind.SAVEPOINT if attempt.kind.is_savepoint else ImageKind.CHECKPOINT,
             number=attempt.number,
@@ -135,7 +136,7 @@ class AttemptRunner:
             target_directory=arguments.get("target_directory"),
             sinks=self.sinks,
             label=arguments.get("label"),
-            properties=provenance(self._job, self.sinks, facts),
+            properties=provenance(self._job, self.sinks, facts) | asked(trigger, arguments.get("schedule")),
         )
         self._catalog.images.begin(
             self._lease.record,
@@ -143,7 +144,7 @@ class AttemptRunner:
             execution_id=self._execution_id,
             kind=order.kind.value,
             number=attempt.number,
-            trigger=_trigger(attempt, request),
+            trigger=trigger,
             timeline=self._timeline,
             label=order.label,
             request_id=attempt.request_id,

@@ -26,6 +26,7 @@ from dagster_ckpt.lifecycle.asking import (
 )
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.rebuild import rebuild
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
@@ -41,6 +42,7 @@ __all__ = [
     "prefer_savepoint",
     "preview",
     "preview_start",
+    "rebuild",
     "request_start",
     "restart",
     "set_desired_state",

@@ -136,7 +136,8 @@ def _take(
             return held
 
         others = [sink for sink in order.sinks if file_sink_path(sink) is None]
-        properties = {**taken.properties, "other_sinks": others, **order.properties}
+        named = {"label": order.label} if order.label is not None else {}
+        properties = {**taken.properties, "other_sinks": others, **order.properties, **named}
         header = ImageHeader(
             image_id=order.image_id,
             job_id=job.job_id,

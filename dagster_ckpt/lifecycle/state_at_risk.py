@@ -28,9 +28,9 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
     raise LiveDirectoryError(
         f"The catalog has no start of job {facts.job.job_id!r}, but there is state of it: the catalog was lost, or its "
         f"URL is wrong. Nothing was changed. There are:\n{_listed(found)}\n"
-        "Name the right catalog, bring it back from a backup, or register what is there with rebuild_catalog. A start "
-        "from one of the images by its location needs the live directories moved away. start_from=empty with "
-        "give_up_state gives up what is there."
+        "Name the right catalog, bring it back from a backup, or register what is there by rebuild_catalog_job "
+        "(operations.rebuild). A start from one of the images by its location needs the live directories moved away. "
+        "start_from=empty with give_up_state gives up what is there."
     )
 
 

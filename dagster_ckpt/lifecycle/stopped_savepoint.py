@@ -10,7 +10,7 @@ from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.batch_log import BatchFigures
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
-from dagster_ckpt.lifecycle.provenance import provenance
+from dagster_ckpt.lifecycle.provenance import asked, provenance
 from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.spark import LiveDirectory
@@ -46,6 +46,7 @@ def savepoint_of_stopped_job(
             f"Job {job.job_id!r} has no live directory: it never ran, or was cancelled with its state. Start it first."
         )
     image_id = str(uuid.uuid4())
+    why = trigger if schedule is None else ImageTrigger.PERIODIC
     number = job.catalog.jobs.allocate_number(job.job_id)
     began_ms = wall_clock_ms()
     sinks = tuple(job.catalog.executions.last_sinks(job.job_id))
@@ -58,13 +59,13 @@ def savepoint_of_stopped_job(
         target_directory=target_directory,
         sinks=sinks,
         label=label,
-        properties=provenance(job, sinks),
+        properties=provenance(job, sinks) | asked(why, schedule),
     )
     begun = job.catalog.images.begin_of_stopped(
         job.job_id,
         image_id=image_id,
         number=number,
-        trigger=trigger if schedule is None else ImageTrigger.PERIODIC,
+        trigger=why,
         timeline=record.timeline,
         label=label,
         schedule=schedule,

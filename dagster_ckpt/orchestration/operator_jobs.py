@@ -105,6 +105,12 @@ class PreferConfigSchema(dg.Config):
     savepoint: str = Field(description="Image id, label or location of a completed savepoint.")
 
 
+class RebuildConfigSchema(dg.Config):
+    """Register again what a lost catalog knew."""
+
+    job_id: str = Field(description=JOB_ID)
+
+
 class RetentionConfigSchema(dg.Config):
     """Apply externalized retention."""
 
@@ -137,7 +143,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     Returns:
         `trigger_checkpoint_job`, `trigger_savepoint_job`, `stop_with_savepoint_job`, `cancel_stream_job`,
-        `restart_stream_job`, `prefer_savepoint_job` and `apply_retention_job`.
+        `restart_stream_job`, `prefer_savepoint_job`, `apply_retention_job` and `rebuild_catalog_job`.
     """
 
     def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
@@ -249,6 +255,22 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 + "; ".join(report.failed)
             )
 
+    @dg.op(required_resource_keys=RESOURCES)
+    def rebuild_catalog(context: dg.OpExecutionContext, config: RebuildConfigSchema) -> list[str]:
+        """Where the catalog was lost: register the images and live directories that are there, and change nothing."""
+        with told_as_failure():
+            report = operations.rebuild(job_of(context, config.job_id), origin=_operator(context).origin)
+        for sentence in report.sentences():
+            context.log.info(sentence)
+        context.add_output_metadata(
+            {
+                "dagster_ckpt/registered": list(report.registered),
+                "dagster_ckpt/passed_over": list(report.passed_over),
+                "dagster_ckpt/live_directory": report.live_directory or "none",
+            }
+        )
+        return list(report.registered)
+
     return [
         job_of_op("trigger_checkpoint_job", trigger_checkpoint),
         job_of_op("trigger_savepoint_job", trigger_savepoint),
@@ -257,6 +279,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         job_of_op("restart_stream_job", restart_stream),
         job_of_op("prefer_savepoint_job", prefer_savepoint),
         job_of_op("apply_retention_job", apply_retention),
+        job_of_op("rebuild_catalog_job", rebuild_catalog),
     ]
 
 

@@ -35,6 +35,12 @@ def checkpoint_directories(space: ObjectSpace) -> list[str]:
     return [name for name in _numbered(space) if space.size(f"{name}/{METADATA_NAME}") is not None]
 
 
+def savepoint_directories(space: ObjectSpace) -> list[str]:
+    """Directories of the savepoints in a space, broken ones too, by name."""
+    names = sorted(name for name, changed in space.list("").items() if name.startswith(SAVEPOINT) and not changed)
+    return [name for name in names if space.size(f"{name}/{METADATA_NAME}") is not None]
+
+
 def delete_image(space: ObjectSpace, directory: str, protected: Iterable[str]) -> None:
     """Delete an image, or go on where an earlier deletion was cut off; one that is gone is no error.
 

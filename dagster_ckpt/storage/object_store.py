@@ -48,6 +48,7 @@ from dagster_ckpt.storage.deletion import (
     Sweep,
     checkpoint_directories,
     delete_image,
+    savepoint_directories,
     storage_time_ms,
 )
 from dagster_ckpt.storage.location import normalised
@@ -233,6 +234,13 @@ class ObjectImageStore:
     def checkpoints(self) -> list[str]:
         """Locations of all checkpoints of the job, broken ones too, oldest first."""
         return [f"{self._job_space.url}/{directory}" for directory in checkpoint_directories(self._job_space)]
+
+    def savepoints(self) -> list[str]:
+        """Locations of all whole savepoints in the configured folder, of other jobs too, by name."""
+        if self._layout.savepoint_root is None:
+            return []
+        space = self._open_space(self._layout.savepoint_root)
+        return [f"{space.url}/{directory}" for directory in savepoint_directories(space)]
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
         """Delete an image: its metadata first, so that nobody can find it, then bytes only it refers to.

@@ -137,6 +137,10 @@ class ImageStore(Protocol):
         """Locations of all checkpoints of the job, broken ones too, oldest first."""
         ...
 
+    def savepoints(self) -> list[str]:
+        """Locations of all whole savepoints in the configured folder, of other jobs too, by name."""
+        ...
+
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
         """Delete an image, and of the bytes it shares those that no other image refers to.
 

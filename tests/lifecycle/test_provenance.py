@@ -41,7 +41,7 @@ def test_the_mode_of_the_running_query_counts_more_than_what_its_logs_look_like(
 
 
 def test_what_is_not_known_is_left_out(shelf: Shelf) -> None:
-    assert provenance(replace(shelf.job, code_version=None), [], QueryFacts()) == {}
+    assert provenance(replace(shelf.job, code_version=None), [], QueryFacts()) == {"timeline": 0}
 
 
 def test_the_first_image_has_no_parent_and_every_other_the_one_before(shelf: Shelf) -> None:

@@ -33,6 +33,7 @@ OPERATOR_JOBS = [
     "restart_stream_job",
     "prefer_savepoint_job",
     "apply_retention_job",
+    "rebuild_catalog_job",
     "doctor_job",
     "verify_images_job",
     "verify_state_job",

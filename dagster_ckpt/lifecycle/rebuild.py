@@ -1,0 +1,221 @@
+"""Registering everything again where the catalog was lost: images and live directories say what they are themselves.
+
+After that the next plain start goes on exactly, and retention, labels and `start_from` know the images again. Nothing
+but the catalog is changed, in one transaction; the verb may be called again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog import (
+    ExecutionStatus,
+    Holder,
+    ImageRecord,
+    ImageStatus,
+    ImageTrigger,
+    StartCause,
+)
+from dagster_ckpt.catalog.rebuilding import RebuiltJob
+from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.image import ImageHeader
+from dagster_ckpt.lifecycle.job import BuiltDirectory, StreamingJob
+from dagster_ckpt.lifecycle.liveness import this_holder
+from dagster_ckpt.lifecycle.recovery import describe_image
+from dagster_ckpt.lifecycle.start_from import checked_label
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
+from dagster_ckpt.spark import LiveStatus, inspect_live_directory
+
+# Of a process that nobody can find any more: what it left is not taken for an end in order.
+_LOST = Holder("rebuilt", "rebuilt", "unknown", 0, None, "unknown")
+
+
+@dataclass(frozen=True)
+class RebuildReport:
+    """What was found of a job and registered.
+
+    Attributes:
+        job_id: The job.
+        registered: Images that the catalog did not list, each in a few words.
+        live_directory: Where the next plain start goes on; None: it restores the newest image, if there is one.
+        passed_over: What was found and not registered, each with the reason.
+    """
+
+    job_id: str
+    registered: tuple[str, ...]
+    live_directory: str | None
+    passed_over: tuple[str, ...]
+
+    def sentences(self) -> list[str]:
+        """The report for a log."""
+        where = self.live_directory or "the newest image, which is restored"
+        return [
+            *(f"registered {name}" for name in self.registered),
+            *(f"passed over {what}" for what in self.passed_over),
+            f"the next plain start of {self.job_id} goes on in {where}",
+        ]
+
+
+def rebuild(job: StreamingJob, *, origin: str) -> RebuildReport:
+    """Register what lies in a job's storage and live folder, and what the catalog does not list.
+
+    Where the catalog knows where the query stands, only missing images are added. The query must not run, also not one
+    that an other catalog knows of.
+
+    Args:
+        job: The job.
+        origin: Who asks, as the lease shows it meanwhile.
+
+    Raises:
+        LeaseHeldError: The job runs.
+        StorageAccessError: The storage or the live folder cannot be reached; nothing was changed.
+    """
+    record = job.register()
+    acquired = acquire(job.catalog, job.job_id, this_holder(f"rebuild-{uuid.uuid4()}", origin, None))
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        known = {image.image_id for image in job.catalog.images.of_job(job.job_id)}
+        found, passed_over = _images(job)
+        missing = [image for image in found if image.image_id not in known]
+        numbers = [image.number or 0 for image in found]
+        next_number = max(numbers, default=0) + 1
+        if record.live_generation > 0:
+            job.catalog.rebuilding.add_images(lease.record, missing, next_number=next_number)
+            live_directory = record.live_directory
+        else:
+            rebuilt, batch = _job(job, found, missing, next_number)
+            if rebuilt.live_directory is not None or missing:
+                _note_execution(job, lease, rebuilt, batch)
+                job.catalog.rebuilding.register(lease.record, rebuilt)
+            live_directory = rebuilt.live_directory
+    names = tuple(describe_image(image) for image in missing)
+    return RebuildReport(job.job_id, names, live_directory, tuple(passed_over))
+
+
+def _images(job: StreamingJob) -> tuple[list[ImageRecord], list[str]]:
+    """The job's images that are whole as far as their lengths tell, by number, and why others are left out."""
+    found: list[ImageRecord] = []
+    passed_over: list[str] = []
+    for location in [*job.store.checkpoints(), *job.store.savepoints()]:
+        try:
+            manifest = job.store.manifest(location)
+            problems = job.store.verify(location, deep=False)
+        except CkptError as error:
+            passed_over.append(f"{location}: {error}")
+            continue
+        header = manifest.header
+        if header.job_id != job.job_id:
+            continue
+        if problems:
+            passed_over.append(f"{location}: {problems[0]}")
+            continue
+        found.append(_record(header, location, manifest.full_bytes, manifest.file_count))
+    return sorted(found, key=lambda image: image.number or 0), passed_over
+
+
+def _record(header: ImageHeader, location: str, full_bytes: int, file_count: int) -> ImageRecord:
+    said = header.properties
+    timeline, trigger, schedule = said.get("timeline"), said.get("trigger"), said.get("schedule")
+    return ImageRecord(
+        image_id=header.image_id,
+        job_id=header.job_id,
+        execution_id=None,
+        kind=header.kind.value,
+        number=header.number,
+        status=ImageStatus.COMPLETED,
+        trigger=ImageTrigger(trigger) if trigger in set(ImageTrigger) else ImageTrigger.MANUAL,
+        timeline=timeline if isinstance(timeline, int) else 0,
+        location=location,
+        batch_id=header.batch_id,
+        query_id=header.query_id,
+        full_bytes=full_bytes,
+        file_count=file_count,
+        label=_label(said.get("label")),
+        schedule=schedule if isinstance(schedule, str) else None,
+        properties=dict(said),
+        created_at_ms=header.created_at_ms,
+        completed_at_ms=header.created_at_ms,
+    )
+
+
+def _label(said: object) -> str | None:
+    try:
+        return checked_label(said) if isinstance(said, str) else None
+    except OptionError:
+        return None
+
+
+def _job(
+    job: StreamingJob, found: Sequence[ImageRecord], missing: Sequence[ImageRecord], next_number: int
+) -> tuple[RebuiltJob, int | None]:
+    timeline = max((image.timeline for image in found), default=0)
+    begins, restored = _begins(found)
+    built = job.live_directories()
+    live, batch = _where_it_stood(built, found)
+    generation = max((each.generation for each in built), default=0)
+    later = [image for image in found if image.timeline == timeline and (image.batch_id or 0) > (batch or 0)]
+    if live is not None and batch is not None and later:
+        # It was rewound after those were taken: they belong to the timeline that was left.
+        past = [image for image in found if image.timeline == timeline and (image.batch_id or 0) <= batch]
+        begins[timeline + 1] = (timeline, batch)
+        restored[timeline + 1] = past[-1].image_id if past else None
+        timeline += 1
+    plan = found[-1].properties.get("plan") if found else None
+    rebuilt = RebuiltJob(
+        images=missing,
+        next_number=next_number,
+        live_directory=live.live.url if live is not None else None,
+        live_generation=generation,
+        timeline=timeline,
+        restored_image_id=restored.get(timeline),
+        begins=begins,
+        plan=plan if isinstance(plan, dict) else None,
+    )
+    return rebuilt, batch
+
+
+def _begins(found: Sequence[ImageRecord]) -> tuple[dict[int, tuple[int, int]], dict[int, str | None]]:
+    """Of each timeline whose first image names the one before it: where it goes on from, and with which image."""
+    by_id = {image.image_id: image for image in found}
+    first: dict[int, ImageRecord] = {}
+    for image in found:
+        first.setdefault(image.timeline, image)
+    begins: dict[int, tuple[int, int]] = {}
+    restored: dict[int, str | None] = {}
+    for timeline, image in first.items():
+        parent = by_id.get(str(image.properties.get("parent_image_id")))
+        if parent is not None and parent.timeline != timeline and parent.batch_id is not None:
+            begins[timeline] = (parent.timeline, parent.batch_id)
+            restored[timeline] = parent.image_id
+    return begins, restored
+
+
+def _where_it_stood(
+    built: Sequence[BuiltDirectory], found: Sequence[ImageRecord]
+) -> tuple[BuiltDirectory | None, int | None]:
+    """The newest live directory, if it is whole; an older one only where no image could be restored instead."""
+    for place, each in enumerate(reversed(built)):
+        state = inspect_live_directory(each.live)
+        if state.status is LiveStatus.GOOD:
+            return each, state.batch_id
+        if found and place == 0 and state.status is not LiveStatus.EMPTY:
+            return None, None
+    return None, None
+
+
+def _note_execution(job: StreamingJob, lease: LeaseKeeper, rebuilt: RebuiltJob, batch: int | None) -> None:
+    """What an execution would have reported: where the query writes to, and how far it was."""
+    newest = rebuilt.images[-1].properties if rebuilt.images else {}
+    noted, others = newest.get("sinks"), newest.get("other_sinks")
+    sinks = [f"FileSink[{sink['path']}]" for sink in noted] if isinstance(noted, list) else []
+    sinks += [str(sink) for sink in others] if isinstance(others, list) else []
+    execution_id = str(uuid.uuid4())
+    executions = job.catalog.executions
+    executions.begin(lease.record, execution_id, run_id="rebuilt from storage", cause=StartCause.MANUAL, holder=_LOST)
+    if rebuilt.live_directory is not None:
+        executions.running(lease.record, execution_id, live_directory=rebuilt.live_directory, recovery={})
+    progress = {"sinks": sinks} | ({"batch_id": batch} if batch is not None else {})
+    executions.heartbeat(lease.record, execution_id, progress)
+    reason = "its catalog was lost; registered again from its storage"
+    executions.end(lease.record, execution_id, ExecutionStatus.SUSPENDED, reason, settled=True)

@@ -1,0 +1,182 @@
+"""The catalog is lost: images and live directories are registered again, and the next plain start goes on exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from retention_shelf import JOB
+from rewind_history import LAST, History
+from test_claim_modes import taken
+
+from dagster_ckpt.catalog import Catalog, ImageRecord
+from dagster_ckpt.errors import LeaseHeldError, LiveDirectoryError
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.operations import Operator, preview_start, rebuild, trigger_savepoint
+from dagster_ckpt.lifecycle.recovery_plan import RecoveryKind
+from dagster_ckpt.lifecycle.retention import discard, subsume
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.spark import LiveDirectory
+from tests.as_writer import holding
+
+OPERATOR = Operator("a test")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return History(tmp_path)
+
+
+def lose_the_catalog(history: History) -> None:
+    """Another catalog, which knows the job as its first start would make it known."""
+    job = history.shelf.job
+    job.catalog.close()
+    history.shelf.job = replace(job, catalog=Catalog(f"sqlite:///{history.shelf.root / 'new-catalog.db'}"))
+    history.shelf.job.register()
+
+
+def checkpoint(history: History) -> ImageRecord:
+    return taken(history.shelf, ImageKind.CHECKPOINT)
+
+
+def test_a_lost_catalog_is_rebuilt_and_the_next_plain_start_goes_on_exactly(history: History) -> None:
+    """Seen by a user, 3: the next plain start began empty."""
+    mine = trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    history.commit(LAST + 1)
+    newest = trigger_savepoint(history.shelf.job, OPERATOR, label="newest")
+    lose_the_catalog(history)
+    job = history.shelf.job
+    with pytest.raises(LiveDirectoryError, match="rebuild_catalog_job"):
+        preview_start(job, StartFrom())
+
+    report = rebuild(job, origin="a test")
+
+    assert len(report.registered) == 2
+    assert report.passed_over == ()
+    plan = preview_start(job, StartFrom())
+    assert (plan.kind, plan.to_batch) == (RecoveryKind.RESUME, LAST + 1)
+    listed = job.catalog.images.completed(JOB)
+    assert [(image.image_id, image.label, image.batch_id) for image in listed] == [
+        (newest.image_id, "newest", LAST + 1),
+        (mine.image_id, "mine", LAST),
+    ]
+    assert job.catalog.jobs.get(JOB).next_number == (newest.number or 0) + 1
+    # The sinks are known again, so a start by the label rolls them back.
+    kind, _ = history.start("mine", accept_loss=True)
+    assert (kind, history.batch, history.sink_batch) == (RecoveryKind.RESTORE, LAST, LAST)
+
+
+def test_what_is_registered_again_makes_room_and_is_counted_on(history: History) -> None:
+    images = []
+    for batch in range(LAST + 1, LAST + 5):
+        images.append(checkpoint(history))
+        history.commit(batch)
+    lose_the_catalog(history)
+    job = history.shelf.job
+    rebuild(job, origin="a test")
+
+    dropped = subsume(job)
+    discard(job, dropped, reason="subsumed", lease=None)
+
+    assert [image.image_id for image in dropped] == [images[0].image_id]
+    assert len(job.store.checkpoints()) == 3
+    assert job.catalog.jobs.allocate_number(JOB) == 5
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+def test_without_a_whole_live_directory_the_newest_image_is_restored(history: History, damage: str) -> None:
+    trigger_savepoint(history.shelf.job, OPERATOR)
+    history.commit(LAST + 1)
+    newest = trigger_savepoint(history.shelf.job, OPERATOR)
+    history.commit(LAST + 2)
+    history.shelf.break_live_directory(damage)
+    lose_the_catalog(history)
+
+    report = rebuild(history.shelf.job, origin="a test")
+
+    assert report.live_directory is None
+    plan = preview_start(history.shelf.job, StartFrom())
+    assert plan.kind is RecoveryKind.RESTORE
+    assert plan.image is not None
+    assert plan.image.image_id == newest.image_id
+
+
+def test_after_a_rewind_the_newest_directory_counts_and_images_left_behind_do_not(history: History) -> None:
+    kept = trigger_savepoint(history.shelf.job, OPERATOR, label="kept")
+    history.commit(LAST + 1)
+    left = trigger_savepoint(history.shelf.job, OPERATOR, label="left")
+    history.start("kept", accept_loss=True)
+    stands_in = history.live.url
+    lose_the_catalog(history)
+    job = history.shelf.job
+
+    report = rebuild(job, origin="a test")
+
+    assert report.live_directory == stands_in
+    restorable = {image.image_id for image in job.catalog.images.restorable(JOB)}
+    assert kept.image_id in restorable
+    assert left.image_id not in restorable
+    assert preview_start(job, StartFrom()).to_batch == LAST
+
+
+def test_an_image_that_cannot_be_read_is_told_and_passed_over(history: History) -> None:
+    good = checkpoint(history)
+    history.commit(LAST + 1)
+    bad = checkpoint(history)
+    path = Path((bad.location or "").removeprefix("file://")) / "_metadata"
+    path.write_bytes(path.read_bytes()[:-9])
+    lose_the_catalog(history)
+
+    report = rebuild(history.shelf.job, origin="a test")
+
+    assert [image.image_id for image in history.shelf.job.catalog.images.completed(JOB)] == [good.image_id]
+    assert len(report.passed_over) == 1
+    assert "chk-2" in report.passed_over[0]
+    assert any("passed over" in line for line in report.sentences())
+
+
+def test_images_of_another_job_in_the_same_folder_are_none_of_its_business(history: History) -> None:
+    trigger_savepoint(history.shelf.job, OPERATOR)
+    lose_the_catalog(history)
+    other = replace(history.shelf.job, job_id="other", live_root=str(history.shelf.root / "other-live"))
+
+    report = rebuild(other, origin="a test")
+
+    assert (report.registered, report.live_directory) == ((), None)
+
+
+def test_a_rebuild_of_what_is_known_adds_only_what_is_missing(history: History) -> None:
+    known = checkpoint(history)
+    history.commit(LAST + 1)
+    lost = checkpoint(history)
+    job = history.shelf.job
+    with job.catalog.database.writing() as connection:
+        connection.exec_driver_sql(f"DELETE FROM images WHERE image_id = '{lost.image_id}'")
+    before = job.catalog.jobs.get(JOB)
+
+    report = rebuild(job, origin="a test")
+
+    assert len(report.registered) == 1
+    assert {image.image_id for image in job.catalog.images.completed(JOB)} == {known.image_id, lost.image_id}
+    after = job.catalog.jobs.get(JOB)
+    assert (after.live_directory, after.timeline) == (before.live_directory, before.timeline)
+    assert rebuild(job, origin="a test").registered == ()
+
+
+def test_a_job_that_runs_is_not_rebuilt(history: History) -> None:
+    lose_the_catalog(history)
+    with holding(history.shelf.job.catalog, JOB), pytest.raises(LeaseHeldError):
+        rebuild(history.shelf.job, origin="a test")
+    assert history.shelf.job.catalog.jobs.get(JOB).live_generation == 0
+
+
+def test_nothing_but_the_catalog_is_changed(history: History) -> None:
+    checkpoint(history)
+    lose_the_catalog(history)
+    before = {path for path in history.shelf.root.rglob("*") if "catalog" not in path.name}
+
+    rebuild(history.shelf.job, origin="a test")
+
+    assert {path for path in history.shelf.root.rglob("*") if "catalog" not in path.name} == before
+    assert LiveDirectory(history.live.url).positions().commit == LAST

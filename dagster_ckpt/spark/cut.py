@@ -14,7 +14,7 @@ from typing import Any
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
 from dagster_ckpt.image import Base, Source
 from dagster_ckpt.spark.description import CutFacts, describe
-from dagster_ckpt.spark.file_sink import capture
+from dagster_ckpt.spark.file_sink import CapturedSink, capture
 from dagster_ckpt.spark.file_source import source_files
 from dagster_ckpt.spark.folder import Folder
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions, batch_ids
@@ -143,6 +143,7 @@ def _cut_at(
     captured = capture(sinks, batch_id)
     for sink in captured:
         needed += sink.files
+    _check_sinks_are_its_own(live, batch_id, captured)
     _check_still_there(live, batch_id, metadata)
     facts = CutFacts(committed, before, in_flight, commit, operators, sinks, captured)
     properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
@@ -245,6 +246,22 @@ def _file_sources(*entries: OffsetEntry | None) -> set[str]:
         for name, offset in entry.sources.items()
         if offset is not None and '"logOffset"' in offset
     }
+
+
+def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Sequence[CapturedSink]) -> None:
+    """Nothing is in a sink's log that this query has not planned: Spark would have passed over its own batches."""
+    ahead = [(sink.newest, sink.path) for sink in captured if sink.newest is not None and sink.newest > batch_id]
+    if not ahead:
+        return
+    # Looked at after the sinks: what the query has written there it has planned by now.
+    planned = live.positions().offset
+    for newest, path in ahead:
+        if planned is None or newest > planned:
+            raise IncompleteCutError(
+                f"The file sink {path} has batch {newest}, but the query of {live.url} has planned batches up to "
+                f"{planned}: another query writes there, and batches of this one may have been passed over. Stop the "
+                "other one, and start this one from an image with start_from=...: that rolls the sink back."
+            )
 
 
 def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:

@@ -34,11 +34,13 @@ class CapturedSink:
         path: Folder the sink writes to.
         last_batch: Newest batch in it, up to the image's; None where it has none yet.
         files: The entries that represent it.
+        newest: Newest batch in it at all; None where it has none yet.
     """
 
     path: str
     last_batch: int | None
     files: tuple[NeededFile, ...]
+    newest: int | None = None
 
     def properties(self) -> dict[str, Any]:
         """What an image says of the sink."""
@@ -138,16 +140,20 @@ def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -
 def _capture(index: int, path: str, batch_id: int) -> CapturedSink:
     folder = open_folder(path)
     names: dict[int, str] = {}
+    newest: int | None = None
     for name in folder.list(LOG):
         number = entry_id(name)
-        if number is not None and number <= batch_id:
+        if number is None:
+            continue
+        newest = number if newest is None else max(newest, number)
+        if number <= batch_id:
             names[number] = name if name.endswith(COMPACT) else names.get(number, name)
     if not names:
-        return CapturedSink(path, None, ())
+        return CapturedSink(path, None, (), newest)
     last = max(names)
     first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names))
     files = [_entry(folder, index, names.get(number), number, last) for number in range(first, last + 1)]
-    return CapturedSink(path, last, tuple(files))
+    return CapturedSink(path, last, tuple(files), newest)
 
 
 def _entry(folder: Folder, index: int, name: str | None, number: int, last: int) -> NeededFile:

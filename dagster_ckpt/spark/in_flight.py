@@ -37,12 +37,15 @@ class InFlight(StrEnum):
     PASSED_OVER: The sink has it, its state is there or there is none to keep: Spark passes over it.
     ROLL_BACK: The sink has it and its state is not there: the sink's log goes back first, and Spark runs it again.
     REFUSE: The sink has it, its state is not there, and the sink cannot be brought back from here.
+    FOREIGN: The sink has later batches, which the query never planned: another query wrote them, and Spark would pass
+        over this query's own.
     """
 
     RUN = "RUN"
     PASSED_OVER = "PASSED_OVER"
     ROLL_BACK = "ROLL_BACK"
     REFUSE = "REFUSE"
+    FOREIGN = "FOREIGN"
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,8 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: C
         StorageAccessError: The directory or a sink cannot be reached.
     """
     found = _decided(live, sinks)
-    told = [_forecast(sink, at, what) for sink, at, what in found if what is InFlight.REFUSE]
+    stops = (InFlight.REFUSE, InFlight.FOREIGN)
+    told = [_forecast(sink, at, what) for sink, at, what in found if what in stops]
     refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in told if each is not None)
     if refused:
         raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
@@ -240,9 +244,18 @@ def _decided(live: LiveDirectory, sinks: Sequence[str]) -> list[tuple[str, int, 
         if not is_file_sink and not _asks_the_table(at):
             continue
         newest = remembered_batch(sink, live, at.batch_id)
+        if is_file_sink and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
+            found.append((sink, at.batch_id, InFlight.FOREIGN))
+            continue
         facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=is_file_sink)
         found.append((sink, at.batch_id, decide_in_flight(facts)))
     return found
+
+
+def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
+    # Asked after the look at the sink: a query that runs has planned by now what it had written then.
+    planned = live.positions().offset
+    return planned is None or batch_id > planned
 
 
 def _asks_the_table(at: Unfinished) -> bool:
@@ -261,6 +274,14 @@ def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
             SinkEffect.EXACT,
             f"{has}, and the state after it cannot be gone on from: its log goes back to batch {batch_id}, and the "
             "batch is run again.",
+        )
+    if what is InFlight.FOREIGN:
+        return SinkForecast(
+            sink,
+            SinkEffect.UNREACHABLE,
+            f"It has batches after {batch_id + 1}, which this query never planned: another query wrote them, and Spark "
+            "would pass over this query's own batches up to there.",
+            "Start from an image with start_from=...: that rolls the sink back.",
         )
     if what is InFlight.REFUSE:
         return SinkForecast(

@@ -44,7 +44,8 @@ class Bench:
         landing = self.root / "landing"
         landing.mkdir(exist_ok=True)
         for number in range(self.files, self.files + files):
-            rows = [{"at": f"2024-01-01T{number % 24:02}:{n:02}:00Z", "shop": n % 3} for n in range(10)]
+            day, hour = f"2024-01-{1 + number // 24:02}", f"{number % 24:02}"
+            rows = [{"at": f"{day}T{hour}:{n:02}:00Z", "shop": n % 3} for n in range(10)]
             lay_file(landing, number, rows)
         self.files += files
 

@@ -14,7 +14,7 @@ from retention_shelf import JOB
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog import Holder
-from dagster_ckpt.errors import LeaseLostError, LiveDirectoryError
+from dagster_ckpt.errors import IncompleteCutError, LeaseLostError, LiveDirectoryError, RowsAtRiskError
 from dagster_ckpt.lifecycle import fencing
 from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.fencing import LONGEST_WAIT_S, SHORTEST_WAIT_S, fence_predecessor
@@ -25,6 +25,7 @@ from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.spark import LiveDirectory, inspect_live_directory
+from dagster_ckpt.spark.cut import cut
 
 TTL_MS = 60_000
 ME = this_holder("mine", "my run", None)
@@ -290,3 +291,27 @@ def test_the_fence_says_who_put_it_up(history: History, job: StreamingJob, clock
 
     entry = (history.shelf.live / f"offsets/{LAST + 1}").read_text()
     assert json.loads(entry.splitlines()[1]) == {"by": f"mine, lease {mine.record.token}"}
+
+
+class TestASinkWithBatchesThatTheQueryNeverPlanned:
+    """What is left of a fenced query: the batch that it was at, added to a log that was rolled back meanwhile."""
+
+    @pytest.fixture
+    def sinks(self, history: History) -> list[str]:
+        (history.sink / f"_spark_metadata/{LAST + 3}").write_text("v1")
+        return [f"FileSink[file:{history.sink}]"]
+
+    def test_no_image_is_taken(self, history: History, sinks: list[str]) -> None:
+        with pytest.raises(IncompleteCutError, match="another query writes there"):
+            cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks)
+
+    def test_no_query_is_started(self, history: History, job: StreamingJob, sinks: list[str]) -> None:
+        with pytest.raises(RowsAtRiskError, match="never planned"):
+            start(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
+
+    def test_a_batch_that_is_planned_is_its_own(self, history: History) -> None:
+        history.commit(LAST + 1)
+        (history.shelf.live / f"commits/{LAST + 1}").unlink()
+
+        sinks = [f"FileSink[file:{history.sink}]"]
+        assert cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks).batch_id == LAST

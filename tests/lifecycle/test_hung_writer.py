@@ -16,6 +16,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 from query_bench import DEADLINE_S, Bench, make_job
+from small_spark import small_spark
 
 from dagster_ckpt.lifecycle import fencing
 from dagster_ckpt.spark import LiveDirectory
@@ -82,7 +83,7 @@ def feeding(bench: Bench) -> Iterator[None]:
     over = threading.Event()
 
     def feed() -> None:
-        while not over.wait(0.3):
+        while not over.wait(0.5):
             bench.feed(1)
 
     thread = threading.Thread(target=feed)
@@ -92,6 +93,12 @@ def feeding(bench: Bench) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with small_spark() as session:
+        yield session
 
 
 @pytest.fixture
@@ -112,8 +119,8 @@ def test_elsewhere_its_query_is_fenced_off(bench: Bench, hung: HungWriter, monke
     monkeypatch.setattr(fencing, "_end_jvm", lambda *_: False)
     with feeding(bench):
         hung.freeze()
-        bench.run(lambda: bench.job.catalog.jobs.get("orders").live_generation > 1 and bench.committed() > 0)
-        bench.feed(2)
+        adopted = bench.committed()
+        bench.run(lambda: bench.job.catalog.jobs.get("orders").live_generation > 1 and bench.committed() > adopted + 1)
     fenced_at = hung.live.fenced_at()
     bench.run_to_the_end()
 
@@ -128,8 +135,8 @@ def test_elsewhere_its_query_is_fenced_off(bench: Bench, hung: HungWriter, monke
 def test_on_the_same_machine_its_jvm_is_ended(bench: Bench, hung: HungWriter) -> None:
     with feeding(bench):
         hung.freeze()
-        bench.run(lambda: bench.job.catalog.jobs.get("orders").live_generation > 1 and bench.committed() > 0)
-        bench.feed(2)
+        adopted = bench.committed()
+        bench.run(lambda: bench.job.catalog.jobs.get("orders").live_generation > 1 and bench.committed() > adopted + 1)
     bench.run_to_the_end()
 
     assert not hung.jvm.is_running() or hung.jvm.status() == psutil.STATUS_ZOMBIE

@@ -26,7 +26,7 @@ class Catalog:
 
     Args:
         url: SQLAlchemy URL, such as `sqlite:////var/lib/catalog.db` or
-            `postgresql+psycopg://user:password@host/database`.
+            `postgresql+psycopg://user@host/database`.
         clock: Gives the time in ms since the epoch; None asks the database.
 
     Raises:

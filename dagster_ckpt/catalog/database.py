@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Table, create_engine, event, text
@@ -30,7 +30,10 @@ from dagster_ckpt.catalog.time_limits import (
 )
 from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.foreign import from_json
+from dagster_ckpt.options.redaction import cause_to_show, names_a_secret, without_secrets
 
+# What an event says in words, of which nobody knows what was put into them.
+_SENTENCES = {"alert", "error", "reason"}
 _NOW = {
     "sqlite": "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
     "postgresql": "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
@@ -54,14 +57,15 @@ class Database:
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         self.url = _parsed(url)
+        _make_file(self.url)
         self._clock = clock
         self._call_limit_s = call_limit_s(DEFAULT_TTL_MS)
         self.engine = _engine(self.url, os.getpid())
 
     @property
     def shown_url(self) -> str:
-        """The URL without its password."""
-        return self.url.render_as_string(hide_password=True)
+        """The URL without what is secret in it."""
+        return _shown(self.url)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -146,7 +150,7 @@ class Database:
                 type=what.value,
                 image_id=image_id,
                 execution_id=execution_id,
-                payload=as_text(payload or {}),
+                payload=as_text({name: _to_keep(name, value) for name, value in (payload or {}).items()}),
                 at_ms=self.now_ms(connection),
             )
         )
@@ -160,11 +164,15 @@ class Database:
         try:
             yield
         except SQLAlchemyError as error:
-            cause = error.orig if isinstance(error, DBAPIError) else error
+            cause = without_secrets(str(error.orig if isinstance(error, DBAPIError) else error), _secrets(self.url))
             raise CatalogError(
                 f"The checkpoint catalog {self.shown_url} cannot be used: {cause}. Check that the database "
                 "runs, that the path or host is right, and that this user may write to it. Nothing was changed."
-            ) from error
+            ) from cause_to_show(error)
+
+
+def _to_keep(name: str, value: object) -> object:
+    return without_secrets(value) if name in _SENTENCES and isinstance(value, str) else value
 
 
 def as_text(value: object) -> str:
@@ -223,21 +231,49 @@ def cells(row: Row[Any], table: Table, troubles: list[str]) -> dict[str, Any]:
     return values
 
 
+def _shown(url: URL) -> str:
+    return without_secrets(url.render_as_string(hide_password=True))
+
+
+def _secrets(url: URL) -> list[str]:
+    """What a driver may repeat of the URL wherever it likes."""
+    in_query = [value for name, value in url.query.items() if isinstance(value, str) and names_a_secret(name)]
+    return [secret for secret in (url.password, *in_query) if secret]
+
+
+def _make_file(url: URL) -> None:
+    """Make the file of a SQLite catalog, for nobody else to read, and its folder; what is there stays as it is."""
+    path = url.database or ""
+    if url.get_backend_name() != "sqlite" or path.startswith("file:") or Path(path).exists():
+        return
+    try:
+        Path(path).absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise CatalogError(
+            f"The file {path} of the catalog cannot be made: {error}. Make its folder, or name one where this user may "
+            "write."
+        ) from error
+
+
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     # A port that is no number is a bare ValueError of SQLAlchemy's.
     except (ArgumentError, ValueError) as error:
         # Not chained: what SQLAlchemy says repeats the URL, and with it the password.
-        shown = re.sub(r":.*@", ":***@", url)
         raise CatalogError(
-            f"{shown!r} is not a database URL ({type(error).__name__}). Give sqlite:////absolute/path/catalog.db or "
-            "postgresql+psycopg://user:password@host/database."
+            f"{without_secrets(url)!r} is not a database URL ({type(error).__name__}). Give "
+            "sqlite:////absolute/path/catalog.db or postgresql+psycopg://user@host/database."
         ) from None
+    if "@" in (parsed.host or ""):
+        raise CatalogError(
+            f"The catalog's URL {without_secrets(url)!r} has an '@' in its user name or password: write it as %40, so "
+            "that the password does not become part of the host."
+        )
     if parsed.get_backend_name() not in _NOW:
         raise CatalogError(
-            f"The catalog cannot live in {parsed.get_backend_name()} ({parsed.render_as_string(hide_password=True)}). "
-            "Use SQLite or PostgreSQL."
+            f"The catalog cannot live in {parsed.get_backend_name()} ({_shown(parsed)}). Use SQLite or PostgreSQL."
         )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise CatalogError(
@@ -260,7 +296,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
         limit_connections(engine)
     except (NoSuchModuleError, ImportError) as error:
         raise CatalogError(
-            f"The driver for {url.render_as_string(hide_password=True)} is not installed ({error}). "
+            f"The driver for {_shown(url)} is not installed ({error}). "
             "For PostgreSQL: pip install 'dagster-ckpt[postgres]' and postgresql+psycopg://..."
         ) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -13,6 +13,7 @@ from dagster_ckpt.catalog.desired_records import DesiredRecord, PreflightRecord,
 from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.tables import desired_states
 from dagster_ckpt.options import DesiredState, UpgradeMode
+from dagster_ckpt.options.redaction import without_secrets
 
 
 class DesiredStateStore:
@@ -108,7 +109,7 @@ class DesiredStateStore:
             if row is None or row.generation != before.generation:
                 return False
             values = {
-                "upgrade": as_text(asdict(upgrade)) if upgrade is not None else None,
+                "upgrade": as_text(_to_keep(upgrade)) if upgrade is not None else None,
                 "alert": alert,
                 "request_id": request_id,
                 "generation": row.generation + int(begins),
@@ -127,7 +128,7 @@ class DesiredStateStore:
         with self._database.writing() as connection:
             self._ensure(connection, job_id, "preflight")
             now_ms = self._database.now_ms(connection)
-            _change(connection, job_id, now_ms, {"preflight": as_text(asdict(preflight))})
+            _change(connection, job_id, now_ms, {"preflight": as_text(_to_keep(preflight))})
 
     def now_ms(self) -> int:
         """The time that the catalog's records carry, ms since the epoch."""
@@ -140,6 +141,10 @@ class DesiredStateStore:
         self._database.insert_if_absent(connection, desired_states, job_id=job_id, **new)
         _hold(connection, job_id)
         return _get(connection, job_id)
+
+
+def _to_keep(record: UpgradeRecord | PreflightRecord) -> dict[str, Any]:
+    return asdict(replace(record, reason=without_secrets(record.reason)))
 
 
 def _of(job_id: str) -> Any:

@@ -2,7 +2,40 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text, false
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    false,
+)
+from sqlalchemy.engine import Dialect
+
+from dagster_ckpt.options.redaction import without_secrets
+
+
+class Sentence(TypeDecorator[str]):
+    """Text for people, of which nobody knows what was put into it: it is kept without its secrets."""
+
+    impl = Text
+    cache_ok = True
+
+    @property
+    def python_type(self) -> type[str]:
+        """What a cell holds."""
+        return str
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's
+        """What is kept of a text."""
+        return None if value is None else without_secrets(value)
+
 
 metadata = MetaData(
     naming_convention={
@@ -52,7 +85,7 @@ executions = Table(
     Column("pid", BigInteger, nullable=False),
     Column("started_at_ms", BigInteger, nullable=False),
     Column("ended_at_ms", BigInteger),
-    Column("reason", Text),
+    Column("reason", Sentence),
     Column("recovery", Text),
     Column("live_directory", Text),
     Column("progress", Text),
@@ -111,14 +144,14 @@ images = Table(
     Column("label", Text),
     Column("request_id", String(64)),
     Column("properties", Text, nullable=False),
-    Column("failure_reason", Text),
+    Column("failure_reason", Sentence),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("completed_at_ms", BigInteger),
     Column("claimed", Boolean, nullable=False, server_default=false()),
     # Name of the schedule that took it, where one did: its history holds for these savepoints and for no others.
     Column("schedule", Text),
     Column("verified_at_ms", BigInteger),
-    Column("verified_problem", Text),
+    Column("verified_problem", Sentence),
     Index("ix_images_job_id_status_number", "job_id", "status", "number"),
     Index("ix_images_job_id_completed_at_ms", "job_id", "completed_at_ms"),
     Index("ix_images_job_id_verified_at_ms", "job_id", "verified_at_ms"),
@@ -149,7 +182,7 @@ requests = Table(
     Column("arguments", Text, nullable=False),
     Column("origin", Text, nullable=False),
     Column("image_id", String(64)),
-    Column("error", Text),
+    Column("error", Sentence),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("resolved_at_ms", BigInteger),
     Index("ix_requests_job_id_status", "job_id", "status"),
@@ -193,7 +226,7 @@ desired_states = Table(
     Column("request_id", String(64)),
     Column("upgrade", Text),
     Column("preflight", Text),
-    Column("alert", Text),
+    Column("alert", Sentence),
     Column("origin", Text, nullable=False),
     Column("changed_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
@@ -209,7 +242,7 @@ launches = Table(
     Column("boot_id", Text, nullable=False),
     Column("pid", BigInteger, nullable=False),
     Column("process_start_ticks", BigInteger),
-    Column("command", Text, nullable=False),
+    Column("command", Sentence, nullable=False),
     Column("log", Text, nullable=False),
     Column("launched_at_ms", BigInteger, nullable=False),
     Index("ix_launches_job_id_launched_at_ms", "job_id", "launched_at_ms"),

@@ -60,7 +60,7 @@ class Deployment:
         Raises:
             OptionError: The storage cannot be used.
         """
-        root = self.storage.checkpoint_location.url
+        root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
         storage = storage_of_job(options.storage, backend, self.storage).configure(unset)
         threads = backend.transfer_threads if backend is not None else DEFAULT_TRANSFER_THREADS
@@ -83,9 +83,6 @@ class Deployment:
         Raises:
             CatalogError: It cannot be opened.
         """
-        prefix = "sqlite:///"
-        if self.catalog_url.startswith(prefix):
-            Path(self.catalog_url.removeprefix(prefix)).parent.mkdir(parents=True, exist_ok=True)
         return Catalog(self.catalog_url)
 
 

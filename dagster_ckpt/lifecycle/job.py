@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import Catalog, JobRecord
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.options import CheckpointOptions, DecidingRestartStrategy, StateBackend
+from dagster_ckpt.options.redaction import user_info, without_secrets
 from dagster_ckpt.spark import LiveDirectory
 from dagster_ckpt.storage import ImageStore
 
@@ -79,6 +81,18 @@ class StreamingJob:
     code_version: str | None = None
     executor_copy_bytes: int | None = None
     standstill_timeout_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a place that could not be kept in the catalog, and shown.
+
+        Raises:
+            OptionError: The folder of live directories names a user.
+        """
+        if user_info(self.live_root)[1]:
+            raise OptionError(
+                f"The folder of live directories, {without_secrets(self.live_root)}, names a user. Leave that out, and "
+                "give Spark the credentials by its configuration."
+            )
 
     @property
     def live_folder(self) -> str:

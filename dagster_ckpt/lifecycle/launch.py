@@ -15,6 +15,7 @@ from dagster_ckpt.catalog import LaunchRecord, RequestRecord, RequestStatus
 from dagster_ckpt.errors import OptionError, RequestFailedError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
+from dagster_ckpt.options.redaction import shown_command, without_secrets
 
 # Names the START request that a driver answers; `{start_request}` in a launch's command is the same.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
@@ -41,16 +42,17 @@ class DriverLaunch:
         >>> DriverLaunch(("spark-submit", "--master", "yarn", "orders.py"), log_directory="/var/log/streams")
     """
 
-    command: Sequence[str]
+    command: Sequence[str] = field(repr=False)
     log_directory: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     start_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         """Refuse a command that could not be run."""
         if isinstance(self.command, str) or not self.command:
             raise OptionError(
-                f"command is {self.command!r}, but must be a list of words such as ('spark-submit', 'orders.py')."
+                f"command is {_shown(self.command)!r}, but must be a list of words such as "
+                "('spark-submit', 'orders.py')."
             )
         self.words(job_id="", start_request="")
 
@@ -60,9 +62,13 @@ class DriverLaunch:
             return [word.format(job_id=job_id, start_request=start_request) for word in self.command]
         except (KeyError, IndexError, ValueError) as error:
             raise OptionError(
-                f"command is {list(self.command)!r}, in which only {{job_id}} and {{start_request}} are replaced "
-                f"({type(error).__name__}: {error}). Double other braces."
+                f"command is {shown_command(self.command)!r}, in which only {{job_id}} and {{start_request}} are "
+                f"replaced ({type(error).__name__}: {error}). Double other braces."
             ) from error
+
+
+def _shown(command: Sequence[str]) -> str:
+    return without_secrets(command) if isinstance(command, str) else str(shown_command(command))
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,9 @@ class LaunchedDriver:
     def log_end(self) -> str:
         """The last lines that it printed."""
         log = Path(self.record.log)
-        return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]) if log.exists() else "(no log)"
+        if not log.exists():
+            return "(no log)"
+        return without_secrets("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
 
 
 def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecord, *, run_id: str) -> LaunchedDriver:
@@ -112,8 +120,9 @@ def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecor
     words = launch.words(job_id=job.job_id, start_request=request.request_id)
     log = Path(launch.log_directory) / f"{job.job_id}-{request.request_id[:8]}.log"
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What a driver prints is for nobody else to read.
+        with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             process = subprocess.Popen(
                 words,
                 env={**os.environ, **launch.environment, START_REQUEST_VARIABLE: request.request_id},
@@ -124,8 +133,8 @@ def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecor
             )
     except OSError as error:
         raise RequestFailedError(
-            f"The driver of job {job.job_id!r} could not be launched: {error}. Look at the command {words!r} and the "
-            f"log folder {launch.log_directory}."
+            f"The driver of job {job.job_id!r} could not be launched: {error}. Look at the command "
+            f"{shown_command(words)!r} and the log folder {launch.log_directory}."
         ) from error
     record = job.catalog.launches.record(
         request.request_id,
@@ -135,7 +144,7 @@ def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecor
         boot_id=boot_id(),
         pid=process.pid,
         process_start_ticks=_start_ticks(process.pid),
-        command=subprocess.list2cmdline(words),
+        command=subprocess.list2cmdline(shown_command(words)),
         log=str(log),
     )
     return LaunchedDriver(record, process.poll)

@@ -54,8 +54,8 @@ class DeploymentStorage:
         storage_options: Arguments for the file system (credentials, endpoint), by fsspec's names.
     """
 
-    checkpoint_path: str | None = None
-    savepoint_path: str | None = None
+    checkpoint_path: str | None = field(default=None, repr=False)
+    savepoint_path: str | None = field(default=None, repr=False)
     file_state_size_threshold: int | None = None
     write_buffer_size: int | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
@@ -150,9 +150,9 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         """Return this storage with unset paths taken from the deployment."""
         checkpoint, savepoint = self.checkpoint_location, self.savepoint_location
         return JobManagerCheckpointStorage(
-            deployment.checkpoint_path if checkpoint is None else checkpoint.url,
+            deployment.checkpoint_path if checkpoint is None else checkpoint.url_to_open,
             self.max_state_size,
-            savepoint_path=deployment.savepoint_path if savepoint is None else savepoint.url,
+            savepoint_path=deployment.savepoint_path if savepoint is None else savepoint.url_to_open,
             storage_options={**deployment.storage_options, **self.storage_options},
         )
 
@@ -246,10 +246,10 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         """Return this storage with whatever the code left unset taken from the deployment."""
         savepoint = self.savepoint_location
         return FileSystemCheckpointStorage(
-            self.checkpoint_location.url,
+            self.checkpoint_location.url_to_open,
             _set_or(self.file_state_size_threshold, deployment.file_state_size_threshold),
             _set_or(self.write_buffer_size, deployment.write_buffer_size),
-            savepoint_path=deployment.savepoint_path if savepoint is None else savepoint.url,
+            savepoint_path=deployment.savepoint_path if savepoint is None else savepoint.url_to_open,
             storage_options={**deployment.storage_options, **self.storage_options},
         )
 

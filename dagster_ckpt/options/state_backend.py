@@ -12,6 +12,7 @@ from typing import Self
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.options.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.options.option_description import Effect, OptionDescription
+from dagster_ckpt.options.redaction import shown_settings
 from dagster_ckpt.options.spark_setting_values import SettingValue, as_text, checked_settings
 
 PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"
@@ -65,7 +66,7 @@ class CustomStateBackend(StateBackend):
 
     # The default is refused with our message instead of Python's.
     provider_class: str = ""
-    settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False)
+    settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the class name and the settings."""
@@ -85,7 +86,9 @@ class CustomStateBackend(StateBackend):
         provider = "The running query keeps its state in a provider of this class."
         return [
             OptionDescription("provider_class", self.provider_class, Effect.REAL, provider),
-            OptionDescription("settings", dict(self.settings), Effect.REAL, "Set on the session before the start."),
+            OptionDescription(
+                "settings", shown_settings(self.settings), Effect.REAL, "Set on the session before the start."
+            ),
         ]
 
 

@@ -2,9 +2,10 @@
 
 import posixpath
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.options.redaction import user_info, without_secrets
 
 # One letter is a Windows drive, to Flink as well.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+")
@@ -19,11 +20,14 @@ class StoragePath:
         scheme: The file system, such as "file" or "s3".
         authority: Host, bucket or container; empty where there is none.
         path: Absolute path in it, without a trailing slash; empty for the root of an authority.
+        user_info: User name and password that the URL names in front of the host. They are for opening it alone: no
+            other form of the path has them.
     """
 
     scheme: str
     authority: str
     path: str
+    user_info: str = field(default="", repr=False)
 
     @classmethod
     def parse(cls, option: str, value: object) -> "StoragePath":
@@ -42,7 +46,9 @@ class StoragePath:
         """
         if not isinstance(value, str):
             raise OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {_ALLOWED}.")
-        scheme, colon, rest = value.partition(":")
+        given, value = value, without_secrets(value)
+        public, credentials = user_info(given)
+        scheme, colon, rest = public.partition(":")
         if not colon or not _SCHEME.fullmatch(scheme):
             raise OptionError(f"{option} is {value!r}, which has no scheme; it must be {_ALLOWED}.")
         authority = ""
@@ -56,13 +62,19 @@ class StoragePath:
         # "hdfs://checkpoints"); the root of this machine is not, whatever stands before it.
         if not path and (not authority or scheme == "file"):
             raise OptionError(f"{option} is {value!r}, the root directory; it must be {_ALLOWED}.")
-        return cls(scheme, authority, path)
+        return cls(scheme, authority, path, credentials)
 
     @property
     def url(self) -> str:
         """The form fsspec reads, always with "//". A local path has no host: Flink ignores it too."""
         authority = "" if self.scheme == "file" else self.authority
         return f"{self.scheme}://{authority}{self.path}"
+
+    @property
+    def url_to_open(self) -> str:
+        """The same with the user name and password that were given; never shown, never kept."""
+        scheme, separator, rest = self.url.partition("://")
+        return f"{scheme}{separator}{self.user_info}@{rest}" if self.user_info else self.url
 
     def __str__(self) -> str:
         """The form PyFlink's getters answer: "file:/data" for file:///data."""

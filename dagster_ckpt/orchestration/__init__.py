@@ -23,6 +23,7 @@ from dagster_ckpt.orchestration.overview_job import build_overview_job
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
+    SparkSessionResource,
     StateBackendKind,
     StateBackendResource,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "PeriodicSavepoints",
     "ReadCheckpoint",
     "RestartSettings",
+    "SparkSessionResource",
     "StateBackendKind",
     "StateBackendResource",
     "Stream",

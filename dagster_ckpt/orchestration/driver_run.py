@@ -22,6 +22,7 @@ from dagster_ckpt.lifecycle.launch import DriverLaunch, LaunchedDriver, driver_o
 from dagster_ckpt.lifecycle.liveness import Liveness, execution_liveness
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import RecoveryClaimMode
+from dagster_ckpt.options.redaction import cause_to_show
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
 from dagster_ckpt.orchestration.operator_jobs import ACCEPT_LOSS, CLAIM_MODE, NEW_QUERY_ID, START_FROM
@@ -74,7 +75,7 @@ def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch
             if context.op_execution_context.op_config["follow"]:
                 _follow(context, job, watch)
         except CkptError as error:
-            raise _failure(str(error), type(error).__name__) from error
+            raise _failure(str(error), type(error).__name__) from cause_to_show(error)
     yield from ()
 
 

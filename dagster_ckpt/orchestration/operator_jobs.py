@@ -14,6 +14,7 @@ from dagster_ckpt.lifecycle.retention import RetentionReport, apply_terminal_ret
 from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import RecoveryClaimMode, SavepointHistory, TerminalState
+from dagster_ckpt.options.redaction import cause_to_show, without_secrets
 from dagster_ckpt.orchestration.downstream import dependents_of
 from dagster_ckpt.orchestration.image_report import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
@@ -134,8 +135,8 @@ def told_as_failure() -> Iterator[None]:
         yield
     except CkptError as error:
         raise dg.Failure(
-            str(error), metadata={"dagster_ckpt/error": type(error).__name__}, allow_retries=False
-        ) from error
+            without_secrets(str(error)), metadata={"dagster_ckpt/error": type(error).__name__}, allow_retries=False
+        ) from cause_to_show(error)
 
 
 def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from dagster import ConfigurableResource
+from dagster_pyspark import PySparkResource
 from pydantic import Field, field_validator
 
 from dagster_ckpt.catalog import Catalog
@@ -22,6 +23,14 @@ from dagster_ckpt.options import (
     PredefinedOptions,
     StateBackend,
 )
+
+
+class SparkSessionResource(PySparkResource):
+    """The `pyspark` resource, with settings that may be read from the environment: `EnvVar`."""
+
+    spark_config: dict[str, str] = Field(
+        default_factory=dict, description="Settings of the Spark session, by Spark's names."
+    )
 
 
 class CheckpointStorageKind(Enum):
@@ -232,7 +241,8 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
 
     url: str = Field(
         description="SQLAlchemy URL: sqlite:////absolute/path/catalog.db for one machine, "
-        "postgresql+psycopg://user:password@host/database for more than one."
+        "postgresql+psycopg://user@host/database for more than one. One with a password belongs into an environment "
+        "variable: EnvVar, or env_var in YAML."
     )
 
     def catalog(self) -> Catalog:

@@ -24,6 +24,7 @@ from dagster_ckpt.lifecycle.retention import apply_terminal_retention
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import TerminalState
+from dagster_ckpt.options.redaction import cause_to_show, without_secrets
 from dagster_ckpt.orchestration._compat import (
     DagsterExecutionInterruptedError,
     capture_interrupts,
@@ -126,10 +127,10 @@ def _run_to_its_end(
         else:
             outcome = _run(context, job, resources, describe, config=config, watch=watch)
     except CkptError as error:
-        raise _failure(str(error), type(error).__name__) from error
-    except Exception as error:
+        raise _failure(str(error), type(error).__name__) from cause_to_show(error)
+    except Exception as error:  # noqa: BLE001 - it is raised, as the cause or in words
         # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
-        raise _failure(f"The stream could not go on: {_told(error)}", "CRASHED") from error
+        raise _failure(f"The stream could not go on: {_told(error)}", "CRASHED") from cause_to_show(error)
     if config.preflight:
         tell_preflight(context, job, tried)
         return None
@@ -280,4 +281,4 @@ def _retain(context: StepContext, job: StreamingJob, execution_id: str, state: T
 
 
 def _failure(description: str, kind: str) -> dg.Failure:
-    return dg.Failure(description, metadata={"dagster_ckpt/end": kind}, allow_retries=False)
+    return dg.Failure(without_secrets(description), metadata={"dagster_ckpt/end": kind}, allow_retries=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import QueryStopError
+from dagster_ckpt.options.redaction import without_secrets
 from dagster_ckpt.spark.activity import STARTING, QueryActivity, TaskCounts, activity_of, stack_of, tasks_of
 from dagster_ckpt.spark.guarantees import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.layout import LiveDirectory
@@ -195,7 +196,7 @@ class SupervisedQuery:
             conf.setConfString("spark.sql.streaming.stopTimeout", str(within_ms))
 
     def exception(self) -> str | None:
-        """Why the query failed, with every cause, or None if it has not."""
+        """Why the query failed, with every cause and without secrets, or None if it has not."""
         error = self._query.exception()
         if error is None:
             return None
@@ -203,7 +204,7 @@ class SupervisedQuery:
         causes = [line.strip() for line in str(trace or "").splitlines() if line.startswith("Caused by:")]
         # What follows is the whole logical plan, which Spark's own log has.
         text = str(error).partition("=== Streaming Query ===")[0].strip()
-        return "\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)])
+        return without_secrets("\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)]))
 
     def _reports(self) -> Iterator[QueryProgress]:
         """Reports of batches that ran, newest first."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.options.redaction import shown_settings
 from dagster_ckpt.options.state_backend import StateBackend
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def _apply(spark: SparkSession, settings: Mapping[str, str], source: str) -> dic
             continue
         if not _can_be_set(spark, name):
             raise OptionError(
-                f"{source} sets {name} to {value!r}, but this session has "
-                f"{spark.conf.get(name, None)!r} and Spark "
+                f"{source} sets {name} to {shown_settings({name: value})[name]!r}, but this session has "
+                f"{shown_settings({name: spark.conf.get(name, None)})[name]!r} and Spark "
                 "reads it only when the application starts. Give it to the Spark resource's configuration "
                 "instead."
             )

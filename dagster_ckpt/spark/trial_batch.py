@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError
+from dagster_ckpt.options.redaction import without_secrets
 from dagster_ckpt.spark.layout import LiveDirectory
 from dagster_ckpt.spark.query import SupervisedQuery
 from dagster_ckpt.spark.restore import clone
@@ -143,4 +144,4 @@ def _message(error: str) -> str:
     """The whole of what Spark says, with the schemas that it compares; without the places in its code."""
     lines = [line.strip() for line in error.splitlines()]
     said = [line for line in lines if line and not line.startswith(("at ", "... "))]
-    return "\n".join(said)[:_MAX_MESSAGE]
+    return without_secrets("\n".join(said))[:_MAX_MESSAGE]

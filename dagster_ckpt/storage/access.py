@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.options.redaction import cause_to_show, without_secrets
 
 
 @contextmanager
@@ -22,12 +23,13 @@ def accessing(what: str, where: str) -> Iterator[None]:
     except CkptError:
         raise
     # Drivers raise their own kinds of errors (botocore, gcsfs, ...), which have no base in common.
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - it is raised, as its cause or in words
         raise StorageAccessError(
-            f"Cannot {what} {where}: {type(error).__name__}: {error}. Check that the path is right, that this process "
+            f"Cannot {what} {without_secrets(where)}: {type(error).__name__}: {without_secrets(str(error))}. "
+            "Check that the path is right, that this process "
             f"has the right to {what} there, and that credentials and endpoint are set. Images already stored are as "
             "they were."
-        ) from error
+        ) from cause_to_show(error)
 
 
 @contextmanager

@@ -25,13 +25,31 @@ PUT_AT_ONCE_BYTES = 12 * 1024 * 1024
 FETCHED_AT_ONCE_BYTES = 16 * 1024 * 1024
 
 
-class FsspecSpace:
-    """A prefix of any file system that fsspec knows. Objects of a store appear whole when they are closed."""
+def _opened(url: str, url_to_open: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
+    try:
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(url_to_open, **arguments))
+    except (ImportError, ValueError):
+        raise
+    except Exception as error:
+        # Some log in as they are made.
+        with accessing("open", url):
+            raise error from None
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+
+class FsspecSpace:
+    """A prefix of any file system that fsspec knows. Objects of a store appear whole when they are closed.
+
+    Args:
+        url: Where it is, as it is shown and kept.
+        options: Arguments of the file system.
+        url_to_open: The same with a user name and password, where it needs them.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any], *, url_to_open: str | None = None) -> None:
         self._url = url.rstrip("/")
         try:
-            self._fs, root = fsspec.core.url_to_fs(self._url, **fsspec_arguments(self._url, options))
+            opened = (url_to_open or url).rstrip("/")
+            self._fs, root = _opened(self._url, opened, fsspec_arguments(opened, options))
         except ImportError as error:
             raise StorageAccessError(
                 f"{url} needs a driver that is not installed: {error}. For S3: pip install 'dagster-ckpt[s3]'; for "

@@ -10,9 +10,16 @@ def normalised(location: str) -> str:
     """A location as a URL with `//`, without doubled or trailing slashes; a path of this machine gets `file://`.
 
     Raises:
-        StorageAccessError: It is no URL, or a relative path.
+        StorageAccessError: It is no URL, a relative path, or names a user.
     """
     try:
-        return StoragePath.parse("location", f"file://{location}" if location.startswith("/") else location).url
+        path = StoragePath.parse("location", f"file://{location}" if location.startswith("/") else location)
     except OptionError as error:
         raise StorageAccessError(str(error)) from error
+    if path.user_info:
+        # A location is kept in the catalog, and shown.
+        raise StorageAccessError(
+            f"The location of {path.url} names a user. Leave that out: user name and password are taken from the "
+            "configured storage, where that is on the same host."
+        )
+    return path.url

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ from dagster_ckpt.options import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.options.checkpoint_storage import DEFAULT_FILE_STATE_THRESHOLD, DEFAULT_WRITE_BUFFER_SIZE
+from dagster_ckpt.options.redaction import cause_to_show, without_secrets
 from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS
+from dagster_ckpt.options.storage_path import StoragePath
 from dagster_ckpt.storage.custom_space import FolderOfSpace
 from dagster_ckpt.storage.fsspec_space import PUT_AT_ONCE_BYTES, FsspecSpace
 from dagster_ckpt.storage.local_space import LocalSpace
@@ -57,6 +60,7 @@ def open_store(
                 pack_least_bytes=PACK_TARGET_BYTES if root.startswith("file://") else PUT_AT_ONCE_BYTES,
             ),
             storage.storage_options,
+            (storage.checkpoint_location, storage.savepoint_location),
             buffer_bytes=storage.get_write_buffer_size(),
         )
     if isinstance(storage, JobManagerCheckpointStorage):
@@ -72,6 +76,7 @@ def open_store(
                 max_bytes=storage.get_max_state_size(),
             ),
             storage.storage_options,
+            (storage.checkpoint_location, storage.savepoint_location),
             buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE,
         )
     if isinstance(storage, CustomCheckpointStorage):
@@ -82,15 +87,19 @@ def open_store(
     )
 
 
-def _store(layout: StoreLayout, options: Mapping[str, Any], *, buffer_bytes: int) -> ObjectImageStore:
+def _store(
+    layout: StoreLayout, options: Mapping[str, Any], configured: Iterable[StoragePath | None], *, buffer_bytes: int
+) -> ObjectImageStore:
     memory = MemorySpace(layout.job_root)
+    users = {(each.scheme, each.authority): each.user_info for each in configured if each and each.user_info}
     schemes = {root.partition("://")[0] for root in (layout.job_root, layout.savepoint_root) if root is not None}
 
     def open_space(url: str) -> ObjectSpace:
         if url == layout.job_root and url.startswith(MEMORY_URL):
             return memory
         # The options are those of the configured file system; a savepoint may go to another one.
-        return _space(url, options if url.partition("://")[0] in schemes else {}, buffer_bytes=buffer_bytes)
+        given = options if url.partition("://")[0] in schemes else {}
+        return _space(url, given, buffer_bytes=buffer_bytes, users=users)
 
     return ObjectImageStore(layout, open_space)
 
@@ -106,9 +115,10 @@ def _custom(storage: CustomCheckpointStorage, job_id: str) -> ImageStore:
         made = factory(job_id=job_id, **_fallback(factory, storage), **storage.settings)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(
-            f"checkpoint storage factory {storage.factory!r} cannot be used: {error}. Give the import path of a class "
-            "or function that takes job_id and the settings, and returns a CustomSpace or an ImageStore."
-        ) from error
+            f"checkpoint storage factory {storage.factory!r} cannot be used: {without_secrets(str(error))}. "
+            "Give the import path of a class or function that takes job_id and the settings, and returns a CustomSpace "
+            "or an ImageStore."
+        ) from cause_to_show(error)
     if not _missing(made, ImageStore):
         return cast("ImageStore", made)
     missing = _missing(made, ObjectSpace)
@@ -159,10 +169,15 @@ def _set_or_default(threshold: int | None) -> int:
     return DEFAULT_FILE_STATE_THRESHOLD if threshold is None or threshold < 0 else threshold
 
 
-def _space(url: str, options: Mapping[str, Any], *, buffer_bytes: int) -> ObjectSpace:
+def _space(
+    url: str, options: Mapping[str, Any], *, buffer_bytes: int, users: Mapping[tuple[str, str], str] | None = None
+) -> ObjectSpace:
     if url.startswith("file://"):
         return LocalSpace(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes)
-    return FsspecSpace(url, options)
+    path = StoragePath.parse("location", url)
+    # A location carries no user: that of the configured storage on the same host counts.
+    user = (users or {}).get((path.scheme, path.authority), "")
+    return FsspecSpace(url, options, url_to_open=replace(path, user_info=user).url_to_open)
 
 
 def _missing(made: object, interface: type) -> list[str]:

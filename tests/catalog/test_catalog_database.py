@@ -57,7 +57,7 @@ def test_a_catalog_pickles_as_its_url(url: str) -> None:
         ("sqlite://", "cannot live in memory"),
         ("sqlite:///:memory:", "cannot live in memory"),
         ("mysql://root@localhost/x", "cannot live in mysql"),
-        ("sqlite:////no/such/folder/catalog.db", "unable to open database file"),
+        ("sqlite:////dev/null/folder/catalog.db", "cannot be made"),
         ("postgresql+psycopg://user:secret@127.0.0.1:1/x", "cannot be used"),
         ("postgresql+nodriver://localhost/x", "is not installed"),
     ],

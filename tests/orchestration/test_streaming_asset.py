@@ -267,7 +267,7 @@ class TestResources:
         with pytest.raises(OptionError, match=r"HASHMAP, which takes no settings.*\['k'\]"):
             resource.backend()
 
-    @pytest.mark.parametrize("url", ["", "catalog.db", "nowhere://host/database", "sqlite:////no/such/folder/c.db"])
+    @pytest.mark.parametrize("url", ["", "catalog.db", "nowhere://host/database", "sqlite:////dev/null/folder/c.db"])
     def test_a_catalog_that_cannot_be_opened_says_so(self, url: str) -> None:
         with pytest.raises(CatalogError):
             CheckpointCatalogResource(url=url).catalog()

@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import dagster as dg
-from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.lifecycle.health import HealthCheck
-from dagster_ckpt.orchestration.component.in_yaml import Scalar, as_text, imported, in_yaml, said
+from dagster_ckpt.orchestration.component.in_yaml import as_text, imported, in_yaml, said, settings_in_yaml
 from dagster_ckpt.orchestration.component.job import StreamingJobDeclaration
 from dagster_ckpt.orchestration.component.scaffolder import StreamingJobsScaffolder
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
+    SparkSessionResource,
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.stream import Stream
@@ -24,7 +24,7 @@ class StreamResources(dg.Resolvable, dg.Model):
     """The resources of all streams of a code location; what is left out, the code location has under its name."""
 
     spark_config: Annotated[
-        dict[str, Scalar] | None, said("Settings of the Spark session, for the resource pyspark.")
+        dict[str, Any] | None, settings_in_yaml("Settings of the Spark session, for the resource pyspark.")
     ] = None
     checkpoint_storage: Annotated[
         Annotated[CheckpointStorageResource, in_yaml(CheckpointStorageResource, CheckpointStorageResource.storage)]
@@ -43,7 +43,7 @@ class StreamResources(dg.Resolvable, dg.Model):
     def named(self) -> Mapping[str, Any]:
         """The resources under the names by which streams look for them."""
         found = {
-            "pyspark": PySparkResource(spark_config=as_text(self.spark_config))
+            "pyspark": SparkSessionResource(spark_config=as_text(self.spark_config))
             if self.spark_config is not None
             else None,
             "checkpoint_storage": self.checkpoint_storage,
@@ -85,6 +85,11 @@ class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
             description="Spark Structured Streaming jobs with checkpoints, savepoints, restarts and rewinds.",
             tags=["spark", "streaming"],
         )
+
+    @classmethod
+    def get_additional_scope(cls) -> Mapping[str, Any]:
+        """What templates can use besides Dagster's: `{{ env_var('NAME') }}`, whose value only runs get to see."""
+        return {"env_var": dg.EnvVar}
 
     def all_streams(self) -> list[Stream]:
         """Every stream that is declared here.

@@ -69,9 +69,25 @@ def templated(value: type[Value]) -> dg.Resolver:
     """
 
     def resolve(context: dg.ResolutionContext, given: Value) -> Value:
-        return value(**_resolved(context, given.model_dump(by_alias=True, exclude_unset=True)))
+        resolved = _resolved(context, given.model_dump(by_alias=True, exclude_unset=True))
+        for name, each in resolved.items():
+            if name != "options" and _has_env_var(each):
+                raise OptionError(
+                    f"{name} cannot be an env_var: only options, and the fields of resources, are read from the "
+                    "environment when a run needs them. Use env for what is no secret."
+                )
+        return value(**resolved)
 
     return dg.Resolver(resolve, model_field_type=value)
+
+
+def settings_in_yaml(description: str) -> dg.Resolver:
+    """How free settings of a resource are written; `{{ env_var('NAME') }}` is left to the resource.
+
+    Args:
+        description: What they are.
+    """
+    return dg.Resolver(_resolved, model_field_type=dict[str, Scalar] | None, description=description)
 
 
 def said(description: str) -> dg.Resolver:
@@ -81,8 +97,20 @@ def said(description: str) -> dg.Resolver:
 
 
 def as_text(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Options as Spark takes them: `true`, not `True`."""
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    """Options as Spark takes them: `true`, not `True`; a variable of the environment stays one."""
+    return {name: _text(value) for name, value in options.items()}
+
+
+def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
+    """Options as Spark takes them, variables of the environment with their values.
+
+    Raises:
+        OptionError: A variable is not set.
+    """
+    return {
+        name: _value_of(name, value) if isinstance(value, dg.EnvVar) else _text(value)
+        for name, value in options.items()
+    }
 
 
 def imported(path: str, field: str) -> Any:
@@ -105,8 +133,40 @@ def imported(path: str, field: str) -> Any:
         ) from error
 
 
+def _text(value: Scalar) -> str:
+    if isinstance(value, dg.EnvVar):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value_of(option: str, variable: dg.EnvVar) -> str:
+    value = variable.get_value()
+    if value is None:
+        raise OptionError(
+            f"Option {option} is read from the environment variable {variable.env_var_name}, which is not set in this "
+            "process. Set it where runs of this code location are launched."
+        )
+    return value
+
+
+def with_env_vars(given: Any, checked: dict[str, Scalar]) -> dict[str, Scalar]:
+    """Checked options, in which pydantic has made plain text of variables of the environment, with these again."""
+    return checked | {name: value for name, value in given.items() if isinstance(value, dg.EnvVar)}
+
+
+def _has_env_var(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_has_env_var(each) for each in value.values())
+    if isinstance(value, list):
+        return any(_has_env_var(each) for each in value)
+    return isinstance(value, dg.EnvVar)
+
+
 def _checked(value: type[Value], check: Callable[[Value], object], given: Mapping[str, Any]) -> Value:
     made = value(**given)
+    if _has_env_var(given):
+        # It has its value in a run, where it is checked.
+        return made
     try:
         check(made)
     except CkptError as error:

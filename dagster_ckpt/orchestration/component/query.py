@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import dagster as dg
-from pydantic import Field, model_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-from dagster_ckpt.orchestration.component.in_yaml import Scalar, as_text, imported
+from dagster_ckpt.orchestration.component.in_yaml import Scalar, imported, with_env_vars, with_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +41,11 @@ class Source(dg.Model):
     table: str | None = Field(default=None, description="Table to read, in place of format and path.")
     watermark: Watermark | None = Field(default=None, description="How late rows may be.")
 
+    @field_validator("options", mode="wrap")
+    @classmethod
+    def _keep_env_vars(cls, given: Any, check: ValidatorFunctionWrapHandler) -> dict[str, Scalar]:
+        return with_env_vars(given, check(given))
+
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if not self.name.isidentifier():
@@ -53,7 +58,7 @@ class Source(dg.Model):
 
     def read(self, spark: SparkSession) -> DataFrame:
         """The stream as a data frame."""
-        reader = spark.readStream.options(**as_text(self.options))
+        reader = spark.readStream.options(**with_values(self.options))
         if self.schema_ddl is not None:
             reader = reader.schema(self.schema_ddl)
         if self.format is not None:
@@ -94,6 +99,11 @@ class Sink(dg.Model):
         description="Import path of a function that writes each batch, such as company.sinks:write_orders, in place of "
         "a format. It takes a data frame and the number of the batch.",
     )
+
+    @field_validator("options", mode="wrap")
+    @classmethod
+    def _keep_env_vars(cls, given: Any, check: ValidatorFunctionWrapHandler) -> dict[str, Scalar]:
+        return with_env_vars(given, check(given))
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -160,7 +170,7 @@ def described(
             rows = spark.sql(transform.sql)
         else:
             [rows] = frames
-        writer = rows.writeStream.outputMode(sink.output_mode).options(**as_text(sink.options))
+        writer = rows.writeStream.outputMode(sink.output_mode).options(**with_values(sink.options))
         if sink.format is not None:
             writer = writer.format(sink.format)
         if sink.path is not None:

@@ -1,0 +1,156 @@
+"""What may be shown or kept of a text that may hold secrets: everything but them.
+
+Used wherever something is stored in the catalog or an image, logged, raised or shown. It hides too much rather than too
+little, so it is for what people read. What is used again (the URL of a folder, a command) must not go through it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+HIDDEN = "***"
+
+_NAME = (
+    r"(?:password|passwd|passphrase|pwd|secret|token|credential|api[._-]?key|access[._-]?key|account[._-]?key"
+    r"|private[._-]?key|shared[._-]?key|jaas|authorization|signature|user[._-]?info)"
+)
+_NAMED = rf"[\w.\-]*{_NAME}[\w.\-]*"
+_SECRET_NAME = re.compile(rf"(?:{_NAMED}|key|pass|sig|sas|auth)", re.IGNORECASE)
+_URL = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.\-]*:)?//)(?P<rest>[^\s'\"<>`]+)")
+# In front of the `@` of these stands a container.
+_CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")
+_QUOTED = r"\\?'[^']*'|\\?\"[^\"]*\""
+_BARE = r"[^\s&;,'\")\]}\\]+"
+_KEYWORD = re.compile(
+    rf"(?P<name>\b(?:{_NAMED}|sig|sas))(?P<sign>\\?['\"]?\s*[=:]\s*|%3[Dd])(?P<value>{_QUOTED}|{_BARE})", re.IGNORECASE
+)
+_OPTION = re.compile(rf"(?P<name>(?<![\w-])--?{_NAMED})(?P<sign>\s+)(?P<value>{_QUOTED}|{_BARE})", re.IGNORECASE)
+_SCHEME_AND_KEY = re.compile(r"\b(?P<name>bearer|basic)(?P<sign>\s+)(?P<value>[A-Za-z0-9._~+/=\-]{8,})", re.IGNORECASE)
+_AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
+_PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+
+
+def without_secrets(text: str, known: Iterable[str | None] = ()) -> str:
+    """A text with every secret in it hidden that can be told from its place.
+
+    Hidden are user names and passwords in URLs (also where an `@` in the password is not escaped), values of keywords,
+    query parameters, settings and options whose names say that they are secret, and keys that are known by their form.
+
+    Args:
+        text: Such as a message, a URL, or a command line.
+        known: Secrets that are known to whoever asks, hidden wherever they stand.
+
+    Example:
+        >>> without_secrets("cannot reach postgresql://me:a@b@host/db?sslpassword=x, with password=y")
+        'cannot reach postgresql://***@host/db?sslpassword=***, with password=***'
+    """
+    for secret in sorted((each for each in known if each), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    text = _PEM.sub(HIDDEN, text)
+    text = _URL.sub(_hide_user, text)
+    for named in (_SCHEME_AND_KEY, _KEYWORD, _OPTION):
+        text = named.sub(_hide_value, text)
+    return _AWS_KEY.sub(HIDDEN, text)
+
+
+def shown_command(words: Sequence[str]) -> list[str]:
+    """The words of a command line that may be shown.
+
+    Example:
+        >>> shown_command(["run", "--conf", "fs.s3a.secret.key=x", "--password", "y", "orders.py"])
+        ['run', '--conf', 'fs.s3a.secret.key=***', '--password', '***', 'orders.py']
+    """
+    shown: list[str] = []
+    hides_next = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        is_named = names_a_secret(name.lstrip("-"))
+        if hides_next:
+            shown.append(HIDDEN)
+        elif equals and is_named:
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(without_secrets(word))
+        hides_next = not hides_next and not equals and word.startswith("-") and is_named
+    return shown
+
+
+def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings that may be shown: the values of those whose names say that they are secret are hidden.
+
+    Example:
+        >>> shown_settings({"redis.host": "h", "redis.password": "x"})
+        {'redis.host': 'h', 'redis.password': '***'}
+    """
+    return {
+        name: HIDDEN if names_a_secret(name) else without_secrets(value) if isinstance(value, str) else value
+        for name, value in settings.items()
+    }
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether what has this name is secret, as far as the name tells."""
+    return _SECRET_NAME.fullmatch(name) is not None
+
+
+def user_info(url: str) -> tuple[str, str]:
+    """A URL without its user info, and that user info; empty where it has none.
+
+    Example:
+        >>> user_info("sftp://me:secret@host/images")
+        ('sftp://host/images', 'me:secret')
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or f"{scheme.lower()}://" in _CONTAINERS:
+        return url, ""
+    at = _end_of_user(rest)
+    return (url, "") if at < 0 else (f"{scheme}://{rest[at + 1 :]}", rest[:at])
+
+
+def cause_to_show(error: BaseException) -> BaseException | None:
+    """The error, to be chained; None where it, or what caused it, says something that may not be shown.
+
+    Args:
+        error: What was caught.
+    """
+    current: BaseException | None = error
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        text = str(current)
+        if without_secrets(text) != text:
+            return None
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return error
+
+
+def _hide_user(found: re.Match[str]) -> str:
+    scheme, rest = found["scheme"], found["rest"]
+    if scheme.lower() in _CONTAINERS:
+        return found[0]
+    at = _end_of_user(rest)
+    return found[0] if at < 0 else f"{scheme}{HIDDEN}@{rest[at + 1 :]}"
+
+
+def _end_of_user(rest: str) -> int:
+    """Place of the `@` behind the user info of what follows `://`, or -1.
+
+    A password that is not escaped may hold `@`, `/`, `?` and `#`: then the last `@` counts.
+    """
+    end = next((index for index, letter in enumerate(rest) if letter in "/?#"), len(rest))
+    authority = rest[:end]
+    user, at, _ = authority.partition("@")
+    if at:
+        return rest.rfind("@") if ":" in user else authority.rfind("@")
+    _, colon, port = authority.partition(":")
+    is_password = bool(colon) and not port.isdigit() and not authority.startswith("[")
+    return rest.rfind("@") if is_password else -1
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    value = found["value"].lstrip("\\")
+    quote = value[0] if value[0] in "'\"" else ""
+    escape = "\\" if found["value"].startswith("\\") else ""
+    hidden = f"{escape}{quote}{HIDDEN}{escape}{quote}" if quote else HIDDEN
+    return f"{found['name']}{found['sign']}{hidden}"

@@ -1,0 +1,83 @@
+"""What Spark and a failing query are given to know is in no log of the query, no snapshot, no record and no message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted_secrets import Planted, files_below
+from pyspark.sql import DataFrame, SparkSession
+from query_bench import make_job
+from small_spark import lay_file, small_spark
+
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.lifecycle.preflight import preflight
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.spark import QueryToStart, start_query
+
+pytestmark = pytest.mark.spark
+
+PLANTED = Planted()
+SETTINGS = {
+    "spark.hadoop.fs.s3a.secret.key": PLANTED.plant("hadoop"),
+    "spark.sql.catalog.x.password": PLANTED.plant("catalog"),
+    "spark.sql.streaming.stateStore.redis.password": PLANTED.plant("state"),
+}
+JDBC = f"cannot connect to jdbc:postgresql://u:{PLANTED.plant('jdbc')}@h/db, password={PLANTED.plant('keyword')}"
+SOURCE, SINK = PLANTED.plant("source"), PLANTED.plant("sink")
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with small_spark(SETTINGS) as session:
+        yield session
+
+
+def test_no_output_has_a_secret_that_was_planted(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "landing").mkdir()
+    for number in range(2):
+        lay_file(tmp_path / "landing", number, [{"k": n % 3, "at": "2024-01-01T00:00:00Z"} for n in range(9)])
+    job = replace(make_job(tmp_path), code_version="1")
+    reports: list[str] = []
+    fails = False
+
+    def write(rows: DataFrame, _batch: int) -> None:
+        rows.write.format("noop").mode("append").save()
+        if fails:
+            raise ValueError(JDBC)
+
+    def describe() -> Any:
+        stream = spark.readStream.schema("k long, at timestamp").option("password", SOURCE)
+        counts = stream.json(str(tmp_path / "landing")).groupBy("k").count()
+        writer = counts.writeStream.outputMode("update").option("kafka.sasl.jaas.config", SINK).foreachBatch(write)
+        return writer.trigger(availableNow=True)
+
+    def run() -> Outcome:
+        query = QueryToStart(describe)
+        start = RunRequest("run", lambda live: start_query(query.take(), "orders", live), query.described)
+        return run_job(job, replace(start, report=reports.append))
+
+    assert run().end.kind is EndKind.ENDED_BY_ITSELF
+    savepoint = operations.trigger_savepoint(job, operations.Operator("a test"))
+    fails = True
+    lay_file(tmp_path / "landing", 2, [{"k": 1, "at": "2024-01-01T00:00:00Z"}])
+    failed = run()
+    assert failed.end.kind is EndKind.FAILED
+    assert "jdbc:postgresql://***@h/db" in failed.end.reason, "what is no secret is still said"
+    tried = preflight(job, describe)
+
+    job.catalog.close()
+    PLANTED.assert_in_none(
+        {
+            **files_below(tmp_path),
+            "reports": "\n".join(reports),
+            "end": repr(failed),
+            "savepoint": repr(savepoint),
+            "preflight": repr(tried),
+            "job": repr(job),
+        }
+    )

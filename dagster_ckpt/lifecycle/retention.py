@@ -281,6 +281,8 @@ def _delete_live_directories(job: StreamingJob, lease: LeaseKeeper) -> str | Non
 def delete_older_live_directories(job: StreamingJob, current: LiveDirectory, lease: LeaseKeeper) -> None:
     """Delete the live directories that starts before have left behind, finished or not.
 
+    The one before this is kept where it is fenced: without its fence, a query that still runs there would plan again.
+
     Args:
         job: The job.
         current: The one that is in use.
@@ -295,7 +297,10 @@ def delete_older_live_directories(job: StreamingJob, current: LiveDirectory, lea
     token = lease.record.token
     for each in built:
         of_this_run = each.token == token and mine is not None and each.generation < mine.generation
+        is_before = mine is not None and each.generation == mine.generation - 1
         if each != mine and (each.token < token or of_this_run):
+            if is_before and each.live.fenced_at() is not None:
+                continue
             lease.check()
             each.live.delete()
 

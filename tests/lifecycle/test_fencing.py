@@ -22,6 +22,7 @@ from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import Liveness, ProcessIdentity, this_holder
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
+from dagster_ckpt.lifecycle.retention import delete_older_live_directories
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.spark import LiveDirectory, inspect_live_directory
@@ -102,6 +103,22 @@ def test_a_successor_goes_on_from_the_fenced_directory_in_a_fresh_one(
     assert LiveDirectory(str(history.shelf.live)).fenced_at() == LAST + 2
     state = inspect_live_directory(prepared.live)
     assert (state.batch_id, state.in_flight, state.fenced_at) == (LAST, LAST + 1, None)
+
+
+def test_its_fence_stands_until_the_generation_after(history: History, job: StreamingJob, clock: Clock) -> None:
+    expire(job, clock, ELSEWHERE)
+    mine = acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS)
+    _, prepared = start(job, mine)
+    fenced = LiveDirectory(str(history.shelf.live))
+
+    delete_older_live_directories(job, prepared.live, LeaseKeeper(job.catalog, mine.record, ttl_ms=TTL_MS))
+    assert fenced.fenced_at() is not None
+
+    clock.now_ms += TTL_MS
+    mine = acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS)
+    _, prepared = start(job, mine)
+    delete_older_live_directories(job, prepared.live, LeaseKeeper(job.catalog, mine.record, ttl_ms=TTL_MS))
+    assert not fenced.exists()
 
 
 @pytest.mark.parametrize("fences", [False, True], ids=["before it had fenced", "after it had fenced"])

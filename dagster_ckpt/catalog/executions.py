@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, LeaseRecord, StartCause
-from dagster_ckpt.catalog.tables import executions, jobs
+from dagster_ckpt.catalog.tables import events, executions, jobs
 from dagster_ckpt.errors import CatalogError
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
@@ -160,9 +160,12 @@ class ExecutionStore:
             )
 
     def gave_up(self, execution_id: str, reason: str) -> None:
-        """Tell, as an event, that the job is not restarted any more after this execution."""
+        """Tell once, as an event, that the job is not restarted any more after this execution."""
         job_id = self.get(execution_id).job_id
+        told = (events.c.job_id == job_id) & (events.c.type == EventType.GAVE_UP.value)
         with self._database.writing() as connection:
+            if connection.execute(select(events.c.sequence).where(told, events.c.execution_id == execution_id)).first():
+                return
             self._database.tell(
                 connection, job_id, EventType.GAVE_UP, execution_id=execution_id, payload={"reason": reason}
             )

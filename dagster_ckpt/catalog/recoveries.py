@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Row, func, select
 
 from dagster_ckpt.catalog.database import Database
-from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.recovery_records import PointFailure
 from dagster_ckpt.catalog.tables import recovery_failures
 
@@ -23,7 +23,7 @@ class RecoveryStore:
 
     def failed(
         self,
-        job_id: str,
+        lease: LeaseRecord,
         execution_id: str,
         point: str,
         *,
@@ -35,15 +35,19 @@ class RecoveryStore:
         """Record that a recovery failed at a point.
 
         Args:
-            job_id: The job.
+            lease: The lease of the job.
             execution_id: The execution that failed there.
             point: Name of the point.
             error: Class of the error.
             detail: What was found, for a person.
             is_certain: Whether another try cannot do better.
             batch_id: The batch of that point, or None.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
         """
-        with self._database.writing() as connection:
+        job_id = lease.job_id
+        with self._database.writing_under(lease) as connection:
             of_job = recovery_failures.c.job_id == job_id
             ordinal = connection.execute(select(func.max(recovery_failures.c.ordinal)).where(of_job)).scalar() or 0
             values = {
@@ -76,12 +80,15 @@ class RecoveryStore:
             ).all()
         return [_record(row) for row in rows]
 
-    def forget(self, job_id: str) -> None:
-        """Let every point count as not yet tried: a person has looked after the job."""
-        with self._database.writing() as connection:
-            connection.execute(
-                recovery_failures.update().where(recovery_failures.c.job_id == job_id).values(is_over=True)
-            )
+    def forget(self, lease: LeaseRecord) -> None:
+        """Let every point count as not yet tried: a person has looked after the job.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        of_job = recovery_failures.c.job_id == lease.job_id
+        with self._database.writing_under(lease) as connection:
+            connection.execute(recovery_failures.update().where(of_job).values(is_over=True))
 
 
 def _record(row: Row[Any]) -> PointFailure:

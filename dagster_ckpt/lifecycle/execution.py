@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from dagster_ckpt.errors import (
     LeaseLostError,
     LiveDirectoryError,
     PlanChangedError,
+    RecoveryExhaustedError,
     RowsAtRiskError,
     SharedSinkError,
     StandstillError,
@@ -32,6 +33,7 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.lifecycle.backend_check import check_backend
+from dagster_ckpt.lifecycle.damage import Damage, damage_in, damage_of
 from dagster_ckpt.lifecycle.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
@@ -41,8 +43,9 @@ from dagster_ckpt.lifecycle.plan_check import check_plan
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.recovery_look import recovery_facts
+from dagster_ckpt.lifecycle.recovery_points import live_point, point_of_origin
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import FailureHistory, RestartAt
@@ -232,6 +235,28 @@ class _Run:
                     own_jvm_pid=self._request.jvm_pid,
                     report=self._request.report,
                 )
+            if cause is StartCause.MANUAL:
+                job.catalog.recoveries.forget(self._lease.record)
+            facts, plan, prepared, query = self._start(execution_id, start_from, cause)
+        except Exception as error:
+            self._refuse(execution_id, error, cause)
+            raise
+        try:
+            end = self._supervise(execution_id, facts, plan, prepared, query)
+        except Exception as error:
+            # Such as a JVM that was killed: nothing in this process can go on, a new run can.
+            self._fail(execution_id, f"{type(error).__name__}: {error}")
+            raise
+        if end.kind is EndKind.FAILED:
+            self._note_damage(execution_id, prepared.live, damage_in(end.trace or end.reason))
+        return end
+
+    def _start(
+        self, execution_id: str, start_from: StartFrom, cause: StartCause
+    ) -> tuple[RecoveryFacts, RecoveryPlan, PreparedStart, SupervisedQuery]:
+        """Start the query on the best point that there is: where one turns out to be damaged, on the next one."""
+        job = self._job
+        while True:
             facts = recovery_facts(
                 job,
                 start_from,
@@ -239,19 +264,46 @@ class _Run:
                 is_automatic=cause is not StartCause.MANUAL,
             )
             plan = plan_recovery(facts)
-            with holding(job.catalog, [plan.image], f"start of execution {execution_id}"):
-                prepared = self._prepare(facts, plan, start_from)
-                refuse_a_fenced_directory(prepared.live)
-                query = self._request.start_query(prepared.live)
-        except Exception as error:
-            self._refuse(execution_id, error)
-            raise
-        try:
-            return self._supervise(execution_id, facts, plan, prepared, query)
-        except Exception as error:
-            # Such as a JVM that was killed: nothing in this process can go on, a new run can.
-            self._fail(execution_id, f"{type(error).__name__}: {error}")
-            raise
+            prepared: PreparedStart | None = None
+            try:
+                with holding(job.catalog, [plan.image], f"start of execution {execution_id}"):
+                    prepared = self._prepare(facts, plan, start_from)
+                    refuse_a_fenced_directory(prepared.live)
+                    return facts, plan, prepared, self._request.start_query(prepared.live)
+            except Exception as error:
+                damage = damage_of(error)
+                # What a person named is not replaced by something else.
+                if damage is None or plan.point is None or start_from.point is not StartPoint.LATEST:
+                    raise
+                if prepared is None:
+                    self._note_failure(execution_id, plan.point, damage, plan.to_batch)
+                else:
+                    self._note_damage(execution_id, prepared.live, damage)
+
+    def _note_damage(self, execution_id: str, live: LiveDirectory, damage: Damage | None) -> None:
+        """Remember that the query could not go on in a live directory, so that the next start does something else."""
+        if damage is None:
+            return
+        with suppress(LeaseLostError):
+            self._note_failure(execution_id, live_point(live.url), damage, None)
+            record = self._job.catalog.jobs.get(self._job.job_id)
+            origin = point_of_origin(record.origin) if record.live_directory == live.url else None
+            if origin is not None:
+                # Made again it may be whole; where it fails alike once more, it was made so.
+                at_batch = record.origin.batch_id if record.origin is not None else None
+                self._note_failure(execution_id, origin, replace(damage, is_certain=False), at_batch)
+
+    def _note_failure(self, execution_id: str, point: str, damage: Damage, batch_id: int | None) -> None:
+        self._job.catalog.recoveries.failed(
+            self._lease.record,
+            execution_id,
+            point,
+            error=damage.error,
+            detail=damage.detail,
+            is_certain=damage.is_certain,
+            batch_id=batch_id,
+        )
+        self._request.report(f"a recovery failed at {point}: {damage.error}: {damage.detail}")
 
     def _prepare(self, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom) -> PreparedStart:
         job = self._job
@@ -306,11 +358,15 @@ class _Run:
             raise
         return supervisor.run()
 
-    def _refuse(self, execution_id: str, error: Exception) -> None:
+    def _refuse(self, execution_id: str, error: Exception, cause: StartCause) -> None:
         reason = f"{type(error).__name__}: {error}"
         # What is refused is over; anything else is for the restart strategy.
-        if self._fail(execution_id, reason, settled=isinstance(error, _REFUSALS)):
+        is_over = isinstance(error, _REFUSALS)
+        if self._fail(execution_id, reason, settled=is_over):
             self._answer_start_request(RequestStatus.FAILED, reason)
+            if is_over and (cause is not StartCause.MANUAL or isinstance(error, RecoveryExhaustedError)):
+                # Nobody waits for this start, and no other one follows.
+                self._job.catalog.executions.gave_up(execution_id, reason)
 
     def _fail(self, execution_id: str, reason: str, *, settled: bool = False) -> bool:
         """Record that an execution failed; False where another one is the writer by now."""

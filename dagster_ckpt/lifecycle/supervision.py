@@ -98,11 +98,13 @@ class QueryEnd:
         kind: How it ended.
         reason: One sentence for a person.
         savepoint: The savepoint it was stopped with, for FINISHED.
+        trace: What the JVM printed of the failure, for FAILED; None where nothing is known beside the reason.
     """
 
     kind: EndKind
     reason: str
     savepoint: ImageRecord | None = None
+    trace: str | None = None
 
 
 class Supervisor:
@@ -188,7 +190,7 @@ class Supervisor:
         elif terminated:
             error = self._query.exception()
             self._end = (
-                QueryEnd(EndKind.FAILED, error)
+                QueryEnd(EndKind.FAILED, error, trace=self._query.trace())
                 if error is not None
                 else QueryEnd(EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended")
             )

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog import LeaseRecord
-from dagster_ckpt.errors import CkptError
+from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
 from dagster_ckpt.lifecycle.fork import check_output
 from dagster_ckpt.lifecycle.job import StreamingJob
@@ -127,6 +127,10 @@ def _run_to_its_end(
         else:
             outcome = _run(context, job, resources, describe, config=config, watch=watch)
     except CkptError as error:
+        if isinstance(error, RecoveryExhaustedError):
+            last = job.catalog.executions.latest(job.job_id)
+            if last is not None:
+                tell_given_up(context.instance, job.catalog, last, str(error))
         raise _failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - it is raised, as the cause or in words
         # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.

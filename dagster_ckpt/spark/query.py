@@ -206,6 +206,17 @@ class SupervisedQuery:
         text = str(error).partition("=== Streaming Query ===")[0].strip()
         return without_secrets("\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)]))
 
+    def trace(self) -> str | None:
+        """Why the query failed, as its JVM prints it, with causes and frames; None where that cannot be seen."""
+        from pyspark import SparkContext  # noqa: PLC0415 - see jvm_process
+
+        query: Any = getattr(self._query, "_jsq", None)
+        jvm: Any = SparkContext._jvm
+        if query is None or jvm is None or not query.exception().isDefined():
+            return None
+        error = query.exception().get()
+        return str(jvm.org.apache.spark.util.Utils.exceptionString(error.getCause() or error))
+
     def _reports(self) -> Iterator[QueryProgress]:
         """Reports of batches that ran, newest first."""
         for text in self._json_reports():

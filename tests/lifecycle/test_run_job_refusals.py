@@ -69,6 +69,9 @@ class PlayedQuery:
     def exception(self) -> str | None:
         return self.error
 
+    def trace(self) -> str | None:
+        return self.error
+
 
 @dataclass
 class Stage:

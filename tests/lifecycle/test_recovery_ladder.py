@@ -1,0 +1,286 @@
+"""A recovery goes back from point to point by itself, as long as there is a good one, and comes to an end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from retention_shelf import JOB
+from rewind_history import LAST, History
+from test_run_job_refusals import PlayedQuery, Stage
+
+from dagster_ckpt.catalog import EventType, ExecutionStatus, ImageRecord, StartCause
+from dagster_ckpt.errors import ImageCorruptError, RecoveryExhaustedError
+from dagster_ckpt.lifecycle.execution import RunRequest, run_job
+from dagster_ckpt.lifecycle.image_verification import ImageVerification, record_verification
+from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
+from dagster_ckpt.lifecycle.recovery import RecoveryKind
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.options import RestartStrategies
+from dagster_ckpt.spark import LiveDirectory
+from tests.as_writer import as_writer
+
+CANNOT_LOAD = (
+    "org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state.\n"
+    "Caused by: java.util.zip.ZipException: invalid entry size (expected 7597 but got 7588 bytes)"
+)
+NO_METADATA = (
+    "An error occurred while calling o622.start.\n: com.fasterxml.jackson.core.io.JsonEOFException: Unexpected "
+    "end-of-input\n at org.apache.spark.sql.execution.streaming.runtime.StreamMetadata$.read(StreamMetadata.scala:60)"
+)
+
+
+class Ladder:
+    """A stream that stands at batch 13, with savepoints at 8, 10 and 12."""
+
+    def __init__(self, root: Path) -> None:
+        self.history = History(root)
+        self.history.sinks(f"FileSink[file:{self.history.sink}]")
+        self.job = replace(self.history.shelf.job, restart=RestartStrategies.fixed_delay_restart(20, 1))
+        self.images: list[ImageRecord] = []
+        for batch in range(LAST, 14):
+            if batch > LAST:
+                self.history.commit(batch)
+            if batch % 2 == 0:
+                self.images.insert(0, trigger_savepoint(self.job, Operator("a test"), label=f"at {batch}"))
+        self.first = self.history.live
+        self.stage = Stage(self.job, [])
+
+    def run(self, *queries: PlayedQuery | Exception, **how: Any) -> Any:
+        self.stage.queries = [*queries]
+        return self.stage.run(**{"cause": StartCause.RESTART_NEW_RUN, **how})
+
+    @property
+    def batches(self) -> tuple[int | None, int]:
+        """What the stream and its sink stand at."""
+        return self.history.batch, self.history.sink_batch
+
+    def lose_live_directory(self) -> None:
+        shutil.rmtree(self.first.url.removeprefix("file://"))
+
+    def told(self, what: EventType) -> int:
+        return sum(event.type is what for event in self.job.catalog.events.after(0))
+
+    def last(self) -> tuple[ExecutionStatus, bool]:
+        last = self.job.catalog.executions.latest(JOB)
+        assert last is not None
+        return last.status, last.settled
+
+    def close(self) -> None:
+        self.history.close()
+
+
+@pytest.fixture
+def ladder(tmp_path: Path) -> Iterator[Ladder]:
+    ladder = Ladder(tmp_path)
+    yield ladder
+    ladder.close()
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+def folder(image: ImageRecord) -> Path:
+    return Path((image.location or "").removeprefix("file://"))
+
+
+def spoil_metadata(image: ImageRecord) -> None:
+    flip(folder(image) / "_metadata")
+
+
+def spoil_data(image: ImageRecord) -> None:
+    for path in folder(image).rglob("*"):
+        if path.is_file() and path.name != "_metadata":
+            path.unlink()
+            return
+    spoil_metadata(image)
+
+
+def spoil_all(image: ImageRecord) -> None:
+    shutil.rmtree(folder(image))
+
+
+SPOIL = (spoil_metadata, spoil_data, spoil_all)
+
+
+def test_known_defect_6_a_damaged_newest_image_gives_way_to_the_one_before_in_the_same_run(ladder: Ladder) -> None:
+    ladder.lose_live_directory()
+    spoil_metadata(ladder.images[0])
+
+    outcome = ladder.run(PlayedQuery(ends=True))
+
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert ladder.batches == (10, 10)
+    assert len(ladder.stage.ends()) == 2
+    recovery = ladder.job.catalog.executions.get(outcome.execution_id).recovery
+    assert recovery is not None
+    assert (recovery["kind"], recovery["to_batch"]) == (RecoveryKind.RESTORE.value, 10)
+    assert [point["name"] for point in recovery["passed"]] == ["savepoint at 12 at batch 12"]
+
+
+def test_known_defect_5_state_that_spark_cannot_load_gives_way_to_the_newest_image(ladder: Ladder) -> None:
+    outcome = ladder.run(PlayedQuery(ends=True, error=CANNOT_LOAD), PlayedQuery(ends=True))
+
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert ladder.stage.started_in[0] == ladder.first.url
+    assert ladder.batches == (12, 12)
+    recovery = ladder.job.catalog.executions.get(outcome.execution_id).recovery
+    assert recovery is not None
+    assert recovery["rewound_batches"] == 1
+    assert "CANNOT_LOAD_STATE_STORE" in recovery["reason"]
+
+
+def test_a_query_that_cannot_be_started_on_the_directory_is_started_on_the_next_point(ladder: Ladder) -> None:
+    outcome = ladder.run(RuntimeError(NO_METADATA), PlayedQuery(ends=True))
+
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert ladder.batches == (12, 12)
+    assert len(ladder.stage.ends()) == 2
+
+
+def test_what_is_restored_and_fails_alike_twice_is_passed_over(ladder: Ladder) -> None:
+    ladder.lose_live_directory()
+    bad = [PlayedQuery(ends=True, error=CANNOT_LOAD) for _ in range(4)]
+
+    outcome = ladder.run(*bad, PlayedQuery(ends=True))
+
+    # Savepoints 12 and 10 had two tries each.
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert ladder.batches == (8, 8)
+
+
+def test_the_memory_is_that_of_the_catalog_and_ends_with_the_next_checkpoint(ladder: Ladder) -> None:
+    job = replace(ladder.job, restart=RestartStrategies.no_restart())
+    ladder.stage.job = job
+    assert ladder.run(PlayedQuery(ends=True, error=CANNOT_LOAD)).end.kind is EndKind.FAILED
+    assert [each.point for each in job.catalog.recoveries.of_job(JOB)] == [f"live:{ladder.first.url}"]
+
+    # Another process.
+    assert ladder.run(PlayedQuery(ends=True)).end.kind is EndKind.ENDED_BY_ITSELF
+    assert ladder.batches == (12, 12)
+
+    writer = as_writer(job.catalog, JOB)
+    latest = job.catalog.executions.latest(JOB)
+    assert latest is not None
+    writer.images.begin(
+        image_id="new", execution_id=latest.execution_id, kind="CHECKPOINT", number=99,
+        trigger=ladder.images[0].trigger, timeline=job.catalog.jobs.get(JOB).timeline,
+    )  # fmt: skip
+    writer.complete("new", batch_id=13)
+    assert job.catalog.recoveries.of_job(JOB) == []
+
+
+def test_a_query_that_fails_for_another_reason_goes_back_nowhere(ladder: Ladder) -> None:
+    outcome = ladder.run(
+        PlayedQuery(ends=True, error="org.apache.spark.SparkException: ZeroDivisionError"), PlayedQuery(ends=True)
+    )
+
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert ladder.stage.started_in == [ladder.first.url] * 2
+    assert ladder.batches == (13, 13)
+
+
+def test_an_image_that_a_person_names_is_not_replaced_by_another(ladder: Ladder) -> None:
+    spoil_metadata(ladder.images[0])
+
+    with pytest.raises(ImageCorruptError):
+        ladder.run(start_from=StartFrom.parse("at 12"), cause=StartCause.MANUAL)
+
+    assert ladder.batches == (13, 13)
+    assert ladder.told(EventType.GAVE_UP) == 0
+
+
+def test_an_image_known_to_be_broken_is_passed_over(ladder: Ladder) -> None:
+    ladder.lose_live_directory()
+    record_verification(ladder.job, ImageVerification(ladder.images[0].location or "", None, True, ("truncated",)))
+
+    ladder.run(PlayedQuery(ends=True))
+
+    assert ladder.batches == (10, 10)
+
+
+@pytest.mark.parametrize("cause", [StartCause.RESTART_NEW_RUN, StartCause.MANUAL])
+def test_where_no_point_is_good_it_fails_for_good_with_one_alert(ladder: Ladder, cause: StartCause) -> None:
+    ladder.lose_live_directory()
+    for image, spoil in zip(ladder.images, SPOIL, strict=True):
+        spoil(image)
+
+    with pytest.raises(RecoveryExhaustedError, match="cannot be recovered by itself") as refused:
+        ladder.run(cause=cause)
+
+    assert all(f"savepoint at {batch}" in str(refused.value) for batch in (12, 10, 8))
+    assert ladder.last() == (ExecutionStatus.FAILED, True)
+    assert ladder.told(EventType.GAVE_UP) == 1
+    assert ladder.stage.started_in == []
+    # Nothing is left for the supervisor to restart.
+    assert JOB not in ladder.job.catalog.executions.unsettled_runs().values()
+
+
+def test_a_person_who_has_repaired_it_starts_it_again(ladder: Ladder) -> None:
+    ladder.lose_live_directory()
+    kept = folder(ladder.images[0]).with_name("kept")
+    shutil.copytree(folder(ladder.images[0]), kept)
+    for image in ladder.images:
+        spoil_metadata(image)
+    with pytest.raises(RecoveryExhaustedError):
+        ladder.run()
+    shutil.rmtree(folder(ladder.images[0]))
+    kept.rename(folder(ladder.images[0]))
+
+    assert ladder.run(PlayedQuery(ends=True), cause=StartCause.MANUAL).end.kind is EndKind.ENDED_BY_ITSELF
+    assert ladder.batches == (12, 12)
+
+
+class SecretlyDamaged:
+    """Spark: it cannot go on in the first live directory, though all its logs look whole."""
+
+    def __init__(self, ladder: Ladder, *, damaged: bool) -> None:
+        self._first = ladder.first.url
+        self._damaged = damaged
+
+    def __call__(self, live: LiveDirectory) -> Any:
+        Path(live.url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+        is_damaged = self._damaged and live.url == self._first
+        return PlayedQuery(ends=True, error=CANNOT_LOAD if is_damaged else None)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_damaged_at_random_it_comes_back_to_the_newest_good_point_or_ends_with_one_alert(
+    ladder: Ladder, seed: int
+) -> None:
+    random = Random(seed)
+    live = random.choice(["whole", "lost", "emptied", "broken", "secretly damaged"])
+    good = {12, 10, 8} | ({13} if live == "whole" else set())
+    path = Path(ladder.first.url.removeprefix("file://"))
+    if live in ("lost", "emptied"):
+        shutil.rmtree(path)
+    if live == "emptied":
+        path.mkdir()
+    if live == "broken":
+        shutil.rmtree(path / "commits")
+    for image in ladder.images:
+        if random.random() < 0.6:
+            random.choice(SPOIL)(image)
+            good.discard(image.batch_id or 0)
+
+    request = RunRequest(
+        "run", SecretlyDamaged(ladder, damaged=live == "secretly damaged"), cause=StartCause.RESTART_NEW_RUN
+    )
+    if good:
+        assert run_job(ladder.job, request).end.kind is EndKind.ENDED_BY_ITSELF
+        assert ladder.batches == (max(good), max(good))
+        assert ladder.told(EventType.GAVE_UP) == 0
+        return
+    with pytest.raises(RecoveryExhaustedError):
+        run_job(ladder.job, request)
+    assert ladder.last() == (ExecutionStatus.FAILED, True)
+    assert ladder.told(EventType.GAVE_UP) == 1

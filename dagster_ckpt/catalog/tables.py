@@ -207,7 +207,7 @@ recovery_failures = Table(
     Column("execution_id", String(64), nullable=False),
     Column("point", Text, nullable=False),
     Column("error", String(128), nullable=False),
-    Column("detail", Text, nullable=False),
+    Column("detail", Sentence, nullable=False),
     Column("is_certain", Boolean, nullable=False),
     Column("batch_id", BigInteger),
     # A checkpoint that came after it, or a person, has ended what it was about.

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import Catalog, JobRecord
-from dagster_ckpt.errors import OptionError
 from dagster_ckpt.options import CheckpointOptions, DecidingRestartStrategy, StateBackend
-from dagster_ckpt.options.redaction import user_info, without_secrets
+from dagster_ckpt.options.redaction import refuse_user_info
 from dagster_ckpt.spark import LiveDirectory
 from dagster_ckpt.storage import ImageStore
 
@@ -88,11 +87,7 @@ class StreamingJob:
         Raises:
             OptionError: The folder of live directories names a user.
         """
-        if user_info(self.live_root)[1]:
-            raise OptionError(
-                f"The folder of live directories, {without_secrets(self.live_root)}, names a user. Leave that out, and "
-                "give Spark the credentials by its configuration."
-            )
+        refuse_user_info("The folder of live directories", self.live_root)
 
     @property
     def live_folder(self) -> str:

@@ -33,6 +33,7 @@ from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind,
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint, checked_label
 from dagster_ckpt.lifecycle.stopped_savepoint import savepoint_of_stopped_job
 from dagster_ckpt.options import DesiredState
+from dagster_ckpt.options.redaction import refuse_user_info
 
 __all__ = [
     "Operator",
@@ -93,11 +94,12 @@ def trigger_savepoint(
     Raises:
         JobNotFoundError: The job was never started.
         NothingCommittedError: The job has not committed a batch yet.
-        OptionError: The label means another starting point, or cannot be found again.
+        OptionError: The label means another starting point or cannot be found again, or the folder names a user.
         RequestFailedError: The attempt failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     checked_label(label)
+    refuse_user_info("target_directory", target_directory)
     job.catalog.jobs.get(job.job_id)
     if is_running(job):
         arguments = {"label": label, "target_directory": target_directory, "schedule": schedule}
@@ -119,11 +121,12 @@ def stop_with_savepoint(
 
     Raises:
         JobNotFoundError: The job was never started.
-        OptionError: The label means another starting point, or cannot be found again.
+        OptionError: The label means another starting point or cannot be found again, or the folder names a user.
         RequestFailedError: The job does not run, or the savepoint failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     checked_label(label)
+    refuse_user_info("target_directory", target_directory)
     require_running(job, "stopped with a savepoint")
     arguments = {"label": label, "target_directory": target_directory}
     image = _image_of(job, ask(job, RequestKind.STOP_WITH_SAVEPOINT, arguments, operator, timeout_s))

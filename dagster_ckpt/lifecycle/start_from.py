@@ -8,7 +8,7 @@ from enum import Enum
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.options import RecoveryClaimMode
-from dagster_ckpt.options.redaction import user_info, without_secrets
+from dagster_ckpt.options.redaction import refuse_user_info
 
 
 class StartPoint(Enum):
@@ -130,12 +130,7 @@ class StartFrom:
                 "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, "
                 "preferred-savepoint, empty, batch-<n>, or the id, number (chk-7), label or location of an image."
             )
-        if user_info(word)[1]:
-            # It is kept in the catalog, and shown.
-            raise OptionError(
-                f"start_from is {without_secrets(word)!r}, a location that names a user. Leave that out: user name and "
-                "password are taken from the configured storage, where that is on the same host."
-            )
+        refuse_user_info("start_from", word)
         point, reference = _point(word)
         if new_query_id and point in (StartPoint.LATEST, StartPoint.EMPTY):
             raise OptionError(

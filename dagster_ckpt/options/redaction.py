@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from dagster_ckpt.errors import OptionError
+
 HIDDEN = "***"
 
 _NAME = (
@@ -106,6 +108,23 @@ def user_info(url: str) -> tuple[str, str]:
         return url, ""
     at = _end_of_user(rest)
     return (url, "") if at < 0 else (f"{scheme}://{rest[at + 1 :]}", rest[:at])
+
+
+def refuse_user_info(option: str, url: str | None) -> None:
+    """Refuse a location that is kept in the catalog and shown, if it names a user.
+
+    Args:
+        option: What it is called, in the message.
+        url: The location, if any.
+
+    Raises:
+        OptionError: It names a user.
+    """
+    if url is not None and user_info(url)[1]:
+        raise OptionError(
+            f"{option} is {without_secrets(url)!r}, which names a user. Leave that out: a location is kept and shown. "
+            "User name and password are taken from the configured storage on the same host, or from Spark's settings."
+        )
 
 
 def cause_to_show(error: BaseException) -> BaseException | None:

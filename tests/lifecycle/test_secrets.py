@@ -140,6 +140,7 @@ def test_a_storage_that_cannot_be_reached_says_nothing_of_its_user(scheme: str) 
     "name_it",
     [
         StartFrom.parse,
+        lambda url: trigger_savepoint(None, Operator("a test"), target_directory=url),  # type: ignore[arg-type]
         lambda url: open_store(FileSystemCheckpointStorage("memory://h/images"), JOB).manifest(url),
         lambda url: StreamingJob(JOB, JOB, JOB, None, None, None, None, url),  # type: ignore[arg-type]
     ],

@@ -157,6 +157,17 @@ def test_only_after_an_end_in_order_a_large_file_is_known_by_its_identity(
     assert (donor.live.local_path, donor.check) == (golden.live, check)
 
 
+def test_a_cancellation_after_a_failure_is_no_end_in_order(golden: GoldenJob) -> None:
+    golden.image()
+    golden.end(ExecutionStatus.FAILED)
+    golden.run_again(ExecutionStatus.CANCELED)
+
+    donor = preview_start(golden.job, StartFrom.parse("latest-checkpoint")).donor
+
+    assert donor is not None
+    assert donor.check is DonorCheck.DIGEST
+
+
 def test_a_broken_live_directory_gives_nothing(golden: GoldenJob) -> None:
     golden.image()
     golden.end()

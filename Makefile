@@ -3,6 +3,7 @@
 # make test   formatting, types, room order, and every test
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
+# make torture  every call of every operation killed, failed, its answer lost, the power gone; writes docs/reliability.md (20 minutes)
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
 # make mutants  how much the tests of Flink's rules would miss; writes docs/mutation-testing.md
@@ -22,10 +23,10 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test fuzz test-fast soak bench mutants check format java browser clean
+.PHONY: help demo dev test fuzz torture test-fast soak bench mutants check format java browser clean
 
 help:
-	@sed -n '1,9s/^# //p' Makefile
+	@sed -n '1,10s/^# //p' Makefile
 
 demo: java $(VENV)/.demo
 	$(BIN)/python -m dagster_ckpt.demo.drill
@@ -42,6 +43,9 @@ test-fast: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest -m fuzz -s tests/fuzz
+
+torture: $(VENV)/.dev
+	$(BIN)/python -m tests.torture
 
 soak: java $(VENV)/.dev
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak

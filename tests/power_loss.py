@@ -60,6 +60,7 @@ class Trouble:
         seed: For what is left to chance.
         error: The call fails with this `errno`, and nothing else happens. None: the process ends there.
         lasts: All calls from there on that change something fail, not only this one.
+        done: The call is done before it fails: only its answer is lost.
     """
 
     call: int
@@ -67,6 +68,7 @@ class Trouble:
     seed: int = 0
     error: int | None = None
     lasts: bool = False
+    done: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ class _Calls:
         self._die = die
         self._lock = threading.RLock()
         self._held: list[int] = []
+        self._answer_is_lost = False
         self._open = io.open
         self._real = {
             name: getattr(os, name)
@@ -239,11 +242,20 @@ class _Calls:
         if trouble.error is None:
             if number == trouble.call:
                 self._die(self)
+        elif trouble.done:
+            self._answer_is_lost = number == trouble.call
         elif number == trouble.call or (trouble.lasts and number > trouble.call and changes):
             is_deletion = what.startswith(("unlink", "remove", "rmdir"))
             # A full disk lets you delete.
             if not (trouble.error == errno.ENOSPC and is_deletion):
                 raise OSError(trouble.error, os.strerror(trouble.error), what)
+
+    def _answer(self) -> None:
+        """What was done is told, or not."""
+        if self._answer_is_lost:
+            self._answer_is_lost = False
+            error = self.trouble.error or 0
+            raise OSError(error, os.strerror(error), self.made[-1])
 
     def _hold(self, path: str) -> None:
         """Keep the inode of a name that goes: another file would get its number."""
@@ -257,7 +269,9 @@ class _Calls:
             where = self._where(path, dir_fd) if flags & (os.O_CREAT | os.O_TRUNC) else None
             if where is not None:
                 self._hit(f"open {where}")
-            return int(self._real["open"](path, flags, mode, dir_fd=dir_fd))
+            descriptor = int(self._real["open"](path, flags, mode, dir_fd=dir_fd))
+            self._answer()
+            return descriptor
 
     def _io_open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         with self._lock:
@@ -265,7 +279,9 @@ class _Calls:
                 where = self._where(file)
                 if where is not None:
                     self._hit(f"open {where}")
-            return self._open(file, mode, *arguments, **named)
+            stream = self._open(file, mode, *arguments, **named)
+            self._answer()
+            return stream
 
     def _fsync(self, file: Any) -> None:
         descriptor = file if isinstance(file, int) else file.fileno()
@@ -281,11 +297,13 @@ class _Calls:
             else:
                 with self._open(f"/proc/self/fd/{descriptor}", "rb") as stream:
                     self.flushed[found.st_ino] = stream.read()
+            self._answer()
 
     def _sync_file_system(self, folder: Path) -> bool:
         with self._lock:
             self._hit(f"syncfs {folder}", changes=False)
             self._note(Path(self.root))
+            self._answer()
         return True
 
     def _of_two(self, name: str) -> Callable[..., None]:
@@ -296,6 +314,7 @@ class _Calls:
                     self._hit(f"{name} {source} -> {where}")
                     self._hold(where)
                 self._real[name](source, target, **named)
+                self._answer()
 
         return call
 
@@ -308,6 +327,7 @@ class _Calls:
                     if name != "mkdir":
                         self._hold(where)
                 self._real[name](path, *arguments, **named)
+                self._answer()
 
         return call
 
@@ -317,7 +337,9 @@ class _Calls:
                 where = self._where(descriptor)
                 if where is not None:
                     self._hit(f"{name} {where}")
-                return int(self._real[name](descriptor, data))
+                written = int(self._real[name](descriptor, data))
+                self._answer()
+                return written
 
         return call
 

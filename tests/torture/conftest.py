@@ -1,0 +1,1 @@
+import tests.torture.paths  # noqa: F401 - the scenarios import their neighbours by name

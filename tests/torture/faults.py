@@ -1,0 +1,143 @@
+"""What goes wrong at a call, of a disk or of the catalog, and running something into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import Connection
+
+from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.errors import CatalogError
+from tests.power_loss import Disk, Ran, Survivors, Trouble
+
+_CHILD_S = 120
+
+
+class FileFault(Enum):
+    """What happens at a file call; each with what a page says of it."""
+
+    KILLED = "the process is killed"
+    POWER_FLUSHED = "power loss: only what was flushed survives"
+    POWER_NAMES = "power loss: names survive, data does not"
+    POWER_SOME = "power loss: a part of both survives"
+    FAILS = "the call fails once (EIO)"
+    DISK_FULL = "the disk is full from there on (ENOSPC)"
+    ANSWER_LOST = "the call is done, and its answer is lost"
+
+    def trouble(self, call: int) -> Trouble:
+        """The fault at a call."""
+        match self:
+            case FileFault.KILLED:
+                return Trouble(call)
+            case FileFault.POWER_FLUSHED:
+                return Trouble(call, Survivors.FLUSHED)
+            case FileFault.POWER_NAMES:
+                return Trouble(call, Survivors.NAMES, seed=call)
+            case FileFault.POWER_SOME:
+                return Trouble(call, Survivors.SOME, seed=call)
+            case FileFault.FAILS:
+                return Trouble(call, error=errno.EIO)
+            case FileFault.DISK_FULL:
+                return Trouble(call, error=errno.ENOSPC, lasts=True)
+            case _:
+                return Trouble(call, error=errno.EIO, done=True)
+
+
+class CatalogFault(Enum):
+    """What happens at a transaction with the catalog."""
+
+    KILLED_BEFORE = "the process is killed before it"
+    KILLED_AFTER = "the process is killed after it"
+    FAILS = "it fails once"
+    AWAY = "the catalog is away from there on"
+    ANSWER_LOST = "it is committed, and its answer is lost"
+
+
+@dataclass(frozen=True)
+class _Told:
+    calls: int
+    reached: bool
+    error: BaseException | None
+
+
+def run_into(disk: Disk, work: Callable[[], object], fault: FileFault | CatalogFault, call: int) -> Ran:
+    """Do something, from the frozen disk, in a process that meets a fault at a call."""
+    disk.thaw()
+    if isinstance(fault, FileFault):
+        return disk.run(work, fault.trouble(call))
+    told = _in_child(work, fault, call)
+    return Ran(tuple(map(str, range(told.calls))), told.reached, told.error)
+
+
+def _in_child(work: Callable[[], object], fault: CatalogFault, call: int) -> _Told:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        signal.alarm(_CHILD_S)
+        transactions = _Transactions(fault, call, lambda told: _tell(writer, told))
+        transactions.install()
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:  # noqa: BLE001 - told to the parent
+            error = raised
+        _tell(writer, _Told(transactions.count, transactions.count >= call, error))
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        data = stream.read()
+    _, status = os.waitpid(child, 0)
+    assert data, f"the child did not come to its end: {status}"
+    told: _Told = pickle.loads(data)
+    return told
+
+
+def _tell(writer: int, told: _Told) -> None:
+    try:
+        data = pickle.dumps(told)
+    except Exception:  # noqa: BLE001 - an exception that cannot be sent is sent by its words
+        data = pickle.dumps(_Told(told.calls, told.reached, RuntimeError(repr(told.error))))
+    os.write(writer, data)
+    os._exit(0)
+
+
+class _Transactions:
+    """The transactions of this process."""
+
+    def __init__(self, fault: CatalogFault, call: int, die: Callable[[_Told], None]) -> None:
+        self.count = 0
+        self._fault = fault
+        self._call = call
+        self._die = die
+
+    def install(self) -> None:
+        """Count from now on."""
+        Database.reading = self._of(Database.reading)  # type: ignore[method-assign]
+        Database.writing = self._of(Database.writing)  # type: ignore[method-assign]
+
+    def _of(self, real: Callable[..., AbstractContextManager[Connection]]) -> Any:
+        @contextmanager
+        def counted(database: Database) -> Iterator[Connection]:
+            self.count += 1
+            number, fault = self.count, self._fault
+            is_it = number == self._call
+            if is_it and fault is CatalogFault.KILLED_BEFORE:
+                self._die(_Told(number, True, None))
+            if (is_it and fault is CatalogFault.FAILS) or (number >= self._call and fault is CatalogFault.AWAY):
+                raise CatalogError("The catalog does not answer: a fault of the torture.")
+            with real(database) as connection:
+                yield connection
+            if is_it and fault is CatalogFault.KILLED_AFTER:
+                self._die(_Told(number, True, None))
+            if is_it and fault is CatalogFault.ANSWER_LOST:
+                raise CatalogError("The catalog's answer was lost: a fault of the torture.")
+
+        return counted

@@ -1,0 +1,25 @@
+"""A slice of `make torture`: each operation, and each fault at a call of it here and there."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from tests.torture.faults import CatalogFault, FileFault
+from tests.torture.scenarios import SCENARIOS
+from tests.torture.trial import Fault, torture
+
+# Of what the power leaves, `test_restore_and_power_loss.py` has a slice.
+TRIED = (
+    *(FileFault.KILLED, FileFault.FAILS, FileFault.ANSWER_LOST),
+    *(CatalogFault.KILLED_AFTER, CatalogFault.AWAY, CatalogFault.ANSWER_LOST),
+)
+SLICE = [(name, fault) for name in SCENARIOS for fault in TRIED]
+
+
+@pytest.mark.parametrize(("name", "fault"), SLICE, ids=lambda value: value if isinstance(value, str) else value.name)
+def test_a_fault_somewhere_in_an_operation_loses_nothing(name: str, fault: Fault) -> None:
+    # Always the same call, and each case another one.
+    first = 1 + zlib.crc32(f"{name} {fault.name}".encode()) % 10
+    assert torture(name, fault, first=first, at_most=1).violations == []

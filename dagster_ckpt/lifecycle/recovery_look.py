@@ -68,10 +68,11 @@ def recovery_facts(
 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
-    """Whether the last execution in a live directory has ended by a decision, and the power was not lost since."""
-    last = next((each for each in executions if each.live_directory == live_directory), None)
+    """Whether all executions in a live directory have ended by a decision, and the power was not lost since."""
+    in_it = [each for each in executions if each.live_directory == live_directory]
+    # What failed once may have failed because of damage that is still there, whoever cancelled the next attempt.
     ends = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
-    return last is not None and last.status in ends and last.boot_id == boot_id()
+    return bool(in_it) and all(each.status in ends and each.boot_id == boot_id() for each in in_it)
 
 
 def _origin_batch_is_retained(record: JobRecord) -> bool:

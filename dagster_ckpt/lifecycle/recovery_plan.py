@@ -103,8 +103,8 @@ class RecoveryFacts:
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
         start_from: What was asked for.
         retained: Batches that the live directory can be rewound to, ascending; looked for where one is asked for.
-        ended_in_order: Whether the last execution in the live directory has a recorded end that was no failure, in
-            this boot of this machine.
+        ended_in_order: Whether each execution in the live directory has a recorded end that was no failure, in this
+            boot of this machine.
         failures: What recoveries have failed at since the last good checkpoint, oldest first.
         origin_batch_is_retained: Whether the directory that the live one was made from still has its batch.
         origin_image_is_gone: Whether the image that the live directory was made from is known to be deleted.

@@ -70,10 +70,19 @@ class GoldenJob:
         materialize(target, fill)
         writer = self._writer
         writer.jobs.switch_live_directory(target.url)
-        holder = Holder("first", "run-first", "host", 1, 1, boot_id())
-        writer.executions.begin("first", run_id="run-first", cause=StartCause.MANUAL, holder=holder)
-        writer.executions.running("first", live_directory=target.url, recovery={}, application=None)
+        self._begin("first", target.url)
         return self
+
+    def run_again(self, status: ExecutionStatus) -> None:
+        """Let it have run once more in its live directory, to this end."""
+        self._begin("second", f"file://{self.live}")
+        self._writer.executions.end("second", status, "because", settled=True)
+
+    def _begin(self, execution_id: str, live_directory: str) -> None:
+        holder = Holder(execution_id, "run", "host", 1, 1, boot_id())
+        executions = self._writer.executions
+        executions.begin(execution_id, run_id="run", cause=StartCause.MANUAL, holder=holder)
+        executions.running(execution_id, live_directory=live_directory, recovery={}, application=None)
 
     @property
     def _writer(self) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from golden_job import GoldenJob, alter, as_zeros, with_a_flipped_bit
 
 from dagster_ckpt.catalog import ExecutionStatus
-from dagster_ckpt.lifecycle import execution, image_verification
+from dagster_ckpt.lifecycle import image_verification, recovery_look
 from dagster_ckpt.lifecycle.image_verification import verify_image
 from dagster_ckpt.lifecycle.operations import preview_start
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
@@ -149,12 +149,23 @@ def test_only_after_an_end_in_order_a_large_file_is_known_by_its_identity(
     if status is not None:
         golden.end(status)
     if boot is not None:
-        monkeypatch.setattr(execution, "boot_id", lambda: boot)
+        monkeypatch.setattr(recovery_look, "boot_id", lambda: boot)
 
     donor = preview_start(golden.job, StartFrom.parse(text)).donor
 
     assert donor is not None
     assert (donor.live.local_path, donor.check) == (golden.live, check)
+
+
+def test_a_cancellation_after_a_failure_is_no_end_in_order(golden: GoldenJob) -> None:
+    golden.image()
+    golden.end(ExecutionStatus.FAILED)
+    golden.run_again(ExecutionStatus.CANCELED)
+
+    donor = preview_start(golden.job, StartFrom.parse("latest-checkpoint")).donor
+
+    assert donor is not None
+    assert donor.check is DonorCheck.DIGEST
 
 
 def test_a_broken_live_directory_gives_nothing(golden: GoldenJob) -> None:

@@ -115,6 +115,10 @@ class StateAtRiskError(RestoreError):
     """A start would give up state, and nobody confirmed that."""
 
 
+class RestartWithdrawnError(CkptError):
+    """A restart was launched, and the job was cancelled or suspended before it began."""
+
+
 class SharedSinkError(CkptError):
     """A fork would write where another query writes, or where its batches would be passed over."""
 

@@ -15,6 +15,9 @@ from dagster_ckpt.errors import CatalogError
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 
 
+_STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
+
+
 class ExecutionStore:
     """What the catalog knows of executions. A row that cannot be read is listed as BROKEN, never left out."""
 
@@ -134,6 +137,32 @@ class ExecutionStore:
         """
         with self._database.writing_under(lease) as connection:
             self._end(connection, execution_id, status, reason, settled=settled)
+
+    def stopped(
+        self, lease: LeaseRecord, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool
+    ) -> bool:
+        """Record that an execution which failed, or whose process is gone, was stopped before it was restarted.
+
+        Returns:
+            False where nothing was left to stop: it was settled already, or had ended on purpose.
+
+        Raises:
+            LeaseLostError: The lease is not held any more.
+        """
+        to_be_restarted = [each.value for each in (_STARTING, _RUNNING, ExecutionStatus.FAILED)]
+        open_ = _of_writer(lease, execution_id) & executions.c.settled.is_(False)
+        with self._database.writing_under(lease) as connection:
+            ended_at_ms = self._database.now_ms(connection)
+            values = {"status": status.value, "reason": reason, "settled": settled, "ended_at_ms": ended_at_ms}
+            found = connection.execute(
+                executions.update().where(open_ & executions.c.status.in_(to_be_restarted)).values(**values)
+            ).rowcount
+            if found:
+                payload = {"status": status.value, "reason": reason}
+                self._database.tell(
+                    connection, lease.job_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
+                )
+        return bool(found)
 
     def end_unheld(self, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False) -> None:
         """Record the end of an execution whose process does not hold the lease (any more).

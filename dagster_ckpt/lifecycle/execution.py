@@ -25,6 +25,7 @@ from dagster_ckpt.errors import (
     LiveDirectoryError,
     PlanChangedError,
     RecoveryExhaustedError,
+    RestartWithdrawnError,
     RowsAtRiskError,
     SharedSinkError,
     StandstillError,
@@ -46,7 +47,7 @@ from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.recovery_points import live_point, point_of_origin
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
-from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd, Supervisor
+from dagster_ckpt.lifecycle.supervision import ENDS_BY_REQUEST, EndKind, QueryEnd, Supervisor
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import FailureHistory, RestartAt
 from dagster_ckpt.spark import (
@@ -89,6 +90,7 @@ class RunRequest:
         start_from: Where to begin.
         cause: Whether a person or a restart began this run.
         start_request_id: The catalog request this run answers, if any.
+        restart_of: The execution that this run was launched to restart, if any.
         jvm_pid: Pid of the JVM that works for this process, where it is on this machine.
         application: The Spark application of this process.
         interrupted: True once the process was told to stop.
@@ -105,6 +107,7 @@ class RunRequest:
     start_from: StartFrom = field(default_factory=StartFrom)
     cause: StartCause = StartCause.MANUAL
     start_request_id: str | None = None
+    restart_of: str | None = None
     jvm_pid: int | None = None
     application: SparkApplication | None = None
     interrupted: Callable[[], bool] = lambda: False
@@ -144,6 +147,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
 
     Raises:
         LeaseHeldError: Another execution of the job is alive.
+        RestartWithdrawnError: The job was cancelled or suspended before this restart of it began.
         LeaseLostError: Another execution took the lease before the query was started; what is its own is untouched.
         ImageNotFoundError: The image to start from does not exist.
         LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
@@ -165,7 +169,16 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         interrupted=request.interrupted,
     )
     with LeaseKeeper(job.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease:
+        _refuse_withdrawn(job, request.restart_of)
         return _Run(job, request, acquired, lease).until_the_end(execution_id)
+
+
+def _refuse_withdrawn(job: StreamingJob, restart_of: str | None) -> None:
+    before = job.catalog.executions.get(restart_of) if restart_of is not None else None
+    if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
+        raise RestartWithdrawnError(
+            f"Job {job.job_id!r} is not restarted, nothing was changed: {before.reason}. Start it to have it run."
+        )
 
 
 class _Run:
@@ -207,7 +220,7 @@ class _Run:
             if end.kind is EndKind.SAVEPOINT_FAILED:
                 self._request.report(end.reason)
             elif end.kind is EndKind.FAILED:
-                stopped = self._await_restart(end)
+                stopped = self._await_restart(execution_id, end)
                 if stopped is not None:
                     return Outcome(stopped, execution_id, self._gave_up)
             else:
@@ -396,7 +409,7 @@ class _Run:
             self._request.report(sentence)
         return plan
 
-    def _await_restart(self, end: QueryEnd) -> QueryEnd | None:
+    def _await_restart(self, execution_id: str, end: QueryEnd) -> QueryEnd | None:
         """Wait until the restart strategy lets a failed query start again; returns the end if it does not."""
         now_ms = self._request.wall_clock()
         failures = self._job.catalog.executions.failures_since_manual_start(self._job.job_id)
@@ -411,8 +424,30 @@ class _Run:
                 return QueryEnd(EndKind.INTERRUPTED, "the process was told to stop before the restart")
             if self._lease.lost is not None:
                 return QueryEnd(EndKind.LEASE_LOST, str(self._lease.lost))
+            stopped = self._stop_asked_for(execution_id)
+            if stopped is not None:
+                return stopped
             time.sleep(0.1)
-        return None
+        return self._stop_asked_for(execution_id)
+
+    def _stop_asked_for(self, execution_id: str) -> QueryEnd | None:
+        """Between two restarts: do what a CANCEL or SUSPEND asks for that no running query answers."""
+        catalog = self._job.catalog
+        try:
+            pending = catalog.requests.pending(self._job.job_id)
+            request = next((each for each in pending if each.kind in ENDS_BY_REQUEST), None)
+            if request is None:
+                return None
+            kind, status = ENDS_BY_REQUEST[request.kind]
+            reason = f"{request.kind.value.lower()} asked for by {request.origin}, between two restarts"
+            settled = kind is EndKind.SUSPENDED
+            catalog.executions.stopped(self._lease.record, execution_id, status, reason, settled=settled)
+            catalog.requests.resolve(self._lease.record, request.request_id, RequestStatus.COMPLETED)
+        except LeaseLostError as error:
+            return QueryEnd(EndKind.LEASE_LOST, str(error))
+        except CatalogError:
+            return None
+        return QueryEnd(kind, reason)
 
     def _tell(self, prepared: PreparedStart) -> None:
         for path in prepared.rolled_back:

@@ -6,12 +6,14 @@ does not run is worked on directly, under the same lease that a run would take.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
-from dagster_ckpt.catalog import DesiredRecord, ImageRecord, RequestKind, RequestRecord
+from dagster_ckpt.catalog import DesiredRecord, ExecutionStatus, ImageRecord, RequestKind, RequestRecord
 from dagster_ckpt.errors import (
     CkptError,
     ImageNotFoundError,
+    LeaseHeldError,
     RequestFailedError,
 )
 from dagster_ckpt.image import ImageKind
@@ -26,13 +28,16 @@ from dagster_ckpt.lifecycle.asking import (
 )
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.rebuild import rebuild
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
 from dagster_ckpt.lifecycle.recovery_look import recovery_facts
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint, checked_label
 from dagster_ckpt.lifecycle.stopped_savepoint import savepoint_of_stopped_job
-from dagster_ckpt.options import DesiredState
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
+from dagster_ckpt.options import DesiredState, TerminalState
 from dagster_ckpt.options.redaction import refuse_user_info
 
 __all__ = [
@@ -134,30 +139,69 @@ def stop_with_savepoint(
     return image
 
 
-def cancel(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Cancel a running job; its checkpoints are kept or deleted as its clean-up option says.
+def cancel(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+    """Cancel a job; its checkpoints are kept or deleted as its clean-up option says.
+
+    One that has failed and waits for its restart is not restarted.
+
+    Returns:
+        What was done, in a sentence.
 
     Raises:
         JobNotFoundError: The job was never started.
-        RequestFailedError: The job does not run.
+        RequestFailedError: The job does not run, and nothing is about to restart it.
         RequestTimeoutError: It did not stop in time.
     """
+    stopped = _stop_between_restarts(job, operator, ExecutionStatus.CANCELED)
+    if stopped is not None:
+        report = apply_terminal_retention(job, stopped, TerminalState.CANCELED)
+        return "; ".join(["it was between two restarts, and is not restarted any more", *report.sentences()])
     require_running(job, "cancelled")
     ask(job, RequestKind.CANCEL, {}, operator, timeout_s)
     await_stop(job, timeout_s)
+    return "the running query was stopped"
 
 
-def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Stop a running job and keep everything, so that it can be started again.
+def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+    """Stop a job and keep everything, so that it can be started again.
+
+    One that has failed and waits for its restart is not restarted.
+
+    Returns:
+        What was done, in a sentence.
 
     Raises:
         JobNotFoundError: The job was never started.
-        RequestFailedError: The job does not run.
+        RequestFailedError: The job does not run, and nothing is about to restart it.
         RequestTimeoutError: It did not stop in time.
     """
+    if _stop_between_restarts(job, operator, ExecutionStatus.SUSPENDED) is not None:
+        return "it was between two restarts, and is not restarted any more; everything is kept"
     require_running(job, "suspended")
     ask(job, RequestKind.SUSPEND, {}, operator, timeout_s)
     await_stop(job, timeout_s)
+    return "the running query was stopped; everything is kept"
+
+
+def _stop_between_restarts(job: StreamingJob, operator: Operator, status: ExecutionStatus) -> str | None:
+    """Stop a job whose last execution failed or died and is to be restarted; returns that execution, or None."""
+    last = job.catalog.executions.latest(job.job_id)
+    if last is None or last.settled or is_running(job):
+        return None
+    holder = this_holder(f"stop-{uuid.uuid4()}", operator.origin, None)
+    try:
+        # A restart that begins meanwhile holds the lease, and is asked like any other that runs.
+        acquired = acquire(job.catalog, job.job_id, holder)
+    except LeaseHeldError:
+        return None
+    reason = (
+        f"{status.value} by {operator.origin} between two restarts; it had ended {last.status.value}: {last.reason}"
+    )
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        found = job.catalog.executions.stopped(
+            lease.record, last.execution_id, status, reason, settled=status is ExecutionStatus.SUSPENDED
+        )
+    return last.execution_id if found else None
 
 
 def accept_plan_change(job: StreamingJob, fingerprint: str) -> None:

@@ -79,7 +79,7 @@ class EndKind(Enum):
     STOOD_STILL = "STOOD_STILL"
 
 
-_ENDS_BY_REQUEST = {
+ENDS_BY_REQUEST = {
     RequestKind.CANCEL: (EndKind.CANCEL_REQUESTED, ExecutionStatus.CANCELED),
     RequestKind.SUSPEND: (EndKind.SUSPENDED, ExecutionStatus.SUSPENDED),
 }
@@ -324,8 +324,8 @@ class Supervisor:
     def _take_requests(self) -> None:
         lease = self._lease.record
         for request in self._catalog.requests.pending(self._job_id):
-            if request.kind in _ENDS_BY_REQUEST:
-                end, status = _ENDS_BY_REQUEST[request.kind]
+            if request.kind in ENDS_BY_REQUEST:
+                end, status = ENDS_BY_REQUEST[request.kind]
                 reason = f"{request.kind.value.lower()} asked for by {request.origin}"
                 # Before the operator is told: a process that is killed from here on was stopped, and stays so. What was
                 # suspended keeps everything, so nothing is left to do for it.

@@ -197,7 +197,10 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
         """Cancel a stream; its checkpoints are kept or deleted as its clean-up option says."""
         with told_as_failure():
-            operations.cancel(job_of(context, config.job_id), _operator(context), timeout_s=config.timeout_seconds)
+            done = operations.cancel(
+                job_of(context, config.job_id), _operator(context), timeout_s=config.timeout_seconds
+            )
+        context.log.info(f"{config.job_id}: cancelled: {done}")
 
     @dg.op(required_resource_keys=RESOURCES)
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.catalog import LeaseRecord
+from dagster_ckpt.catalog import LeaseRecord, StartCause
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
 from dagster_ckpt.lifecycle.fork import check_output
@@ -43,6 +43,7 @@ from dagster_ckpt.orchestration.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.tags import (
     JOB_ID_TAG,
     PARENT_RUN_ID_TAG,
+    RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
     ROOT_RUN_ID_TAG,
     START_REQUEST_TAG,
@@ -197,6 +198,7 @@ def _run(
         check_output(job, output_folder(writer))
         return start_query(writer, job.name, live)
 
+    cause = start_cause(context.run.tags)
     # Entered again because making a Spark session replaces the SIGINT handler.
     with capture_interrupts():
         return run_job(
@@ -206,8 +208,9 @@ def _run(
                 start_query=start,
                 describe=to_start.described,
                 start_from=_start_from(context, job, config),
-                cause=start_cause(context.run.tags),
+                cause=cause,
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
+                restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
                 jvm_pid=jvm.pid if jvm else None,
                 interrupted=watch.should_stop,
                 was_cancelled=lambda: cancelled_by_a_person(context) is not None,

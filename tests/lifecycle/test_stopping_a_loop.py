@@ -1,0 +1,103 @@
+"""A stream that is restarted again and again is stopped by a cancel or suspend, also between two restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from retention_shelf import JOB, Shelf
+from test_run_job_refusals import PlayedQuery, Stage
+
+from dagster_ckpt.catalog import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
+from dagster_ckpt.lifecycle.execution import RunRequest, run_job
+from dagster_ckpt.lifecycle.operations import Operator, cancel, suspend
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, RestartStrategies
+from tests.as_writer import as_writer
+
+ME = Operator("a person")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf.at(tmp_path).cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+    as_writer(shelf.job.catalog, JOB).executions.end("first", ExecutionStatus.FAILED, "its process died")
+    yield shelf
+    shelf.job.catalog.close()
+
+
+def state(shelf: Shelf) -> tuple[ExecutionStatus, bool]:
+    last = shelf.job.catalog.executions.get("first")
+    return last.status, last.settled
+
+
+def test_known_defect_8_a_cancel_between_two_restarts_ends_it_and_says_so(shelf: Shelf) -> None:
+    image = shelf.checkpoint()
+
+    said = cancel(shelf.job, ME)
+
+    assert "between two restarts" in said
+    assert state(shelf) == (ExecutionStatus.CANCELED, True)
+    # As the clean-up option says for a cancellation.
+    assert not shelf.is_whole(image)
+    assert JOB not in shelf.job.catalog.executions.unsettled_runs().values()
+
+
+def test_a_suspend_between_two_restarts_ends_it_and_keeps_everything(shelf: Shelf) -> None:
+    image = shelf.checkpoint()
+
+    said = suspend(shelf.job, ME)
+
+    assert "everything is kept" in said
+    assert state(shelf) == (ExecutionStatus.SUSPENDED, True)
+    assert shelf.is_whole(image)
+    with pytest.raises(RequestFailedError, match="does not run"):
+        suspend(shelf.job, ME)
+
+
+@pytest.mark.parametrize("stop", [cancel, suspend])
+def test_a_restart_that_was_launched_before_does_not_begin_after_it(
+    shelf: Shelf, stop: Callable[[object, Operator], str]
+) -> None:
+    stop(shelf.job, ME)
+    stage = Stage(shelf.job, [PlayedQuery(ends=True)])
+
+    with pytest.raises(RestartWithdrawnError, match="by a person between two restarts"):
+        stage.run(cause=StartCause.RESTART_NEW_RUN, restart_of="first")
+
+    assert stage.started_in == []
+    assert len(stage.ends()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "status"),
+    [
+        (RequestKind.CANCEL, EndKind.CANCEL_REQUESTED, ExecutionStatus.CANCELED),
+        (RequestKind.SUSPEND, EndKind.SUSPENDED, ExecutionStatus.SUSPENDED),
+    ],
+)
+def test_a_run_that_waits_for_its_next_restart_answers(
+    shelf: Shelf, kind: RequestKind, end: EndKind, status: ExecutionStatus
+) -> None:
+    job = replace(shelf.job, restart=RestartStrategies.fixed_delay_restart(9, 3_600_000))
+    asked = job.catalog.requests.submit
+    stage = Stage(job, [PlayedQuery(error="ZeroDivisionError")])
+
+    def report(sentence: str) -> None:
+        if "failed" in sentence and not job.catalog.requests.pending(JOB):
+            asked(JOB, kind, origin="a person", request_id="stop")
+
+    outcome = _run(stage, report)
+
+    assert outcome is end
+    last = job.catalog.executions.latest(JOB)
+    assert last is not None
+    assert last.status is status
+    assert job.catalog.requests.get("stop").status is RequestStatus.COMPLETED
+
+
+def _run(stage: Stage, report: Callable[[str], None]) -> EndKind:
+    return run_job(stage.job, RunRequest("run", stage.start_query, report=report)).end.kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -111,6 +113,19 @@ class LeaseStore:
             if row is None or row.execution_id is None:
                 return None
             return _record(row, self._database.now_ms(connection))
+
+    @contextmanager
+    def held(self, lease: LeaseRecord) -> Iterator[None]:
+        """Nobody takes the lease over while this lasts: for one short step outside of the catalog.
+
+        A take-over waits for the transaction. PostgreSQL ends one whose client does nothing in it for longer than a
+        call may take; SQLite does not.
+
+        Raises:
+            LeaseLostError: The lease is not held any more; the step was not begun.
+        """
+        with self._database.writing_under(lease):
+            yield
 
     def check(self, job_id: str, token: int) -> None:
         """Make sure that a token is still that of the job's writer.

@@ -7,7 +7,7 @@ catalog transaction makes both the new job's. What is checked at its first start
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from dagster_ckpt.spark import (
     SINKS_FOLDER,
     LiveDirectory,
     SinkEntry,
+    StillMine,
     begin_log,
     clone,
     empty_log,
@@ -110,7 +111,7 @@ def fork(
             )
         target = job.new_live_directory(record.live_generation, lease.record.token)
         with holding(original.catalog, [plan.image], f"fork into {job.job_id}"):
-            made = _make(original, plan, target, dict(outputs or {}), lease.check)
+            made = _make(original, plan, target, dict(outputs or {}), lease.step)
         job.catalog.jobs.switch_live_directory(
             lease.record,
             target.url,
@@ -199,7 +200,7 @@ def _make(
     plan: RecoveryPlan,
     target: LiveDirectory,
     outputs: Mapping[str, str],
-    still_mine: Callable[[], None],
+    still_mine: StillMine,
 ) -> _Made:
     query_id = str(uuid.uuid4())
     if plan.image is not None:
@@ -229,7 +230,7 @@ def _fork_outputs(
     logs: Mapping[str, Sequence[SinkEntry]],
     outputs: Mapping[str, str],
     batch_id: int,
-    still_mine: Callable[[], None],
+    still_mine: StillMine,
 ) -> None:
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():

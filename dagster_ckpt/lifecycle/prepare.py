@@ -5,13 +5,13 @@ makes it the job's directory and notes that sinks are still to be rolled back; t
 back, which may be done twice; then the note is cleared. What is cut off is finished by the next start.
 
 A start that has lost its lease changes nothing of its successor's: it builds under a name that carries its token, the
-catalog refuses its writes, and before each file of a sink's log it asks whether it is still the writer.
+catalog refuses its writes, and each file of a sink's log is changed while the catalog holds its lease.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from dagster_ckpt.spark import (
     Filler,
     LiveDirectory,
     SinkEntry,
+    StillMine,
     clone,
     file_sink_path,
     give_query_id,
@@ -132,7 +133,7 @@ def restore_into(
 
 def _go_on(job: StreamingJob, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
     """Start where the query stopped, or would have: only a batch that sinks have and the query has not is undone."""
-    rolled_back = settle_in_flight(live, job.catalog.executions.last_sinks(job.job_id), still_mine=lease.check)
+    rolled_back = settle_in_flight(live, job.catalog.executions.last_sinks(job.job_id), still_mine=lease.step)
     return PreparedStart(live, tuple(rolled_back))
 
 
@@ -198,7 +199,7 @@ def _finish_restore(job: StreamingJob, record: JobRecord, lease: LeaseKeeper) ->
             f"Job {job.job_id!r} has an unfinished restore but no live directory. Start it with start_from naming "
             f"the image ({pending.get('location')}) to restore it anew."
         )
-    rolled_back, may_repeat = _roll_back_pending(job, pending, lease.check)
+    rolled_back, may_repeat = _roll_back_pending(job, pending, lease.step)
     if "fork_of" not in pending:
         # A fork is finished once its query was started: where it writes is seen only then.
         job.catalog.jobs.restore_finished(lease.record)
@@ -245,7 +246,7 @@ def _start_empty(job: StreamingJob, before: JobRecord, live: LiveDirectory, leas
 
 
 def _roll_back_pending(
-    job: StreamingJob, pending: Mapping[str, Any], still_mine: Callable[[], None]
+    job: StreamingJob, pending: Mapping[str, Any], still_mine: StillMine
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if "location" in pending:
         return _roll_back_to_image(job, str(pending["location"]), still_mine)
@@ -260,7 +261,7 @@ def _roll_back_pending(
 
 
 def _roll_back_to_image(
-    job: StreamingJob, location: str, still_mine: Callable[[], None]
+    job: StreamingJob, location: str, still_mine: StillMine
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     manifest = job.store.manifest(location)
     entries: dict[int, list[SinkEntry]] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -116,11 +116,30 @@ class LeaseKeeper:
             )
         return self._lost
 
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one short step that changes what a successor would use: the lease is held until it is done.
+
+        Writes to the catalog need no such thing: they are refused by themselves.
+
+        Raises:
+            LeaseLostError: Another execution holds the lease; the step was not begun.
+            CatalogError: The catalog does not say, or did not hold the lease until the end.
+        """
+        lost = self.lost
+        if lost is not None:
+            raise lost
+        try:
+            with self._catalog.leases.held(self._lease):
+                yield
+        except LeaseLostError as error:
+            self._lost = error
+            raise
+
     def check(self) -> None:
         """Raise if this process is no longer the writer; asks the catalog.
 
-        Asked before each step that destroys something outside of the catalog. Writes to the catalog need no asking:
-        they are refused by themselves.
+        Asked before what takes long and destroys nothing that a successor uses.
 
         Raises:
             LeaseLostError: Another execution holds the lease.

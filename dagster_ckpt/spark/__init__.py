@@ -26,7 +26,7 @@ from dagster_ckpt.spark.described_query import (
 from dagster_ckpt.spark.donors import Donor, DonorCheck
 from dagster_ckpt.spark.executor_copy import ExecutorCopy, executors_above
 from dagster_ckpt.spark.fence import Fence, fence
-from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, roll_back
+from dagster_ckpt.spark.file_sink import SINKS_FOLDER, CapturedSink, SinkEntry, StillMine, roll_back
 from dagster_ckpt.spark.guarantees import ExecutionMode, Guarantee, Guarantees, guarantees
 from dagster_ckpt.spark.in_flight import carries_state, forecast_in_flight, keeps_state, settle_in_flight
 from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_directory
@@ -92,6 +92,7 @@ __all__ = [
     "SourceDistance",
     "SparkApplication",
     "StagedCut",
+    "StillMine",
     "SupervisedQuery",
     "TaskCounts",
     "Trial",

@@ -9,6 +9,7 @@ files: `<batch>`, and every tenth batch `<batch>.compact` with all before it (`C
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from dagster_ckpt.spark.opening import open_folder
 from dagster_ckpt.spark.sinks import file_sink_path
 
 LOG = "_spark_metadata"
+# Entered around one change of a file that a successor would use: raises where this process is not the writer any more.
+StillMine = Callable[[], AbstractContextManager[object]]
 SINKS_FOLDER = "sinks"
 # More than any line with a version has, so that a file without a line is not read whole.
 _VERSION_LINE_BYTES = 100
@@ -75,7 +78,7 @@ def capture(descriptions: Sequence[str], batch_id: int) -> list[CapturedSink]:
     return [_capture(index, path, batch_id) for index, path in enumerate(paths)]
 
 
-def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: Callable[[], None]) -> None:
+def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
     """Bring a file sink back to the batch an image was taken at.
 
     Readers then see exactly the rows of that batch and before; files of later batches stay on disk, unlisted.
@@ -87,7 +90,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
         path: Folder the sink writes to.
         batch_id: The batch; -1 empties the log.
         entries: The image's entries of this sink.
-        still_mine: Asked before each file is written or deleted; raises where this process may not (any more).
+        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
 
     Raises:
         SinkRollbackError: The sink cannot be read or written; the roll-back is not done.
@@ -99,20 +102,20 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
         for name in sorted(wanted, key=lambda name: entry_id(name) or 0):
             if name not in present or folder.read(f"{LOG}/{name}") != wanted[name]:
                 # The checksum first: left beside new bytes it would make Hadoop refuse them.
-                still_mine()
-                folder.delete(f"{LOG}/.{name}.crc")
-                still_mine()
-                folder.write(f"{LOG}/{name}", [wanted[name]])
+                with still_mine():
+                    folder.delete(f"{LOG}/.{name}.crc")
+                with still_mine():
+                    folder.write(f"{LOG}/{name}", [wanted[name]])
             else:
                 # As Spark left it, which flushes nothing.
                 folder.flush(f"{LOG}/{name}")
         if present:
             folder.flush(LOG)
         for name in sorted(_surplus(present, wanted, batch_id), key=present.__getitem__, reverse=True):
-            still_mine()
-            folder.delete(f"{LOG}/{name}")
-            still_mine()
-            folder.delete(f"{LOG}/.{name}.crc")
+            with still_mine():
+                folder.delete(f"{LOG}/{name}")
+            with still_mine():
+                folder.delete(f"{LOG}/.{name}.crc")
         if present:
             # Some of them come back with the power otherwise, and Spark passes over what they name.
             folder.flush(LOG)

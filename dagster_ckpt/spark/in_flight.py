@@ -10,13 +10,14 @@ does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
 from dagster_ckpt.spark.cut import cut, state_after
 from dagster_ckpt.spark.delta_log import read_delta_memory
+from dagster_ckpt.spark.file_sink import StillMine
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, STATE, LiveDirectory
 from dagster_ckpt.spark.logs import parse_commit_entry, parse_offset_entry, parse_query_id
 from dagster_ckpt.spark.opening import open_folder
@@ -200,7 +201,7 @@ def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkFo
     return [forecast for sink, at, what in found if (forecast := _forecast(sink, at, what)) is not None]
 
 
-def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: Callable[[], None]) -> list[str]:
+def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: StillMine) -> list[str]:
     """Before a query starts in a directory: bring back the sinks that would pass over a batch whose state is missing.
 
     May be cut off anywhere and done again.
@@ -208,7 +209,7 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: C
     Args:
         live: The directory, ready for Spark.
         sinks: The query's sinks, all its own.
-        still_mine: Raises where this process is not the writer any more; asked before each change.
+        still_mine: Raises where this process is not the writer any more; entered around each change.
 
     Returns:
         Folders of the file sinks whose log was rolled back.

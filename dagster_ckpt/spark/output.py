@@ -7,6 +7,7 @@ compaction and at the next read (`CompactibleFileStreamLog.getAllValidBatches`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.spark.described_query import described_field
@@ -80,7 +81,7 @@ def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
         SinkRollbackError: The folder cannot be written.
     """
     # Only where there is none yet, and alike whoever writes it: nothing of a successor is destroyed.
-    roll_back(path, batch_id, entries, still_mine=lambda: None)
+    roll_back(path, batch_id, entries, still_mine=nullcontext)
 
 
 def _plain(url: str) -> str:

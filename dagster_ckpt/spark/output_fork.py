@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from dagster_ckpt.errors import RestoreError, StorageAccessError
-from dagster_ckpt.spark.file_sink import SinkEntry, roll_back
+from dagster_ckpt.spark.file_sink import SinkEntry, StillMine, roll_back
 from dagster_ckpt.spark.folder import local_path
 from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.spark.logs import parse_log_lines
@@ -25,9 +25,7 @@ from dagster_ckpt.spark.opening import open_folder
 _SAFE = "/=:@!$&'()*+,;~"
 
 
-def fork_output(
-    old: str, new: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: Callable[[], None]
-) -> None:
+def fork_output(old: str, new: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
     """Give a folder the rows that another one has up to a batch; may be cut off anywhere and done again.
 
     Args:
@@ -35,7 +33,7 @@ def fork_output(
         new: Folder of the fork's; made if it is not there.
         batch_id: The batch.
         entries: The log of `old` up to the batch.
-        still_mine: Asked before each file is written or deleted; raises where this process may not (any more).
+        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
 
     Raises:
         RestoreError: The log names a file that is gone, or that lies elsewhere.
@@ -47,7 +45,9 @@ def fork_output(
     target.make()
     moved = []
     for entry in entries:
-        still_mine()
+        with still_mine():
+            # What is brought is new, or there already: it takes nothing from a successor.
+            pass
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
         texts = ["v1", *(json.dumps(_moved(old, new, dict(line)), separators=(",", ":")) for line in lines)]
         moved.append(SinkEntry(entry.name, "\n".join(texts).encode()))

@@ -8,10 +8,10 @@ cut off, Spark finds either the old directory or the whole rewound one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
-from dagster_ckpt.spark.file_sink import LOG, CapturedSink, SinkEntry, capture, roll_back
+from dagster_ckpt.spark.file_sink import LOG, CapturedSink, SinkEntry, StillMine, capture, roll_back
 from dagster_ckpt.spark.file_source import COMPACT
 from dagster_ckpt.spark.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, batch_ids
 from dagster_ckpt.spark.logs import parse_query_id
@@ -78,13 +78,13 @@ def own_past(sinks: Sequence[str], batch_id: int) -> list[CapturedSink]:
     return captured
 
 
-def roll_back_to_own_past(sinks: Sequence[str], batch_id: int, *, still_mine: Callable[[], None]) -> list[str]:
+def roll_back_to_own_past(sinks: Sequence[str], batch_id: int, *, still_mine: StillMine) -> list[str]:
     """Bring file sinks back to a batch by their own logs; may be cut off anywhere and done again.
 
     Args:
         sinks: The query's sinks, as its progress names them.
         batch_id: The batch to go back to.
-        still_mine: Asked before each file is written or deleted; raises where this process may not (any more).
+        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
 
     Returns:
         The folders that were brought back.

@@ -156,7 +156,7 @@ def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_n
     bench.run(lambda: len(bench.images()) > 0 and bench.committed() >= 3)
     chosen = bench.images()[-1]
 
-    def die(*_: Any) -> None:
+    def die(*_: Any, **_named: Any) -> None:
         raise SinkRollbackError("the process died here")
 
     with monkeypatch.context() as patch:

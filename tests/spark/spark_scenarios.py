@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -159,7 +159,7 @@ class TakenImage:
     def restore(self, target: LiveDirectory) -> Materialized:
         made = materialize(target, self.fill)
         for index, sink in enumerate(self.sinks):
-            roll_back(str(sink["path"]), self.batch_id, made.sinks.get(index, ()), still_mine=lambda: None)
+            roll_back(str(sink["path"]), self.batch_id, made.sinks.get(index, ()), still_mine=nullcontext)
         return made
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_after_a_roll_back_readers_see_the_rows_up_to_the_batch(tmp_path: Path, 
     image = entries(tmp_path, batch)
     write_log(tmp_path, 23)
 
-    roll_back(f"file:{tmp_path}", batch, image, still_mine=lambda: None)
+    roll_back(f"file:{tmp_path}", batch, image, still_mine=nullcontext)
 
     assert visible(tmp_path) == [line(b, "a") for b in range(batch + 1)]
     left = {path.name for path in (tmp_path / "_spark_metadata").iterdir()}
@@ -99,7 +100,7 @@ def test_entries_that_spark_deleted_after_compacting_them_come_back(tmp_path: Pa
     for batch in range(9):
         (tmp_path / f"_spark_metadata/{batch}").unlink()
 
-    roll_back(str(tmp_path), 7, image, still_mine=lambda: None)
+    roll_back(str(tmp_path), 7, image, still_mine=nullcontext)
 
     assert visible(tmp_path) == [line(b, "a") for b in range(8)]
 
@@ -109,7 +110,7 @@ def test_a_roll_forward_to_another_timeline_gives_exactly_its_rows(tmp_path: Pat
     image = entries(tmp_path, 14)
     write_log(tmp_path, 17, timeline="b", first=5, interval=4)
 
-    roll_back(str(tmp_path), 14, image, still_mine=lambda: None)
+    roll_back(str(tmp_path), 14, image, still_mine=nullcontext)
 
     assert visible(tmp_path) == [line(b, "a") for b in range(15)]
     assert not (tmp_path / "_spark_metadata/.10.crc").exists(), "a stale checksum would hide good bytes"
@@ -118,7 +119,7 @@ def test_a_roll_forward_to_another_timeline_gives_exactly_its_rows(tmp_path: Pat
 def test_the_batch_before_the_first_empties_the_log(tmp_path: Path) -> None:
     write_log(tmp_path, 12)
 
-    roll_back(str(tmp_path), -1, (), still_mine=lambda: None)
+    roll_back(str(tmp_path), -1, (), still_mine=nullcontext)
 
     assert list((tmp_path / "_spark_metadata").iterdir()) == []
 
@@ -126,7 +127,7 @@ def test_the_batch_before_the_first_empties_the_log(tmp_path: Path) -> None:
 def test_a_sink_that_was_lost_is_written_anew(tmp_path: Path) -> None:
     write_log(tmp_path / "old", 11)
 
-    roll_back(str(tmp_path / "new"), 11, entries(tmp_path / "old", 11), still_mine=lambda: None)
+    roll_back(str(tmp_path / "new"), 11, entries(tmp_path / "old", 11), still_mine=nullcontext)
 
     assert visible(tmp_path / "new") == [line(b, "a") for b in range(12)]
 
@@ -168,12 +169,12 @@ def test_a_roll_back_cut_off_anywhere_is_finished_by_the_next(
             patched.setattr(LocalFolder, "write", calls.around(LocalFolder.write))
             patched.setattr(LocalFolder, "delete", calls.around(LocalFolder.delete))
             try:
-                roll_back(str(sink), batch, image, still_mine=lambda: None)
+                roll_back(str(sink), batch, image, still_mine=nullcontext)
                 crashed = False
             except Crash:
                 step += 1
         visible(sink)  # no hole, whenever it was cut off
-        roll_back(str(sink), batch, image, still_mine=lambda: None)
+        roll_back(str(sink), batch, image, still_mine=nullcontext)
         assert visible(sink) == [line(b, "a") for b in range(batch + 1)], f"after a crash at step {step}"
     assert step > 10
 
@@ -183,7 +184,7 @@ def test_a_sink_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path) 
     (tmp_path / "_spark_metadata/9").mkdir()
 
     with pytest.raises(SinkRollbackError, match="could not be brought back to batch 1"):
-        roll_back(str(tmp_path), 1, entries(tmp_path, 1), still_mine=lambda: None)
+        roll_back(str(tmp_path), 1, entries(tmp_path, 1), still_mine=nullcontext)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_in_place(killed: Killed, expected: list[str]) -> None:
     assert (Code.SINK_HAS_BATCH_IN_FLIGHT in found) is in_v2
     told = [(each.effect, "passed over" in each.reason) for each in forecast_in_flight(killed.live, killed.sinks)]
 
-    rolled_back = settle_in_flight(killed.live, killed.sinks, still_mine=lambda: None)
+    rolled_back = settle_in_flight(killed.live, killed.sinks, still_mine=nullcontext)
 
     # Spark itself resumes where the state is there, but not in format v2: "CheckpointInfo length: 0".
     assert told == [(SinkEffect.EXACT, False) if in_v2 else (SinkEffect.SKIP, True)]
@@ -143,7 +144,7 @@ def test_in_place(killed: Killed, expected: list[str]) -> None:
 def test_adopted_in_a_fresh_directory(killed: Killed, expected: list[str]) -> None:
     made = clone(killed.live, killed.fresh, carry_state=True)
 
-    rolled_back = settle_in_flight(killed.fresh, killed.sinks, still_mine=lambda: None)
+    rolled_back = settle_in_flight(killed.fresh, killed.sinks, still_mine=nullcontext)
 
     assert made.carries_state is not bool(rolled_back)
     assert bool(rolled_back) is (killed.work.backend is ROCKSDB_V2)
@@ -156,11 +157,11 @@ def test_adopted_in_a_fresh_directory(killed: Killed, expected: list[str]) -> No
 def test_other_starts_bring_the_sink_back(killed: Killed, expected: list[str], how: str) -> None:
     if how == "adopted without its state":
         clone(killed.live, killed.fresh)
-        settle_in_flight(killed.fresh, killed.sinks, still_mine=lambda: None)
+        settle_in_flight(killed.fresh, killed.sinks, still_mine=nullcontext)
         assert killed.work.newest_batch() == killed.cut_off - 1
     elif how == "rewound":
         clone(killed.live, killed.fresh, at_batch=killed.cut_off - 2)
-        roll_back_to_own_past(killed.sinks, killed.cut_off - 2, still_mine=lambda: None)
+        roll_back_to_own_past(killed.sinks, killed.cut_off - 2, still_mine=nullcontext)
     elif how == "restored":
         killed.image.restore(killed.fresh)
     else:
@@ -168,7 +169,7 @@ def test_other_starts_bring_the_sink_back(killed: Killed, expected: list[str], h
         assert image.in_flight == killed.cut_off
         image.restore(killed.fresh)
 
-    assert settle_in_flight(killed.fresh, killed.sinks, still_mine=lambda: None) == []
+    assert settle_in_flight(killed.fresh, killed.sinks, still_mine=nullcontext) == []
     assert killed.goes_on(killed.fresh) == expected
 
 
@@ -182,7 +183,7 @@ def test_a_fork_runs_the_batch_that_only_the_originals_output_has(killed: Killed
     originals = killed.work.output.rename(killed.work.output.with_name("original"))
     begin_log(str(killed.work.output), batch_id, empty_log(batch_id))
 
-    assert settle_in_flight(killed.fresh, killed.sinks, still_mine=lambda: None) == []
+    assert settle_in_flight(killed.fresh, killed.sinks, still_mine=nullcontext) == []
     shown = killed.goes_on(killed.fresh)
 
     assert sorted(rows_up_to(originals, batch_id) + shown) == expected
@@ -235,14 +236,14 @@ def test_a_delta_table_that_has_the_batch_without_its_state_is_not_started_on(tm
 
     assert [each.effect for each in forecast_in_flight(live, [sink])] == [SinkEffect.UNREACHABLE]
     with pytest.raises(RowsAtRiskError, match=r"has batch 1 already.*fail at the one after it.*new_query_id"):
-        settle_in_flight(live, [sink], still_mine=lambda: None)
+        settle_in_flight(live, [sink], still_mine=nullcontext)
 
 
 @pytest.mark.parametrize(("state", "last"), [(True, 1), (False, 0)], ids=["its state is there", "it has it not"])
 def test_a_delta_table_is_started_on_where_nothing_is_missing(tmp_path: Path, state: bool, last: int) -> None:
     live = live_by_hand(tmp_path / "live", state=state)
 
-    assert settle_in_flight(live, [delta_table(tmp_path / "table", last)], still_mine=lambda: None) == []
+    assert settle_in_flight(live, [delta_table(tmp_path / "table", last)], still_mine=nullcontext) == []
 
 
 def test_the_sink_goes_back_only_while_the_process_is_the_writer(tmp_path: Path) -> None:

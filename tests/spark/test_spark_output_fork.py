@@ -1,6 +1,7 @@
 """A folder that was given the rows of another file sink is read as that one is."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ def test_a_partitioned_output_is_forked_with_its_folders(spark: SparkSession, tm
     assert query.awaitTermination(60)
     entries = [SinkEntry("0", (old / "_spark_metadata/0").read_bytes())]
 
-    fork_output(f"file:{old}", str(new), 0, entries, still_mine=lambda: None)
-    fork_output(f"file:{old}", str(new), 0, entries, still_mine=lambda: None)
+    fork_output(f"file:{old}", str(new), 0, entries, still_mine=nullcontext)
+    fork_output(f"file:{old}", str(new), 0, entries, still_mine=nullcontext)
 
     expected = sorted(map(tuple, spark.read.parquet(str(old)).collect()))
     assert len(expected) == 4
@@ -56,4 +57,4 @@ def test_a_log_that_names_files_elsewhere_cannot_be_forked(tmp_path: Path) -> No
     entry = SinkEntry("0", b'v1\n{"path":"file:///elsewhere/part-0","action":"add"}')
 
     with pytest.raises(RestoreError, match="does not lie there"):
-        fork_output(str(tmp_path / "out"), str(tmp_path / "new"), 0, [entry], still_mine=lambda: None)
+        fork_output(str(tmp_path / "out"), str(tmp_path / "new"), 0, [entry], still_mine=nullcontext)

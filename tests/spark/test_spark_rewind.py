@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_a_query_rewound_to_a_batch_gives_the_rows_of_the_uninterrupted_run(
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
         planned = batch + 1 if batch < (original.positions().commit or 0) else None
         made = clone(original, target, at_batch=batch)
-        roll_back_to_own_past([f"FileSink[file:{work.output}]"], batch, still_mine=lambda: None)
+        roll_back_to_own_past([f"FileSink[file:{work.output}]"], batch, still_mine=nullcontext)
         state = inspect_live_directory(target)
         assert (made.batch_id, state.batch_id, state.in_flight) == (batch, batch, planned), state.reason
         # Cut otherwise than the first time: a sink that was not rolled back would lose rows here.
@@ -105,7 +106,7 @@ def test_without_the_roll_back_of_its_log_the_sink_loses_rows_and_with_it_leaves
     run_to_the_end(spark, work, LiveDirectory(f"file://{tmp_path}/careless"), files_per_batch=3)
     careless = work.rows(spark)
 
-    roll_back_to_own_past([f"FileSink[file:{work.output}]"], 1, still_mine=lambda: None)
+    roll_back_to_own_past([f"FileSink[file:{work.output}]"], 1, still_mine=nullcontext)
     clone(live, LiveDirectory(f"file://{tmp_path}/careful"), at_batch=1)
     run_to_the_end(spark, work, LiveDirectory(f"file://{tmp_path}/careful"), files_per_batch=3)
     careful = work.rows(spark)
@@ -132,7 +133,7 @@ def test_every_batch_that_spark_retains_can_be_gone_back_to(spark: SparkSession,
     for batch in reversed(retained):
         target = LiveDirectory(f"file://{tmp_path}/live-{batch}")
         clone(live, target, at_batch=batch)
-        roll_back_to_own_past([f"FileSink[file:{work.output}]"], batch, still_mine=lambda: None)
+        roll_back_to_own_past([f"FileSink[file:{work.output}]"], batch, still_mine=nullcontext)
         run_to_the_end(spark, work, target, files_per_batch=2)
         assert work.rows(spark) == expected, f"rewound to batch {batch}"
 

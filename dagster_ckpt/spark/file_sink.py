@@ -168,5 +168,5 @@ def _entry(folder: Folder, index: int, name: str | None, number: int, last: int)
         )
     source = f"{LOG}/{name}"
     with folder.open(source) as stream:
-        check_log_version(stream.readline(_VERSION_LINE_BYTES), f"{folder.url}/{source}")
+        check_log_version(stream.read(_VERSION_LINE_BYTES).partition(b"\n")[0], f"{folder.url}/{source}")
     return NeededFile(folder, source, f"{SINKS_FOLDER}/{index}/{name}", *folder.version(source))

@@ -22,8 +22,8 @@ LAST = 8
 class History:
     """A stateless query that has committed nine batches to a file sink, all files written by hand."""
 
-    def __init__(self, root: Path) -> None:
-        self._open(Shelf.at(root))
+    def __init__(self, root: Path, *, catalog_url: str | None = None) -> None:
+        self._open(Shelf.at(root, catalog_url=catalog_url))
         for batch in range(LAST + 1):
             self.commit(batch)
         self.sinks(f"FileSink[file:{self.sink}]", "ForeachBatchSink")
@@ -39,22 +39,23 @@ class History:
         self.shelf = shelf
         self.sink = shelf.root / "out put"
 
-    def commit(self, batch: int) -> None:
-        """Write what a batch writes, in the first live directory."""
+    def commit(self, batch: int, live: Path | None = None) -> None:
+        """Write what a batch writes, by default in the first live directory."""
+        live = live or self.shelf.live
         offsets = {
             "batchWatermarkMs": 0,
             "batchTimestampMs": 1_000 * batch,
             "conf": {"spark.sql.shuffle.partitions": "1"},
         }
         entries = [{"path": f"file:///in/{b}.json", "timestamp": 1, "batchId": b} for b in range(batch + 1)]
-        self._entry(self.shelf.live / "sources/0", batch, entries)
+        self._entry(live / "sources/0", batch, entries)
         folder = quote(str(self.sink))
         parts = [{"path": f"file://{folder}/part-{b}", "action": "add"} for b in range(batch + 1)]
         self._entry(self.sink / "_spark_metadata", batch, parts)
         self._write(self.sink / f"part-{batch}", "rows")
         planned = "\n".join(["v1", json.dumps(offsets), json.dumps({"logOffset": batch})])
-        self._write(self.shelf.live / f"offsets/{batch}", planned)
-        self._write(self.shelf.live / f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+        self._write(live / f"offsets/{batch}", planned)
+        self._write(live / f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
 
     def sinks(self, *sinks: str) -> None:
         """What the query reports to write to."""

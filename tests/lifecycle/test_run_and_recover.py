@@ -67,7 +67,7 @@ def test_checkpoints_are_taken_from_the_running_query_and_retained_in_order(benc
     # What is written counts the metadata too, which for a state this small is more than half of it.
     assert kept[0].full_bytes > 0
     assert (kept[0].incremental_bytes or 0) > 0
-    assert str(kept[0].properties["plan_fingerprint"]).startswith("plan-1:")
+    assert str(kept[0].properties["plan_fingerprint"]).startswith("plan-2:")
     assert kept[0].properties["parent_image_id"] not in (None, kept[0].image_id)
     bench.run_to_the_end()
     bench.assert_exact()

@@ -207,7 +207,7 @@ class SupervisedQuery:
         return without_secrets("\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)]))
 
     def trace(self) -> str | None:
-        """Why the query failed, as its JVM prints it, with causes and frames; None where that cannot be seen."""
+        """Why the query failed, as its JVM prints it, with causes and frames and without secrets; None where unseen."""
         from pyspark import SparkContext  # noqa: PLC0415 - see jvm_process
 
         query: Any = getattr(self._query, "_jsq", None)
@@ -215,7 +215,7 @@ class SupervisedQuery:
         if query is None or jvm is None or not query.exception().isDefined():
             return None
         error = query.exception().get()
-        return str(jvm.org.apache.spark.util.Utils.exceptionString(error.getCause() or error))
+        return without_secrets(str(jvm.org.apache.spark.util.Utils.exceptionString(error.getCause() or error)))
 
     def _reports(self) -> Iterator[QueryProgress]:
         """Reports of batches that ran, newest first."""

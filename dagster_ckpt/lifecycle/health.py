@@ -14,6 +14,8 @@ from dagster_ckpt.lifecycle.standstill import Stillness
 from dagster_ckpt.options import CheckpointOptions
 from dagster_ckpt.options.durations import iso_duration
 
+MINUTE_MS = 60_000
+
 
 class HealthCheck(StrEnum):
     """What is looked at; the value names the asset check."""
@@ -54,6 +56,8 @@ class HealthFacts:
         heartbeat_at_ms: When the process of its running query last told anything; None where none runs.
         process: That process, for a person to find it.
         stillness: What that query is doing and for how long; None where its process does not tell.
+        down: Why it does not run although it should; None where it runs, or need not.
+        down_since_ms: Since when.
     """
 
     running_since_ms: int | None = None
@@ -68,6 +72,8 @@ class HealthFacts:
     heartbeat_at_ms: int | None = None
     process: str | None = None
     stillness: Stillness | None = None
+    down: str | None = None
+    down_since_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
         restorability(facts, settings, now_ms=now_ms),
         checkpoint_age(facts, options, settings, now_ms=now_ms),
         consecutive_failures(facts, settings),
-        progress(facts, settings, now_ms=now_ms),
+        progress(facts, options, settings, now_ms=now_ms),
         size_growth(facts, settings),
         source_lag(facts, settings),
         source_retention(facts, settings, now_ms=now_ms),
@@ -132,6 +138,8 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
 def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
     """How much work a failure now would repeat: the recovery point objective."""
     say = _about(HealthCheck.CHECKPOINT_AGE)
+    if facts.running_since_ms is None and facts.down is not None:
+        return say(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
     if facts.running_since_ms is None:
         return say(Verdict.PASS, "the stream does not run")
     limit_ms = settings.max_checkpoint_age_ms
@@ -149,6 +157,13 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     return say(Verdict.WARN if age_ms * 2 > limit_ms else Verdict.PASS, sentence, figures)
 
 
+def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Verdict:
+    """A restart has as long as the time between two checkpoints."""
+    grace_ms = options.interval_ms or MINUTE_MS
+    is_over = facts.down_since_ms is None or now_ms - facts.down_since_ms >= grace_ms
+    return Verdict.ERROR if is_over else Verdict.WARN
+
+
 def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
     """How many attempts have failed since one succeeded."""
     say = _about(HealthCheck.CONSECUTIVE_FAILURES)
@@ -159,9 +174,11 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
     return say(verdict, f"{facts.failures} attempts failed in a row, the last one: {facts.last_failure}", figures)
 
 
-def progress(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
     """Whether its query makes batches, or rests because there is nothing to do."""
     say = _about(HealthCheck.PROGRESS)
+    if facts.running_since_ms is None and facts.down is not None:
+        return say(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
     if facts.heartbeat_at_ms is None:
         return say(Verdict.PASS, "no query runs")
     limit_ms = settings.max_standstill_ms
@@ -216,6 +233,8 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
 def source_lag(facts: HealthFacts, settings: HealthSettings) -> Finding:
     """Whether the stream keeps up with its sources."""
     say = _about(HealthCheck.SOURCE_LAG)
+    if facts.running_since_ms is None and facts.down is not None:
+        return say(Verdict.UNKNOWN, f"the stream should run and does not: {facts.down}")
     if facts.running_since_ms is None:
         return say(Verdict.PASS, "the stream does not run")
     behind = lag(facts.sources)

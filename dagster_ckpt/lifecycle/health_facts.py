@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus
+from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus
 from dagster_ckpt.lifecycle.health import HealthFacts
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.source_health import sources_of
 from dagster_ckpt.lifecycle.standstill import Stillness
+from dagster_ckpt.options import DesiredState
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 
@@ -43,6 +44,8 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             desired=desired.get(job_id),
             heartbeat_at_ms=_heartbeat_at_ms(execution),
             process=f"process {execution.pid} on {execution.host}" if execution is not None else None,
+            down=_why_down(execution, desired.get(job_id)),
+            down_since_ms=execution.ended_at_ms if execution is not None else None,
             stillness=Stillness.of_record(progress.get("activity")),
         )
     return facts
@@ -50,6 +53,17 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
 
 def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
     return execution.started_at_ms if execution is not None and execution.status in _ALIVE else None
+
+
+def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
+    """Why a stream does not run although it should: its last run failed, or it was said to be RUNNING."""
+    if execution is not None and execution.status in _ALIVE:
+        return None
+    if execution is not None and execution.status is ExecutionStatus.FAILED:
+        return f"its last run failed: {execution.reason}"
+    if desired is not None and desired.desired is DesiredState.RUNNING:
+        return "it is to be RUNNING"
+    return None
 
 
 def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:

@@ -58,6 +58,7 @@ def stillness(*, doing: str, minutes: int, at_rest: bool = False, tasks: dict[st
 def facts_of(case: dict[str, Any]) -> HealthFacts:
     told = dict(case["facts"])
     sources = told.pop("sources", None)
+    down_for = told.pop("down_for", None)
     running, heard = told.pop("running", None), told.pop("heard", None)
     return HealthFacts(
         running_since_ms=None if running is None else NOW_MS - running * MINUTE_MS,
@@ -66,6 +67,7 @@ def facts_of(case: dict[str, Any]) -> HealthFacts:
         desired=desired(**told.pop("desired")) if "desired" in told else None,
         stillness=stillness(**told.pop("still")) if "still" in told else None,
         heartbeat_at_ms=None if heard is None else NOW_MS - heard * MINUTE_MS,
+        down_since_ms=None if down_for is None else NOW_MS - down_for * MINUTE_MS,
         process="process 4711 on ours",
         sources=None if sources is None else [SourceFacts(**source) for source in sources],
         **told,

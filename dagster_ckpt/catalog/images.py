@@ -149,6 +149,12 @@ class ImageStore:
                 .values(verified_at_ms=self._database.now_ms(connection), verified_problem=problem)
             )
 
+    def give_to_job(self, image_id: str) -> None:
+        """Record that a savepoint is the job's own from now on, which deletes it as it does a checkpoint."""
+        with self._database.writing() as connection:
+            _get(connection, image_id)
+            connection.execute(images.update().where(images.c.image_id == image_id).values(claimed=True))
+
     def mark_deleting(self, image_id: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of an image are being deleted: nobody recovers from it any more.
 

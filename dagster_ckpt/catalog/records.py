@@ -54,6 +54,7 @@ class ImageTrigger(StrEnum):
     PERIODIC = "PERIODIC"
     MANUAL = "MANUAL"
     STOP = "STOP"
+    REWIND = "REWIND"
     UNKNOWN = "UNKNOWN"
 
 

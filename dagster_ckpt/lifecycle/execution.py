@@ -48,6 +48,7 @@ from dagster_ckpt.lifecycle.recovery_points import live_point, point_of_origin
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.supervision import ENDS_BY_REQUEST, EndKind, QueryEnd, Supervisor
+from dagster_ckpt.lifecycle.way_back import keep_way_back
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import FailureHistory, RestartAt
 from dagster_ckpt.spark import (
@@ -323,9 +324,12 @@ class _Run:
         self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
         job.store.check_access()
         count_beyond_what_is_used(job, plan.image, self._lease.record)
-        for kept in check_backend(job, plan):
-            self._request.report(kept)
+        for sentence in check_backend(job, plan):
+            self._request.report(sentence)
         query_plan = self._check_plan(plan, accept=start_from.accept_plan_change)
+        kept = keep_way_back(job, facts, plan, start_from)
+        if kept is not None:
+            self._request.report(kept)
         prepared = prepare(job, plan, self._lease)
         self._tell(prepared)
         # What takes long may have outlived the lease: a successor may be at work in these very places.

@@ -28,6 +28,7 @@ from dagster_ckpt.lifecycle.asking import (
 )
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.keeping import promote_checkpoint, release_checkpoint, tag_checkpoint
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.rebuild import rebuild
 from dagster_ckpt.lifecycle.recovery import RecoveryPlan, plan_recovery
@@ -48,13 +49,16 @@ __all__ = [
     "prefer_savepoint",
     "preview",
     "preview_start",
+    "promote_checkpoint",
     "rebuild",
+    "release_checkpoint",
     "request_start",
     "restart",
     "set_desired_state",
     "start_arguments",
     "stop_with_savepoint",
     "suspend",
+    "tag_checkpoint",
     "trigger_checkpoint",
     "trigger_savepoint",
 ]
@@ -335,6 +339,7 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
         "claim_mode": start_from.claim_mode.value,
         "accept_plan_change": start_from.accept_plan_change,
         "give_up_state": start_from.give_up_state,
+        "no_safety_savepoint": start_from.no_safety_savepoint,
     }
 
 

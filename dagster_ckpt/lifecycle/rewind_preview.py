@@ -11,6 +11,7 @@ from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.prepare import BEFORE_THE_FIRST_BATCH, image_location
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.lifecycle.way_back import announce_way_back
 from dagster_ckpt.options.durations import iso_duration
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
@@ -63,6 +64,7 @@ class RewindPreview:
         sinks: What each sink will do.
         undone_since_ms: When the first undone batch may have been written at the earliest, ms since the epoch; None
             where that is not known.
+        way_back: What will be kept of where the stream stands; None where nothing is left behind.
     """
 
     plan: RecoveryPlan
@@ -72,6 +74,7 @@ class RewindPreview:
     left: tuple[ImageRecord, ...]
     sinks: tuple[SinkForecast, ...]
     undone_since_ms: int | None = None
+    way_back: str | None = None
 
     @property
     def batches(self) -> int:
@@ -108,6 +111,7 @@ class RewindPreview:
                 f"{self.batches} committed batches are processed again ({self.plan.from_batch} back to "
                 f"{self.plan.to_batch}), rows: {self.rows}, time: {span}"
             )
+        lines += [self.way_back] if self.way_back is not None else []
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
         return lines
 
@@ -151,6 +155,7 @@ def preview_rewind(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) 
         left=tuple(left),
         sinks=tuple(forecast(sink, replay) for sink in _sinks(job, plan)),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
+        way_back=announce_way_back(plan, facts.start_from),
     )
 
 

@@ -86,6 +86,7 @@ class StartFrom:
         claim_mode: Who owns the image that is started from.
         accept_plan_change: Start also where the code keeps other state than what is there.
         give_up_state: Confirms that an empty start may give up all state there is.
+        no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
     """
 
     point: StartPoint = StartPoint.LATEST
@@ -95,6 +96,7 @@ class StartFrom:
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     accept_plan_change: bool = False
     give_up_state: bool = False
+    no_safety_savepoint: bool = False
 
     @staticmethod
     def parse(
@@ -105,6 +107,7 @@ class StartFrom:
         claim_mode: RecoveryClaimMode | str = RecoveryClaimMode.NO_CLAIM,
         accept_plan_change: bool = False,
         give_up_state: bool = False,
+        no_safety_savepoint: bool = False,
     ) -> StartFrom:
         """Read what a person or a run configuration says.
 
@@ -118,6 +121,7 @@ class StartFrom:
             claim_mode: Who owns the image that is started from.
             accept_plan_change: Start also where the code keeps other state than what is there.
             give_up_state: Confirms that an empty start may give up all state there is.
+            no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
 
         Raises:
             OptionError: The text is empty, a new query id is asked for a start that keeps or gives up all state,
@@ -148,7 +152,9 @@ class StartFrom:
                 f"give_up_state confirms an empty start, but start_from is {word!r}, which keeps state. Leave it out, "
                 "or start from empty."
             )
-        return StartFrom(point, reference, new_query_id, accept_loss, claim, accept_plan_change, give_up_state)
+        return StartFrom(
+            point, reference, new_query_id, accept_loss, claim, accept_plan_change, give_up_state, no_safety_savepoint
+        )
 
     @property
     def batch_id(self) -> int | None:

@@ -26,7 +26,7 @@ from dagster_ckpt.options.redaction import cause_to_show
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
 from dagster_ckpt.orchestration.operator_jobs import ACCEPT_LOSS, CLAIM_MODE, NEW_QUERY_ID, START_FROM
-from dagster_ckpt.orchestration.run_config import ACCEPT_PLAN_CHANGE, GIVE_UP_STATE
+from dagster_ckpt.orchestration.run_config import ACCEPT_PLAN_CHANGE, GIVE_UP_STATE, NO_SAFETY_SAVEPOINT
 from dagster_ckpt.orchestration.run_status import cancelled_by_a_person, start_cause
 from dagster_ckpt.orchestration.run_watch import RunWatch
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, START_REQUEST_TAG
@@ -46,6 +46,7 @@ class DriverRunConfig(dg.Config):
     claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
     give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
     follow: bool = Field(
         default=True,
         description="Stay until the driver ends, and end as it does. Off: the run succeeds once the query is started, "
@@ -123,6 +124,7 @@ def _order(context: dg.AssetExecutionContext, job: StreamingJob) -> RequestRecor
         accept_plan_change=config["accept_plan_change"],
         claim_mode=config["claim_mode"],
         give_up_state=config["give_up_state"],
+        no_safety_savepoint=config["no_safety_savepoint"],
     )
     cause = start_cause(context.run.tags)
     return job.catalog.requests.submit(

@@ -20,7 +20,7 @@ from dagster_ckpt.orchestration.image_report import image_metadata
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.markdown import markdown_table
 from dagster_ckpt.orchestration.rewind_report import downstream_metadata, preview_metadata
-from dagster_ckpt.orchestration.run_config import ACCEPT_PLAN_CHANGE, GIVE_UP_STATE
+from dagster_ckpt.orchestration.run_config import ACCEPT_PLAN_CHANGE, GIVE_UP_STATE, NO_SAFETY_SAVEPOINT
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.storage import Garbage
 
@@ -96,6 +96,7 @@ class RestartConfigSchema(dg.Config):
     claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
     give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
 
 
@@ -104,12 +105,6 @@ class PreferConfigSchema(dg.Config):
 
     job_id: str = Field(description=JOB_ID)
     savepoint: str = Field(description="Image id, label or location of a completed savepoint.")
-
-
-class RebuildConfigSchema(dg.Config):
-    """Register again what a lost catalog knew."""
-
-    job_id: str = Field(description=JOB_ID)
 
 
 class RetentionConfigSchema(dg.Config):
@@ -144,7 +139,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     Returns:
         `trigger_checkpoint_job`, `trigger_savepoint_job`, `stop_with_savepoint_job`, `cancel_stream_job`,
-        `restart_stream_job`, `prefer_savepoint_job`, `apply_retention_job` and `rebuild_catalog_job`.
+        `restart_stream_job`, `prefer_savepoint_job` and `apply_retention_job`.
     """
 
     def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
@@ -155,9 +150,9 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         """Take a checkpoint of a running stream now; the minimum pause does not hold it back."""
         with told_as_failure():
             image = operations.trigger_checkpoint(
-                job_of(context, config.job_id), _operator(context), timeout_s=config.timeout_seconds
+                job_of(context, config.job_id), operator_of(context), timeout_s=config.timeout_seconds
             )
-        return _tell(context, image)
+        return tell_image(context, image)
 
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfigSchema) -> str:
@@ -166,7 +161,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             job = job_of(context, config.job_id)
             image = operations.trigger_savepoint(
                 job,
-                _operator(context),
+                operator_of(context),
                 label=config.label,
                 target_directory=config.target_directory,
                 schedule=config.history.schedule if config.history is not None else None,
@@ -178,7 +173,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 # What could not be deleted is tried again by housekeeping: the savepoint itself succeeded.
                 for sentence in made_room.sentences():
                     context.log.info(sentence)
-        return _tell(context, image)
+        return tell_image(context, image)
 
     @dg.op(required_resource_keys=RESOURCES)
     def stop_with_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
@@ -186,19 +181,19 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         with told_as_failure():
             image = operations.stop_with_savepoint(
                 job_of(context, config.job_id),
-                _operator(context),
+                operator_of(context),
                 label=config.label,
                 target_directory=config.target_directory,
                 timeout_s=config.timeout_seconds,
             )
-        return _tell(context, image)
+        return tell_image(context, image)
 
     @dg.op(required_resource_keys=RESOURCES)
     def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
         """Cancel a stream; its checkpoints are kept or deleted as its clean-up option says."""
         with told_as_failure():
             done = operations.cancel(
-                job_of(context, config.job_id), _operator(context), timeout_s=config.timeout_seconds
+                job_of(context, config.job_id), operator_of(context), timeout_s=config.timeout_seconds
             )
         context.log.info(f"{config.job_id}: cancelled: {done}")
 
@@ -216,8 +211,9 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                     claim_mode=config.claim_mode,
                     accept_plan_change=config.accept_plan_change,
                     give_up_state=config.give_up_state,
+                    no_safety_savepoint=config.no_safety_savepoint,
                 ),
-                _operator(context),
+                operator_of(context),
                 timeout_s=config.timeout_seconds,
                 report=context.log.info,
             )
@@ -235,7 +231,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         """Choose the savepoint that start_from=preferred-savepoint means."""
         with told_as_failure():
             image = operations.prefer_savepoint(job_of(context, config.job_id), config.savepoint)
-        return _tell(context, image)
+        return tell_image(context, image)
 
     @dg.op(required_resource_keys=RESOURCES)
     def apply_retention(context: dg.OpExecutionContext, config: RetentionConfigSchema) -> None:
@@ -259,22 +255,6 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 + "; ".join(report.failed)
             )
 
-    @dg.op(required_resource_keys=RESOURCES)
-    def rebuild_catalog(context: dg.OpExecutionContext, config: RebuildConfigSchema) -> list[str]:
-        """Where the catalog was lost: register the images and live directories that are there, and change nothing."""
-        with told_as_failure():
-            report = operations.rebuild(job_of(context, config.job_id), origin=_operator(context).origin)
-        for sentence in report.sentences():
-            context.log.info(sentence)
-        context.add_output_metadata(
-            {
-                "dagster_ckpt/registered": list(report.registered),
-                "dagster_ckpt/passed_over": list(report.passed_over),
-                "dagster_ckpt/live_directory": report.live_directory or "none",
-            }
-        )
-        return list(report.registered)
-
     return [
         job_of_op("trigger_checkpoint_job", trigger_checkpoint),
         job_of_op("trigger_savepoint_job", trigger_savepoint),
@@ -283,7 +263,6 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         job_of_op("restart_stream_job", restart_stream),
         job_of_op("prefer_savepoint_job", prefer_savepoint),
         job_of_op("apply_retention_job", apply_retention),
-        job_of_op("rebuild_catalog_job", rebuild_catalog),
     ]
 
 
@@ -297,11 +276,13 @@ def job_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
     return operator_job
 
 
-def _operator(context: dg.OpExecutionContext) -> operations.Operator:
+def operator_of(context: dg.OpExecutionContext) -> operations.Operator:
+    """Who asks, as the catalog shows it."""
     return operations.Operator(origin=f"{context.job_name} run {context.run_id}")
 
 
-def _tell(context: dg.OpExecutionContext, image: ImageRecord) -> str:
+def tell_image(context: dg.OpExecutionContext, image: ImageRecord) -> str:
+    """Show an image in the log and on the page; returns where it is."""
     location = image.location or ""
     context.log.info(f"{image.kind.lower()} at batch {image.batch_id}: {location}")
     context.add_output_metadata(image_metadata(image))

@@ -19,6 +19,10 @@ GIVE_UP_STATE = (
     "With start_from=empty: confirm that all state of the stream is given up. Without it such a start is refused, and "
     "the message lists what would be given up."
 )
+NO_SAFETY_SAVEPOINT = (
+    "Take no savepoint of where the stream stands before it is rewound. Without it that is taken, labelled "
+    "before-rewind-<n>, to start from to come back; release_checkpoint_job gives it to the stream to delete."
+)
 
 
 class StreamRunConfig(dg.Config):
@@ -48,6 +52,7 @@ class StreamRunConfig(dg.Config):
     )
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
     give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
     checkpointing: CheckpointOverrides | None = Field(
         default=None,
         description="Checkpointing options for this run in place of the asset's, each by itself. A run that the "

@@ -12,6 +12,7 @@ from dagster_ckpt.orchestration.catalog_sensor import REPORT_INTERVAL_S, build_c
 from dagster_ckpt.orchestration.desired_state_jobs import ROLL_BACK_JOB, build_desired_state_jobs
 from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.keeping_jobs import build_keeping_jobs
 from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.overview_job import build_overview_job
 from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
@@ -82,6 +83,7 @@ def stream_definitions(
             *(stream.start_job for stream in streams if stream.start_job is not None),
             *operator_jobs.values(),
             *desired_state_jobs.values(),
+            *build_keeping_jobs(streams),
             *build_rewind_jobs(streams),
             *inspection_jobs.values(),
             build_overview_job(streams),

@@ -236,6 +236,7 @@ def _start_from(context: StepContext, job: StreamingJob, config: StreamRunConfig
         claim_mode=config.claim_mode,
         accept_plan_change=config.accept_plan_change,
         give_up_state=config.give_up_state,
+        no_safety_savepoint=config.no_safety_savepoint,
     )
 
 

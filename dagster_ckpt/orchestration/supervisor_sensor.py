@@ -22,7 +22,7 @@ from dagster_ckpt.orchestration.time_limit import has_time_limit
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
 # What a START request may ask for besides.
-_SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "give_up_state")
+_SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "give_up_state", "no_safety_savepoint")
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
 

@@ -111,6 +111,7 @@ def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
         "claim_mode": "NO_CLAIM",
         "accept_plan_change": False,
         "give_up_state": False,
+        "no_safety_savepoint": False,
     }
     assert request.arguments == {"start_from": "batch-3"} | unless_said | how
 

@@ -1,0 +1,204 @@
+"""A rewind keeps the way back; people keep, release and promote checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from retention_shelf import JOB, Shelf
+from rewind_history import LAST, History
+from test_claim_modes import taken
+
+from dagster_ckpt.catalog import HoldKind, ImageRecord, ImageTrigger
+from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError, OptionError, RequestFailedError, RestoreError
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle import operations
+from dagster_ckpt.lifecycle.recovery import plan_recovery
+from dagster_ckpt.lifecycle.recovery_look import recovery_facts
+from dagster_ckpt.lifecycle.retention import discard, subsume
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.way_back import keep_way_back
+
+OPERATOR = operations.Operator("a test")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return History(tmp_path)
+
+
+def rewound(history: History, text: str, **how: bool) -> str | None:
+    """What is kept by a start, which is then done."""
+    job = history.shelf.job
+    start_from = StartFrom.parse(text, **how)
+    facts = recovery_facts(job, start_from, predecessor_ended=True)
+    kept = keep_way_back(job, facts, plan_recovery(facts), start_from)
+    history.start(text)
+    return kept
+
+
+def make_room(shelf: Shelf, num_retained: int = 1) -> None:
+    job = replace(shelf.job, options=replace(shelf.job.options, num_retained=num_retained))
+    discard(job, subsume(job), reason="subsumed", lease=None)
+
+
+def kept_images(history: History) -> list[ImageRecord]:
+    listed = history.shelf.job.catalog.images.completed(JOB)
+    return [image for image in listed if (image.label or "").startswith("before-rewind-")]
+
+
+@pytest.mark.parametrize("text", ["batch-5", "mine"])
+def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: History, text: str) -> None:
+    """Seen by a user, 9: 40 s after the rewind everything later than it was deleted."""
+    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    history.commit(LAST + 1)
+    ahead = operations.preview(history.shelf.job, StartFrom.parse(text))
+    assert any("a savepoint before-rewind-<n> of batch 9 is taken" in line for line in ahead.sentences())
+
+    kept = rewound(history, text)
+
+    (image,) = kept_images(history)
+    assert (image.batch_id, image.trigger, image.kind) == (LAST + 1, ImageTrigger.REWIND, "SAVEPOINT")
+    assert kept == f"took the savepoint {image.label} at batch 9: start from it to come back"
+    for _ in range(3):
+        taken(history.shelf, ImageKind.CHECKPOINT)
+        make_room(history.shelf)
+    history.start(image.label or "")
+    assert history.batch == LAST + 1
+
+
+def test_who_does_not_want_that_says_so_and_is_told_what_it_means(history: History) -> None:
+    start_from = StartFrom.parse("batch-5", no_safety_savepoint=True)
+    ahead = operations.preview(history.shelf.job, start_from)
+    assert any("can be lost for good" in line for line in ahead.sentences())
+
+    assert rewound(history, "batch-5", no_safety_savepoint=True) is None
+    assert kept_images(history) == []
+
+
+@pytest.mark.parametrize("text", ["latest", f"batch-{LAST}", "mine"])
+def test_a_start_that_leaves_nothing_behind_takes_none(history: History, text: str) -> None:
+    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    assert rewound(history, text) is None
+    assert kept_images(history) == []
+
+
+def test_where_no_savepoint_can_be_taken_the_newest_image_is_tagged(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    history.commit(LAST + 1)
+    newest = taken(history.shelf, ImageKind.CHECKPOINT)
+    monkeypatch.setattr("dagster_ckpt.lifecycle.way_back.savepoint_of_stopped_job", _no_room_for)
+
+    kept = rewound(history, "mine")
+
+    assert kept is not None
+    assert "tagged chk-2 at batch 9 as before-rewind-3" in kept
+    taken(history.shelf, ImageKind.CHECKPOINT)
+    make_room(history.shelf)
+    assert history.shelf.is_whole(newest)
+
+
+def test_a_start_that_could_keep_nothing_changes_nothing(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_ckpt.lifecycle.way_back.savepoint_of_stopped_job", _no_room_for)
+    before = history.live.url
+
+    with pytest.raises(RestoreError, match=r"no room.*no_safety_savepoint"):
+        rewound(history, "batch-5")
+
+    assert history.live.url == before
+
+
+def _no_room_for(*_: object, **__: object) -> ImageRecord:
+    raise ImageCorruptError("no room.")
+
+
+def test_what_was_taken_before_a_rewind_is_the_streams_own_once_it_is_released(history: History) -> None:
+    rewound(history, "batch-5")
+    (image,) = kept_images(history)
+
+    released = operations.release_checkpoint(history.shelf.job, image.label or "")
+
+    assert released.claimed
+    taken(history.shelf, ImageKind.CHECKPOINT)
+    make_room(history.shelf)
+    assert not Path((image.location or "").removeprefix("file://")).exists()
+
+
+def test_a_tagged_checkpoint_is_found_by_its_label_until_it_is_released(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    first = shelf.checkpoint()
+    tagged = operations.tag_checkpoint(shelf.job, "chk-1", label="good-one", origin="a person")
+    shelf.checkpoint(base=first)
+    shelf.checkpoint(base=first)
+    make_room(shelf)
+
+    assert tagged.label == "good-one"
+    assert shelf.listed() == {"image-1", "image-3"}
+    plan = operations.preview_start(shelf.job, StartFrom.parse("good-one"))
+    assert plan.image is not None
+    assert plan.image.image_id == first.image_id
+    assert [hold.kind for hold in shelf.job.catalog.holds.on(first.image_id)] == [HoldKind.TAG]
+
+    operations.release_checkpoint(shelf.job, "good-one")
+    make_room(shelf)
+    assert shelf.listed() == {"image-3"}
+    with pytest.raises(ImageNotFoundError, match="chk-3"):
+        operations.tag_checkpoint(shelf.job, "chk-1", label=None, origin="too late")
+
+
+def test_what_is_not_kept_cannot_be_released(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path)
+    shelf.checkpoint()
+    shelf.savepoint("mine")
+    for reference in ("chk-1", "mine"):
+        with pytest.raises(RequestFailedError, match="nothing to release"):
+            operations.release_checkpoint(shelf.job, reference)
+
+
+@pytest.mark.parametrize("label", ["empty", "chk-2", ""])
+def test_a_tag_has_no_label_that_means_something_else(tmp_path: Path, label: str) -> None:
+    shelf = Shelf.at(tmp_path)
+    shelf.checkpoint()
+    with pytest.raises(OptionError):
+        operations.tag_checkpoint(shelf.job, "chk-1", label=label, origin="a person")
+    with pytest.raises(OptionError):
+        operations.promote_checkpoint(shelf.job, "chk-1", label=label)
+
+
+def test_a_promoted_checkpoint_is_a_savepoint_that_needs_no_other_image(history: History) -> None:
+    job = history.shelf.job
+    checkpoint = taken(history.shelf, ImageKind.CHECKPOINT)
+
+    promoted = operations.promote_checkpoint(job, f"chk-{checkpoint.number}", label="promoted")
+
+    assert (promoted.kind, promoted.label, promoted.batch_id) == ("SAVEPOINT", "promoted", LAST)
+    discard(job, [checkpoint], reason="a test", lease=None)
+    assert job.store.verify(promoted.location or "") == []
+    history.start("promoted")
+    assert history.batch == LAST
+
+
+def test_bytes_that_can_be_linked_are_not_written_again_by_a_promotion(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path)
+    checkpoint = shelf.checkpoint()
+
+    promoted = operations.promote_checkpoint(shelf.job, "chk-1")
+
+    assert (promoted.incremental_bytes or 0) < (checkpoint.incremental_bytes or 0)
+    discard(shelf.job, [checkpoint], reason="a test", lease=None)
+    assert shelf.is_whole(promoted)
+
+
+def test_a_damaged_checkpoint_is_not_promoted(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path)
+    shelf.checkpoint()
+    (data,) = (tmp_path / "images" / JOB / "shared").iterdir()
+    data.write_bytes(data.read_bytes()[:-1] + b"?")
+
+    with pytest.raises(ImageCorruptError, match="cannot be promoted"):
+        operations.promote_checkpoint(shelf.job, "chk-1")
+
+    assert shelf.listed() == {"image-1"}

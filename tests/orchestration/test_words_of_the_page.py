@@ -106,6 +106,7 @@ def test_every_field_has_a_default_but_those_that_name_something() -> None:
         "savepoint",
         "start_from",
         "into_job_id",
+        "image",
         "schedule",
         "state",
     }

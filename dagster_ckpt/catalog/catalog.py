@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import select
+
 from dagster_ckpt.catalog.database import Clock, Database
 from dagster_ckpt.catalog.desired_states import DesiredStateStore
 from dagster_ckpt.catalog.events import EventStore
@@ -17,6 +19,8 @@ from dagster_ckpt.catalog.rebuilding import RebuildStore
 from dagster_ckpt.catalog.recoveries import RecoveryStore
 from dagster_ckpt.catalog.requests import RequestStore
 from dagster_ckpt.catalog.schema import upgrade
+from dagster_ckpt.catalog.tables import deployment, images
+from dagster_ckpt.errors import CatalogError
 
 
 class Catalog:
@@ -43,6 +47,7 @@ class Catalog:
         self._clock = clock
         self.database = Database(url, clock)
         upgrade(self.database)
+        self._deployment_id: str | None = None
         self.jobs = JobStore(self.database)
         self.executions = ExecutionStore(self.database)
         self.leases = LeaseStore(self.database)
@@ -54,6 +59,31 @@ class Catalog:
         self.events = EventStore(self.database)
         self.desired_states = DesiredStateStore(self.database)
         self.recoveries = RecoveryStore(self.database)
+
+    @property
+    def deployment_id(self) -> str:
+        """Id of the deployment that this catalog is the record of: made with it, carried by each image."""
+        if self._deployment_id is None:
+            with self.database.reading() as connection:
+                self._deployment_id = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
+        return self._deployment_id
+
+    def take_over_deployment(self, deployment_id: str) -> None:
+        """Go on as the record of a deployment whose catalog was lost, so that its images are this catalog's own.
+
+        Raises:
+            CatalogError: An image was completed under the id that this catalog has.
+        """
+        with self.database.writing() as connection:
+            before = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
+            completed = images.c.location.is_not(None)
+            if before != deployment_id and connection.execute(select(images.c.image_id).where(completed)).first():
+                raise CatalogError(
+                    f"This catalog is the record of deployment {before} and lists images of it, so it cannot become "
+                    f"that of deployment {deployment_id}. Use a catalog in which nothing was completed yet."
+                )
+            connection.execute(deployment.update().values(deployment_id=deployment_id))
+        self._deployment_id = deployment_id
 
     def close(self) -> None:
         """Close every connection."""

@@ -70,6 +70,9 @@ jobs = Table(
     Column("updated_at_ms", BigInteger, nullable=False),
 )
 
+# One row: which deployment this catalog is the record of. Each image carries it.
+deployment = Table("deployment", metadata, Column("deployment_id", String(64), primary_key=True))
+
 executions = Table(
     "executions",
     metadata,

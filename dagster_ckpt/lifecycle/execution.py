@@ -53,9 +53,11 @@ from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acqu
 from dagster_ckpt.options import FailureHistory, RestartAt
 from dagster_ckpt.spark import (
     LiveDirectory,
+    NamedOutput,
     PlanDescription,
     SparkApplication,
     SupervisedQuery,
+    named_output,
     plan_of_writer,
 )
 
@@ -251,12 +253,12 @@ class _Run:
                 )
             if cause is StartCause.MANUAL:
                 job.catalog.recoveries.forget(self._lease.record)
-            facts, plan, prepared, query = self._start(execution_id, start_from, cause)
+            plan, prepared, query = self._start(execution_id, start_from, cause)
         except Exception as error:
             self._refuse(execution_id, error, cause)
             raise
         try:
-            end = self._supervise(execution_id, facts, plan, prepared, query)
+            end = self._supervise(execution_id, plan, prepared, query)
         except Exception as error:
             # Such as a JVM that was killed: nothing in this process can go on, a new run can.
             self._fail(execution_id, f"{type(error).__name__}: {error}")
@@ -267,7 +269,7 @@ class _Run:
 
     def _start(
         self, execution_id: str, start_from: StartFrom, cause: StartCause
-    ) -> tuple[RecoveryFacts, RecoveryPlan, PreparedStart, SupervisedQuery]:
+    ) -> tuple[RecoveryPlan, PreparedStart, SupervisedQuery]:
         """Start the query on the best point that there is: where one turns out to be damaged, on the next one."""
         job = self._job
         while True:
@@ -281,9 +283,9 @@ class _Run:
             prepared: PreparedStart | None = None
             try:
                 with holding(job.catalog, [plan.image], f"start of execution {execution_id}"):
-                    prepared = self._prepare(facts, plan, start_from)
+                    prepared = self._prepare(execution_id, facts, plan, start_from)
                     refuse_a_fenced_directory(prepared.live)
-                    return facts, plan, prepared, self._request.start_query(prepared.live)
+                    return plan, prepared, self._request.start_query(prepared.live)
             except Exception as error:
                 damage = damage_of(error)
                 # What a person named is not replaced by something else.
@@ -319,9 +321,12 @@ class _Run:
         )
         self._request.report(f"a recovery failed at {point}: {damage.error}: {damage.detail}")
 
-    def _prepare(self, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom) -> PreparedStart:
+    def _prepare(
+        self, execution_id: str, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom
+    ) -> PreparedStart:
         job = self._job
-        self._weigh(preview_rewind(job, facts, plan), accept_loss=start_from.accept_loss)
+        output = named_output(self._request.describe()) if self._request.describe is not None else None
+        self._weigh(preview_rewind(job, facts, plan, output), accept_loss=start_from.accept_loss)
         job.store.check_access()
         count_beyond_what_is_used(job, plan.image, self._lease.record)
         for sentence in check_backend(job, plan):
@@ -330,17 +335,17 @@ class _Run:
         kept = keep_way_back(job, facts, plan, start_from)
         if kept is not None:
             self._request.report(kept)
-        prepared = prepare(job, plan, self._lease)
+        prepared = prepare(job, plan, self._lease, output)
         self._tell(prepared)
         # What takes long may have outlived the lease: a successor may be at work in these very places.
         self._lease.check()
         job.catalog.jobs.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
+        self._note_output(execution_id, output)
         return prepared
 
     def _supervise(
         self,
         execution_id: str,
-        facts: RecoveryFacts,
         plan: RecoveryPlan,
         prepared: PreparedStart,
         query: SupervisedQuery,
@@ -355,7 +360,7 @@ class _Run:
                 recovery=plan.as_record(),
                 application=application.as_record() if application is not None else None,
             )
-            if "fork_of" in (facts.job.pending_restore or {}):
+            if "fork_of" in (job.catalog.jobs.get(job.job_id).pending_restore or {}):
                 job.catalog.jobs.restore_finished(self._lease.record)
             self._answer_start_request(RequestStatus.COMPLETED, None)
             supervisor = Supervisor(
@@ -400,6 +405,12 @@ class _Run:
         # All that is left to say, of its own execution only; a successor that has begun has said so already.
         with suppress(CatalogError):
             self._job.catalog.executions.end_unheld(execution_id, ExecutionStatus.FAILED, reason)
+
+    def _note_output(self, execution_id: str, output: NamedOutput | None) -> None:
+        """Say where the query is about to write, as it may be killed before it reports that itself."""
+        if output is not None and output.folder is not None:
+            sinks = [f"FileSink[{output.folder}]"]
+            self._job.catalog.executions.heartbeat(self._lease.record, execution_id, {"sinks": sinks})
 
     def _weigh(self, preview: RewindPreview, *, accept_loss: bool) -> None:
         for sentence in preview.sentences():

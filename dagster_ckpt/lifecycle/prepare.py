@@ -11,7 +11,7 @@ catalog refuses its writes, and each file of a sink's log is changed while the c
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +20,18 @@ from dagster_ckpt.errors import ImageCorruptError, RestoreError, SinkRollbackErr
 from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image
+from dagster_ckpt.lifecycle.sink_guard import Verdict
+from dagster_ckpt.lifecycle.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, sink_logs_of_image, survey_sinks
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import (
-    SINKS_FOLDER,
     Donor,
     Filler,
     LiveDirectory,
-    SinkEntry,
+    NamedOutput,
     StillMine,
+    begin_log,
     clone,
+    empty_log,
     file_sink_path,
     give_query_id,
     materialize,
@@ -37,8 +40,6 @@ from dagster_ckpt.spark import (
     roll_back_to_own_past,
     settle_in_flight,
 )
-
-BEFORE_THE_FIRST_BATCH = -1
 
 
 @dataclass(frozen=True)
@@ -56,42 +57,49 @@ class PreparedStart:
     may_repeat: tuple[str, ...] = ()
 
 
-def prepare(job: StreamingJob, plan: RecoveryPlan, lease: LeaseKeeper) -> PreparedStart:
+def prepare(
+    job: StreamingJob, plan: RecoveryPlan, lease: LeaseKeeper, output: NamedOutput | None = None
+) -> PreparedStart:
     """Make the live directory that the plan asks for.
 
     Args:
         job: The job.
         plan: What to do.
         lease: The lease of the job.
+        output: Where the query about to start writes; no other sink is changed. None where that cannot be seen: then
+            it is taken to be what the stream is known to write to.
 
     Raises:
         LeaseLostError: Another execution is the writer now; what is its own was left as it is.
         ImageCorruptError: The image misses data or was altered; the live directory is as it was.
         LiveDirectoryError: The live directory is not whole at the batch to go back to.
+        SharedSinkError: The query would write where another does, or where its own log does not stand where it stands.
         RowsAtRiskError: A sink has a batch that the query has not, and it cannot be brought back.
         RestoreError: The image makes no directory that Spark could start in.
         SinkRollbackError: A file sink could not be rolled back; the next start tries again.
         StorageAccessError: Something could not be read or written; the next start tries again.
     """
+    sinks = survey_sinks(job, plan, output)
+    sinks.refuse(job.job_id)
     record = job.catalog.jobs.get(job.job_id)
     if plan.kind is RecoveryKind.RESUME and record.live_directory is not None:
-        return _go_on(job, LiveDirectory(record.live_directory), lease)
+        return _go_on(LiveDirectory(record.live_directory), sinks, lease)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
-        return _finish_restore(job, _out_of_the_fence(job, record, lease), lease)
+        return _finish_restore(job, _out_of_the_fence(job, record, lease), sinks, lease)
     live = job.new_live_directory(record.live_generation, lease.record.token)
     if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
-        return _restore(job, plan, plan.image, live, lease)
+        return _restore(job, plan, plan.image, live, sinks=sinks, lease=lease)
     rewound = plan.directory or record.live_directory
     if plan.kind is RecoveryKind.REWIND and rewound is not None and plan.to_batch is not None:
         origin = _origin_of_rewound(record, rewound, plan.to_batch)
-        return _rewind(job, origin, live, lease, fork=plan.new_query_id)
+        return _rewind(job, origin, live, sinks=sinks, lease=lease, fork=plan.new_query_id)
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
         # A sink that has the batch in flight passes over it: its state has to come along.
         made = clone(LiveDirectory(record.live_directory), live, carry_state=True)
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
         job.catalog.jobs.switch_live_directory(lease.record, live.url, origin=origin)
-        return _go_on(job, live, lease)
-    return _start_empty(job, record, live, lease)
+        return _go_on(live, sinks, lease)
+    return _start_empty(job, record, live, sinks=sinks, lease=lease)
 
 
 def restore_into(
@@ -131,14 +139,26 @@ def restore_into(
     materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True, is_scratch=is_scratch)
 
 
-def _go_on(job: StreamingJob, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
+def _go_on(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
     """Start where the query stopped, or would have: only a batch that sinks have and the query has not is undone."""
-    rolled_back = settle_in_flight(live, job.catalog.executions.last_sinks(job.job_id), still_mine=lease.step)
-    return PreparedStart(live, tuple(rolled_back))
+    _begin_logs(sinks, lease.step)
+    return PreparedStart(live, tuple(settle_in_flight(live, sinks.to_settle, still_mine=lease.step)))
+
+
+def _begin_logs(sinks: Survey, still_mine: StillMine) -> None:
+    batch_id = sinks.aim.batch_id
+    for path in sinks.of(Verdict.BEGIN):
+        begin_log(path, batch_id, empty_log(batch_id, sinks.log_names), still_mine=still_mine)
 
 
 def _restore(
-    job: StreamingJob, plan: RecoveryPlan, image: ImageRecord, live: LiveDirectory, lease: LeaseKeeper
+    job: StreamingJob,
+    plan: RecoveryPlan,
+    image: ImageRecord,
+    live: LiveDirectory,
+    *,
+    sinks: Survey,
+    lease: LeaseKeeper,
 ) -> PreparedStart:
     location = image_location(image)
     before = job.catalog.jobs.get(job.job_id)
@@ -161,23 +181,23 @@ def _restore(
         claims=plan.claims,
         plan=image.plan,
     )
-    return _finish_restore(job, record, lease)
+    return _finish_restore(job, record, sinks, lease)
 
 
 def _rewind(
-    job: StreamingJob, origin: StateOrigin, live: LiveDirectory, lease: LeaseKeeper, *, fork: bool
+    job: StreamingJob, origin: StateOrigin, live: LiveDirectory, *, sinks: Survey, lease: LeaseKeeper, fork: bool
 ) -> PreparedStart:
     old, batch_id = LiveDirectory(origin.directory or ""), origin.batch_id or 0
-    sinks = job.catalog.executions.last_sinks(job.job_id)
-    if not sinks:
+    wrote_to = job.catalog.executions.last_sinks(job.job_id)
+    if not wrote_to:
         raise SinkRollbackError(
             f"The catalog does not know yet which sinks job {job.job_id!r} writes to, so they cannot be brought back "
             f"to batch {batch_id}. Start it once with start_from=latest, or go back to an image, which names them."
         )
     # Refuses before anything is changed where a sink cannot follow.
-    own_past(sinks, batch_id)
+    own_past(_allowed(wrote_to, sinks), batch_id)
     # For a table that has just the next batch and cannot be brought back.
-    clone(old, live, at_batch=batch_id, carry_state=any(file_sink_path(sink) is None for sink in sinks))
+    clone(old, live, at_batch=batch_id, carry_state=any(file_sink_path(sink) is None for sink in wrote_to))
     if fork:
         give_query_id(live, str(uuid.uuid4()))
     # What was the past of the old timeline up to here is the past of the new one.
@@ -187,22 +207,31 @@ def _rewind(
         live.url,
         origin=origin,
         restored_image_id=past[0].image_id if past else None,
-        pending_restore={"batch_id": batch_id, "sinks": sinks},
+        pending_restore={"batch_id": batch_id, "sinks": wrote_to},
     )
-    return _finish_restore(job, record, lease)
+    return _finish_restore(job, record, sinks, lease)
 
 
-def _finish_restore(job: StreamingJob, record: JobRecord, lease: LeaseKeeper) -> PreparedStart:
+def _allowed(sinks: Sequence[str], survey: Survey) -> list[str]:
+    """Of the sinks that a stream wrote to, the file sinks whose log may be brought back."""
+    return [sink for sink in sinks if (path := file_sink_path(sink)) is not None and survey.allows(path)]
+
+
+def _finish_restore(job: StreamingJob, record: JobRecord, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
     pending = record.pending_restore or {}
     if record.live_directory is None:
         raise RestoreError(
             f"Job {job.job_id!r} has an unfinished restore but no live directory. Start it with start_from naming "
             f"the image ({pending.get('location')}) to restore it anew."
         )
-    rolled_back, may_repeat = _roll_back_pending(job, pending, lease.step)
+    rolled_back, may_repeat = _roll_back_pending(job, pending, sinks, lease.step)
+    _begin_logs(sinks, lease.step)
     if "fork_of" not in pending:
         # A fork is finished once its query was started: where it writes is seen only then.
         job.catalog.jobs.restore_finished(lease.record)
+    else:
+        # It may have been killed in its first batch.
+        settle_in_flight(LiveDirectory(record.live_directory), sinks.to_settle, still_mine=lease.step)
     return PreparedStart(LiveDirectory(record.live_directory), rolled_back, may_repeat)
 
 
@@ -232,53 +261,49 @@ def _out_of_the_fence(job: StreamingJob, record: JobRecord, lease: LeaseKeeper) 
     )
 
 
-def _start_empty(job: StreamingJob, before: JobRecord, live: LiveDirectory, lease: LeaseKeeper) -> PreparedStart:
+def _start_empty(
+    job: StreamingJob, before: JobRecord, live: LiveDirectory, *, sinks: Survey, lease: LeaseKeeper
+) -> PreparedStart:
     # What earlier executions wrote has to go out of sight too: a file sink passes over batch numbers it knows.
-    sinks = list(job.catalog.executions.last_sinks(job.job_id))
+    wrote_to = list(job.catalog.executions.last_sinks(job.job_id))
     record = job.catalog.jobs.switch_live_directory(
         lease.record,
         live.url,
         origin=StateOrigin.nothing(before.live_directory),
-        pending_restore={"sinks": sinks},
+        pending_restore={"sinks": wrote_to},
         plan={},
     )
-    return _finish_restore(job, record, lease)
+    return _finish_restore(job, record, sinks, lease)
 
 
 def _roll_back_pending(
-    job: StreamingJob, pending: Mapping[str, Any], still_mine: StillMine
+    job: StreamingJob, pending: Mapping[str, Any], survey: Survey, still_mine: StillMine
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if "location" in pending:
-        return _roll_back_to_image(job, str(pending["location"]), still_mine)
+        return _roll_back_to_image(job, str(pending["location"]), survey, still_mine)
     sinks = [str(sink) for sink in pending.get("sinks", ())]
     others = tuple(sink for sink in sinks if file_sink_path(sink) is None)
+    allowed = _allowed(sinks, survey)
     if "batch_id" in pending:
-        return tuple(roll_back_to_own_past(sinks, int(pending["batch_id"]), still_mine=still_mine)), others
-    paths = tuple(path for path in map(file_sink_path, sinks) if path is not None)
+        return tuple(roll_back_to_own_past(allowed, int(pending["batch_id"]), still_mine=still_mine)), others
+    paths = tuple(path for path in map(file_sink_path, allowed) if path is not None)
     for path in paths:
         roll_back(path, BEFORE_THE_FIRST_BATCH, (), still_mine=still_mine)
     return paths, others
 
 
 def _roll_back_to_image(
-    job: StreamingJob, location: str, still_mine: StillMine
+    job: StreamingJob, location: str, survey: Survey, still_mine: StillMine
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    manifest = job.store.manifest(location)
-    entries: dict[int, list[SinkEntry]] = {}
-
-    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
-        _, index, name = entry.path.split("/", 2)
-        entries.setdefault(int(index), []).append(SinkEntry(name, b"".join(chunks)))
-
-    job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
-    described = manifest.header.properties.get("sinks")
-    if not isinstance(described, list):
+    header = job.store.manifest(location).header
+    if not isinstance(header.properties.get("sinks"), list):
         raise ImageCorruptError(f"{location} does not say which sinks its query wrote to. Restore another image.")
     rolled_back = []
-    for index, sink in enumerate(described):
-        roll_back(str(sink["path"]), manifest.header.batch_id, entries.get(index, []), still_mine=still_mine)
-        rolled_back.append(str(sink["path"]))
-    others = manifest.header.properties.get("other_sinks")
+    for path, entries in sink_logs_of_image(job, location).items():
+        if survey.allows(path):
+            roll_back(path, header.batch_id, entries, still_mine=still_mine)
+            rolled_back.append(path)
+    others = header.properties.get("other_sinks")
     return tuple(rolled_back), tuple(str(sink) for sink in others) if isinstance(others, list) else ()
 
 

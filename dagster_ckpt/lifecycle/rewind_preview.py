@@ -6,17 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog import ImageRecord
-from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
+from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError
 from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.prepare import BEFORE_THE_FIRST_BATCH, image_location
+from dagster_ckpt.lifecycle.prepare import image_location
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.lifecycle.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.lifecycle.way_back import announce_way_back
 from dagster_ckpt.options.durations import iso_duration
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
     Distance,
     LiveDirectory,
+    NamedOutput,
     Replay,
     SinkEffect,
     SinkEntry,
@@ -24,10 +26,12 @@ from dagster_ckpt.spark import (
     SourceDistance,
     carries_state,
     distance,
+    file_sink_path,
     forecast,
     forecast_in_flight,
     keeps_state,
     live_query_id,
+    same_folder,
 )
 
 _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.START_EMPTY)
@@ -116,22 +120,28 @@ class RewindPreview:
         return lines
 
 
-def preview_rewind(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) -> RewindPreview:
+def preview_rewind(
+    job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
+) -> RewindPreview:
     """Look up what a planned start would undo and do again.
 
     Args:
         job: The job.
         facts: What the plan was made from.
         plan: The plan. One that undoes nothing has a preview with those sinks only that have a batch already which the
-            query has not committed.
+            query has not committed, or that it may not write to.
+        output: Where the query about to start writes; None where that cannot be seen.
 
     Raises:
         ImageNotFoundError: The image is gone.
         ImageCorruptError: The image cannot be read.
         StorageAccessError: The image or the live directory cannot be reached.
     """
+    survey = survey_sinks(job, plan, output)
+    judged = survey.forecasts()
     if plan.kind not in _REWINDS:
-        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), _sinks_that_go_on(job, facts, plan))
+        going_on = (*judged, *_sinks_that_go_on(facts, plan, survey))
+        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.job.live_directory) if facts.job.live_directory else None
     image_files = _image_files(job, plan)
@@ -153,10 +163,15 @@ def preview_rewind(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) 
         sources=apart.sources if apart else (),
         span_ms=apart.span_ms if apart else None,
         left=tuple(left),
-        sinks=tuple(forecast(sink, replay) for sink in _sinks(job, plan)),
+        sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(job, plan) if not _is_told(sink, judged))),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
         way_back=announce_way_back(plan, facts.start_from),
     )
+
+
+def _is_told(sink: str, told: Sequence[SinkForecast]) -> bool:
+    path = file_sink_path(sink)
+    return path is not None and any(same_folder(path, file_sink_path(each.sink) or "") for each in told)
 
 
 def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool) -> None:
@@ -164,8 +179,15 @@ def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool)
 
     Raises:
         RowsAtRiskError: A sink could lose rows.
+        SharedSinkError: A sink is another's, or not where the query stands; accepting a loss does not help.
         SinkRollbackError: A sink has to be rolled back and cannot be; accepting a loss does not help.
     """
+    refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
+    if refused:
+        raise SharedSinkError(
+            f"Job {job.job_id!r} is not started ({preview.plan.reason}), nothing was changed. "
+            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in refused)
+        )
     stuck = [sink for sink in preview.sinks if sink.effect is SinkEffect.UNREACHABLE]
     if stuck:
         raise SinkRollbackError(
@@ -190,12 +212,12 @@ def _sinks(job: StreamingJob, plan: RecoveryPlan) -> list[str]:
     return list(dict.fromkeys([*then, *job.catalog.executions.last_sinks(job.job_id)]))
 
 
-def _sinks_that_go_on(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[SinkForecast, ...]:
+def _sinks_that_go_on(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
     """What sinks do that have a batch already which the query has not committed."""
     live = facts.job.live_directory
     if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.ADOPT):
         return ()
-    return tuple(forecast_in_flight(LiveDirectory(live), job.catalog.executions.last_sinks(job.job_id)))
+    return tuple(forecast_in_flight(LiveDirectory(live), survey.to_settle))
 
 
 def _is_stateful(job: StreamingJob, plan: RecoveryPlan, live: LiveDirectory | None) -> bool:

@@ -10,6 +10,7 @@ from dagster_ckpt.catalog import ImageRecord
 from dagster_ckpt.image import ImageHeader, ImageKind, Source
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.start_from import checked_label
+from dagster_ckpt.lifecycle.unlisted import DEPLOYMENT
 from dagster_ckpt.spark import LiveDirectory, executors_above, file_sink_path, staged_cut, until_not_overtaken
 from dagster_ckpt.storage import StoredImage
 
@@ -137,7 +138,8 @@ def _take(
 
         others = [sink for sink in order.sinks if file_sink_path(sink) is None]
         named = {"label": order.label} if order.label is not None else {}
-        properties = {**taken.properties, "other_sinks": others, **order.properties, **named}
+        properties = {**taken.properties, "other_sinks": others, DEPLOYMENT: job.catalog.deployment_id}
+        properties |= {**order.properties, **named}
         header = ImageHeader(
             image_id=order.image_id,
             job_id=job.job_id,

@@ -11,6 +11,9 @@ from dagster_ckpt.lifecycle.recovery import is_named
 from dagster_ckpt.lifecycle.start_from import StartFrom, is_location
 from dagster_ckpt.options import RecoveryClaimMode
 
+# Property of an image: the deployment whose catalog recorded it.
+DEPLOYMENT = "deployment_id"
+
 
 def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[ImageRecord]) -> ImageRecord | None:
     """The image at a location that a start names, or None where it names a listed one, or no location.
@@ -21,7 +24,7 @@ def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[Im
         listed: The images that the catalog lists.
 
     Raises:
-        ImageNotFoundError: The image is of another job, or is to be claimed.
+        ImageNotFoundError: The image is of another job or another deployment, or is to be claimed.
         ImageCorruptError: Its metadata is truncated or altered.
         StorageAccessError: The location cannot be reached.
     """
@@ -42,6 +45,16 @@ def unlisted_image(job: StreamingJob, start_from: StartFrom, listed: Sequence[Im
         raise ImageNotFoundError(
             f"{location} is an image of job {header.job_id!r}, not of {job.job_id!r}. A restore rolls back the file "
             "sinks that the image names, and those are the other job's. Name an image of this job."
+        )
+    of_deployment = header.properties.get(DEPLOYMENT)
+    if of_deployment != job.catalog.deployment_id:
+        raise ImageNotFoundError(
+            f"{location} is an image of job {header.job_id!r} in "
+            + (f"deployment {of_deployment}" if of_deployment else "a deployment that it does not name")
+            + f", and this catalog is the record of deployment {job.catalog.deployment_id}. Nothing was changed: the "
+            "sinks that the image names are the other deployment's. If this catalog takes the place of one that was "
+            "lost, let it go on as the record of that deployment first: "
+            f"Catalog(url).take_over_deployment({str(of_deployment)!r})."
         )
     return ImageRecord(
         image_id=header.image_id,

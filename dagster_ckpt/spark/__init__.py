@@ -31,7 +31,15 @@ from dagster_ckpt.spark.guarantees import ExecutionMode, Guarantee, Guarantees, 
 from dagster_ckpt.spark.in_flight import carries_state, forecast_in_flight, keeps_state, settle_in_flight
 from dagster_ckpt.spark.inspect import LiveState, LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.layout import LiveDirectory, Positions
-from dagster_ckpt.spark.output import begin_log, empty_log, logged_batch, output_folder, same_folder
+from dagster_ckpt.spark.output import (
+    NamedOutput,
+    begin_log,
+    empty_log,
+    logged_batch,
+    named_output,
+    output_folder,
+    same_folder,
+)
 from dagster_ckpt.spark.output_fork import fork_output
 from dagster_ckpt.spark.part_files import PartFile, SinkLog, delete_part_files, names_in, part_files, read_sink_log
 from dagster_ckpt.spark.pinned_state import pinned_partitions, pinned_state
@@ -50,6 +58,7 @@ from dagster_ckpt.spark.rewind import (
 from dagster_ckpt.spark.settings import apply_state_backend, settings_for_a_while
 from dagster_ckpt.spark.sink_effect import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.spark.sink_forecast import forecast
+from dagster_ckpt.spark.sink_past import Past, files_of, past_of, read_log_at_hand
 from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
 from dagster_ckpt.spark.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.spark.staging import StagedCut, staged_cut, until_not_overtaken
@@ -75,8 +84,10 @@ __all__ = [
     "LiveState",
     "LiveStatus",
     "Materialized",
+    "NamedOutput",
     "Pair",
     "PartFile",
+    "Past",
     "PlanDescription",
     "PlanOperator",
     "Positions",
@@ -114,6 +125,7 @@ __all__ = [
     "executors_above",
     "fence",
     "file_sink_path",
+    "files_of",
     "forecast",
     "forecast_in_flight",
     "fork_output",
@@ -128,14 +140,17 @@ __all__ = [
     "live_query_id",
     "logged_batch",
     "materialize",
+    "named_output",
     "names_in",
     "output_folder",
     "own_past",
     "part_files",
+    "past_of",
     "pinned_partitions",
     "pinned_state",
     "plan_of_query",
     "plan_of_writer",
+    "read_log_at_hand",
     "read_plan",
     "read_sink_log",
     "retained_batches",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.spark.described_query import described_field
-from dagster_ckpt.spark.file_sink import LOG, SinkEntry, roll_back
+from dagster_ckpt.spark.file_sink import LOG, SinkEntry, StillMine, roll_back
 from dagster_ckpt.spark.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.folder import local_path
 from dagster_ckpt.spark.opening import open_folder
@@ -26,19 +27,55 @@ _COMPACT_INTERVAL = 10
 _NOTHING = b"v1"
 
 
+@dataclass(frozen=True)
+class NamedOutput:
+    """Where a described query will write.
+
+    Attributes:
+        format: Format of its sink, such as `parquet` or `kafka`.
+        place: The folder, topic or table it names; None where it names none.
+    """
+
+    format: str
+    place: str | None
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of a file sink; None for a sink of another kind."""
+        return self.place if self.format in _FILE_FORMATS else None
+
+    def is_same(self, other: NamedOutput) -> bool:
+        """Whether both write to one place."""
+        if self.place is None or other.place is None or self.format != other.format:
+            return False
+        return same_folder(self.place, other.place)
+
+
+def named_output(writer: DataStreamWriter) -> NamedOutput | None:
+    """Where a described query will write.
+
+    Returns:
+        None for Spark Connect, whose writer is described elsewhere.
+    """
+    described: Any = getattr(writer, "_jwrite", None)
+    if described is None:
+        return None
+    options = described_field(described, "extraOptions")
+    places = (options.get(name) for name in ("path", "topic", "table"))
+    return NamedOutput(
+        str(described_field(described, "source")).lower(),
+        next((str(place.get()) for place in places if place.isDefined()), None),
+    )
+
+
 def output_folder(writer: DataStreamWriter) -> str | None:
     """Folder that a described query will write files to with a file sink.
 
     Returns:
         None for a sink of another kind, and for Spark Connect, whose writer is described elsewhere.
     """
-    described: Any = getattr(writer, "_jwrite", None)
-    if described is None:
-        return None
-    if str(described_field(described, "source")).lower() not in _FILE_FORMATS:
-        return None
-    path = described_field(described, "extraOptions").get("path")
-    return str(path.get()) if path.isDefined() else None
+    output = named_output(writer)
+    return output.folder if output is not None else None
 
 
 def same_folder(one: str, other: str) -> bool:
@@ -69,19 +106,20 @@ def empty_log(batch_id: int, like: Sequence[str] = ()) -> list[SinkEntry]:
     return [SinkEntry(name, _NOTHING) for name in [*names, *map(str, range(base + 1, batch_id + 1))]]
 
 
-def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> None:
+def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine = nullcontext) -> None:
     """Give a folder a log that ends at a batch; may be cut off anywhere and done again.
 
     Args:
         path: The folder; made if it is not there.
         batch_id: The batch the query resumes after.
         entries: The log.
+        still_mine: Asked before each file is written; raises where this process may not (any more).
 
     Raises:
         SinkRollbackError: The folder cannot be written.
     """
     # Only where there is none yet, and alike whoever writes it: nothing of a successor is destroyed.
-    roll_back(path, batch_id, entries, still_mine=nullcontext)
+    roll_back(path, batch_id, entries, still_mine=still_mine)
 
 
 def _plain(url: str) -> str:

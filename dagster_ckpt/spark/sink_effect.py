@@ -18,6 +18,9 @@ class SinkEffect(StrEnum):
     LOSE: Rows may be missing afterwards.
     UNKNOWN: It depends on what cannot be seen from here.
     UNREACHABLE: The sink has to be brought back and cannot be: the start is refused.
+    UNTOUCHED: The query about to start does not write there: it is left as it is.
+    BEGINS: The query has not written there before: it holds what comes from now on.
+    REFUSED: It is another's, or does not stand where the query stands: the start is refused.
     """
 
     EXACT = "EXACT"
@@ -26,6 +29,9 @@ class SinkEffect(StrEnum):
     LOSE = "LOSE"
     UNKNOWN = "UNKNOWN"
     UNREACHABLE = "UNREACHABLE"
+    UNTOUCHED = "UNTOUCHED"
+    BEGINS = "BEGINS"
+    REFUSED = "REFUSED"
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ class Shelf:
             created_at_ms=1,
             batch_id=number,
             query_id="query",
+            properties={"deployment_id": catalog.deployment_id},
         )
         names = [f"id-{number}"]
         if base is not None and base.location is not None:

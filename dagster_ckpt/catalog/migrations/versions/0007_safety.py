@@ -1,5 +1,7 @@
 """Which process holds a lease, deployments, where state came from, holds, and what a recovery has tried."""
 
+import uuid
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -35,7 +37,8 @@ def _leases() -> None:
 
 
 def _deployment() -> None:
-    pass
+    table = op.create_table("deployment", sa.Column("deployment_id", sa.String(64), primary_key=True))
+    op.bulk_insert(table, [{"deployment_id": str(uuid.uuid4())}])
 
 
 def _recovery() -> None:
@@ -97,6 +100,7 @@ def downgrade() -> None:
     op.drop_table("timelines")
     op.drop_column("jobs", "origin")
     op.drop_table("holds")
+    op.drop_table("deployment")
     _leases_before()
 
 

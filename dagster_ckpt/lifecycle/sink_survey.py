@@ -1,0 +1,234 @@
+"""Looking at the sinks of a start: the facts that the guard decides from, and what its verdicts mean for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.errors import SharedSinkError
+from dagster_ckpt.image import FileEntry
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan
+from dagster_ckpt.lifecycle.sink_guard import Judgement, NamedFolders, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.spark import (
+    SINKS_FOLDER,
+    LiveDirectory,
+    NamedOutput,
+    Past,
+    SinkEffect,
+    SinkEntry,
+    SinkForecast,
+    file_sink_path,
+    files_of,
+    logged_batch,
+    past_of,
+    read_log_at_hand,
+    same_folder,
+    sink_entry,
+)
+
+BEFORE_THE_FIRST_BATCH = -1
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Where a start brings the query, as the sinks see it.
+
+    Attributes:
+        start: The kind of start.
+        batch_id: The batch it goes on after; -1 is before the first.
+        location: The image it goes back to, if any.
+        image_id: Its id, where the catalog has it.
+        sinks: The sinks that the stream wrote to before, as Spark names them.
+        originals: Folders of the stream that a fork comes from.
+        is_unfinished: It was judged before, and was cut off while sinks were brought back.
+        log_names: Names of the entries of a log that ends at the batch.
+    """
+
+    start: Start
+    batch_id: int
+    location: str | None = None
+    image_id: str | None = None
+    sinks: Sequence[str] = ()
+    originals: Sequence[str] = ()
+    is_unfinished: bool = False
+    log_names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a start does with each folder.
+
+    Attributes:
+        aim: Where it brings the query.
+        judgements: One for each folder that the query names, or that the stream or the image is known to have written.
+        to_settle: Sinks that are asked for the batch in flight where the query goes on.
+        log_names: Names of the entries of a log that ends at the batch, where one is known.
+    """
+
+    aim: Aim
+    judgements: tuple[Judgement, ...]
+    to_settle: tuple[str, ...] = ()
+    log_names: tuple[str, ...] = ()
+
+    def allows(self, path: str) -> bool:
+        """Whether the log of a folder may be brought back."""
+        return any(each.verdict is Verdict.ROLL_BACK and same_folder(each.path, path) for each in self.judgements)
+
+    def of(self, verdict: Verdict) -> list[str]:
+        """Folders with a verdict."""
+        return [each.path for each in self.judgements if each.verdict is verdict]
+
+    def forecasts(self) -> list[SinkForecast]:
+        """What there is to tell of folders that are not just gone on in or brought back."""
+        told = [_forecast(each, self.aim) for each in self.judgements]
+        return [each for each in told if each is not None]
+
+    def refuse(self, job_id: str) -> None:
+        """Let a start pass only where no folder is another's.
+
+        Raises:
+            SharedSinkError: One is.
+        """
+        refused = [each for each in self.judgements if each.verdict is Verdict.REFUSE]
+        if refused:
+            told = " ".join(f"{each.path}: {each.refusal}." for each in refused)
+            raise SharedSinkError(
+                f"Job {job_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
+                f"rows, its own or another's. {told} {_ADVICE}"
+            )
+
+
+_ADVICE = "Let the query write to a new, empty folder, or to the one that its state belongs to."
+
+
+def survey_sinks(job: StreamingJob, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
+    """Look at the sinks that a planned start meets, and decide what is done with each. Nothing is changed.
+
+    Args:
+        job: The job.
+        plan: What the start does.
+        output: Where the query about to start writes; None where that cannot be seen: then it is taken to be what the
+            stream is known to write to.
+
+    Raises:
+        ImageCorruptError: The image cannot be read.
+        LiveDirectoryError: The log of a sink cannot be read.
+        StorageAccessError: A sink or the image cannot be reached.
+    """
+    aim = _aim(job, plan)
+    noted = sink_logs_of_image(job, aim.location) if aim.location is not None else {}
+    last_sinks = [*aim.sinks, *job.catalog.executions.last_sinks(job.job_id)]
+    ours = [path for path in map(file_sink_path, last_sinks) if path is not None]
+    named = NamedFolders.of(output, last_sinks, [*noted])
+    left_behind = aim.is_unfinished or aim.image_id not in {
+        image.image_id for image in job.catalog.images.restorable(job.job_id)
+    }
+    lasts = {path: logged_batch(path) for path in named.folders}
+    planned = _planned(job) if aim.start is Start.GOES_ON else None
+    judgements = []
+    for path in _distinct([*noted, *named.folders, *ours, *aim.originals]):
+        entries = next((log for each, log in noted.items() if same_folder(each, path)), None)
+        is_named = named.names(path)
+        facts = SinkFacts(
+            aim.start,
+            aim.batch_id,
+            named=is_named,
+            ours=_is_among(path, ours),
+            others_known=bool(last_sinks),
+            noted=entries is not None,
+            originals=_is_among(path, aim.originals),
+            last=next((last for each, last in lasts.items() if same_folder(each, path)), None),
+            planned=planned,
+            past=_past(path, aim.batch_id, entries) if is_named and entries is not None else Past.SAME,
+            left_behind=left_behind,
+        )
+        judgements.append(judge(path, facts))
+    names = next(([entry.name for entry in log] for log in noted.values() if log), list(aim.log_names))
+    to_settle = [f"FileSink[{path}]" for path in named.folders]
+    # A table that the query wrote to is asked by its own id.
+    to_settle += [sink for sink in last_sinks if file_sink_path(sink) is None]
+    return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
+
+
+def sink_logs_of_image(job: StreamingJob, location: str) -> dict[str, list[SinkEntry]]:
+    """The logs that an image holds of its file sinks, by folder.
+
+    Raises:
+        ImageCorruptError: The image cannot be read.
+        StorageAccessError: It cannot be reached.
+    """
+    described = job.store.manifest(location).header.properties.get("sinks")
+    paths = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
+    logs: dict[str, list[SinkEntry]] = {path: [] for path in paths}
+
+    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        index, name = sink_entry(entry.path)
+        logs[paths[index]].append(SinkEntry(name, b"".join(chunks)))
+
+    if paths:
+        job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+    return logs
+
+
+def _aim(job: StreamingJob, plan: RecoveryPlan) -> Aim:
+    to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
+    if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
+        return Aim(Start.TO_IMAGE, to_batch, plan.image.location, plan.image.image_id)
+    if plan.kind is RecoveryKind.REWIND:
+        return Aim(Start.TO_BATCH, to_batch)
+    if plan.kind is RecoveryKind.START_EMPTY:
+        return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)
+    if plan.kind is not RecoveryKind.FINISH_RESTORE:
+        return Aim(Start.GOES_ON, to_batch)
+    record = job.catalog.jobs.get(job.job_id)
+    pending = record.pending_restore or {}
+    batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
+    sinks = [str(sink) for sink in pending.get("sinks", ())]
+    if "fork_of" in pending:
+        commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory else None
+        return Aim(
+            Start.FORKED,
+            max(batch_id, commit if commit is not None else batch_id),
+            originals=[str(path) for path in pending["parent_outputs"]],
+            log_names=[str(name) for name in pending["log_names"]],
+        )
+    if "location" in pending:
+        return Aim(Start.TO_IMAGE, batch_id, str(pending["location"]), is_unfinished=True)
+    return Aim(Start.TO_BATCH if "batch_id" in pending else Start.EMPTY, batch_id, sinks=sinks, is_unfinished=True)
+
+
+def _planned(job: StreamingJob) -> int | None:
+    live = job.catalog.jobs.get(job.job_id).live_directory
+    return LiveDirectory(live).positions().offset if live is not None else None
+
+
+def _past(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> Past:
+    return past_of(read_log_at_hand(path, batch_id), files_of(entries, path))
+
+
+def _distinct(paths: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        if not _is_among(path, found):
+            found.append(path)
+    return found
+
+
+def _is_among(path: str, others: Sequence[str]) -> bool:
+    return any(same_folder(path, other) for other in others)
+
+
+def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
+    sink = f"FileSink[{judgement.path}]"
+    if judgement.verdict is Verdict.LEAVE and aim.start is not Start.GOES_ON:
+        return SinkForecast(sink, SinkEffect.UNTOUCHED, "The query about to start does not write there.")
+    if judgement.verdict is Verdict.BEGIN:
+        return SinkForecast(
+            sink,
+            SinkEffect.BEGINS,
+            f"The query has not written there before: it holds what comes after batch {aim.batch_id}.",
+        )
+    if judgement.verdict is Verdict.REFUSE:
+        return SinkForecast(sink, SinkEffect.REFUSED, f"Not started: {judgement.refusal}.", _ADVICE)
+    return None

@@ -1,0 +1,64 @@
+"""A start changes the log of a sink only where the query names it, and where catalog, stream and log agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dagster_ckpt.lifecycle.sink_guard import NamedFolders, Refusal, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.spark import NamedOutput, Past
+from dagster_ckpt.spark.sink_past import SinkLogAtHand, past_of
+
+CASES = yaml.safe_load(Path(__file__).with_name("sink_guard.yaml").read_text())
+
+FLAGS = ("named", "ours", "others_known", "noted", "originals", "left_behind", "last", "planned")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['start']}: {case['says']}")
+def test_whose_sink_it_is_decides_what_a_start_does_with_it(case: dict[str, Any]) -> None:
+    flags = {name: case[name] for name in FLAGS if name in case}
+    facts = SinkFacts(Start(case["start"]), case["at"], past=Past(case.get("past", "SAME")), **flags)
+
+    told = judge("/out", facts)
+
+    assert told.verdict is Verdict(case["verdict"])
+    assert told.refusal is (Refusal[case["why"]] if "why" in case else None)
+
+
+PASTS = {
+    "no log": (SinkLogAtHand(None), "ab", "NONE"),
+    "the log as it was": (SinkLogAtHand(1, frozenset("ab")), "ab", "SAME"),
+    "later batches": (SinkLogAtHand(3, frozenset("ab"), frozenset("cd")), "ab", "SAME"),
+    "compacted since": (SinkLogAtHand(9, frozenset(), frozenset("abcd"), compacted=True), "ab", "SAME"),
+    "compacted, and the oldest dropped": (
+        SinkLogAtHand(9, frozenset(), frozenset("bcd"), compacted=True),
+        "ab",
+        "SAME",
+    ),
+    "nothing was written up to there": (SinkLogAtHand(3, frozenset(), frozenset("cd")), "", "SAME"),
+    "an entry up to there is another's": (SinkLogAtHand(3, frozenset("ax"), frozenset("cd")), "ab", "SHARED"),
+    "the snapshot has more": (SinkLogAtHand(0, frozenset("a")), "ab", "SHARED"),
+    "nothing in common": (SinkLogAtHand(3, frozenset("xy"), frozenset("z")), "ab", "STRANGER"),
+    "nothing in common, compacted": (SinkLogAtHand(9, frozenset(), frozenset("xyz"), compacted=True), "ab", "STRANGER"),
+    "rows where the snapshot has none": (SinkLogAtHand(3, frozenset("x")), "", "STRANGER"),
+}
+
+
+@pytest.mark.parametrize(("at_hand", "noted", "past"), PASTS.values(), ids=PASTS)
+def test_a_log_has_the_past_of_a_snapshot_or_not(at_hand: SinkLogAtHand, noted: str, past: str) -> None:
+    assert past_of(at_hand, frozenset(noted)) is Past(past)
+
+
+def test_a_described_query_names_its_folder_and_no_other(tmp_path: Path) -> None:
+    before = [f"FileSink[file:{tmp_path}/before]", "ForeachBatchSink"]
+
+    seen = NamedFolders.of(NamedOutput("parquet", f"{tmp_path}/now"), before, [f"{tmp_path}/in the image"])
+    table = NamedFolders.of(NamedOutput("kafka", "orders"), before)
+    unseen = NamedFolders.of(None, before, [f"{tmp_path}/in the image"])
+
+    assert (seen.names(f"file:{tmp_path}/now"), seen.names(f"{tmp_path}/before")) == (True, False)
+    assert table.folders == ()
+    assert [unseen.names(f"{tmp_path}/{name}") for name in ("before", "in the image", "now")] == [True, True, False]

@@ -37,6 +37,7 @@ METHODS = {
     "force_unaligned": "force_unaligned",
     "num_retained": "num_retained",
     "prefer_checkpoint_for_recovery": "prefer_checkpoint",
+    "recovery_depth": "recovery_depth",
     "storage": "checkpoint_storage",
 }
 RANGES: dict[str, Any] = {
@@ -52,6 +53,7 @@ RANGES: dict[str, Any] = {
     "force_unaligned": ranges.FORCE_UNALIGNED,
     "num_retained": ranges.NUM_RETAINED,
     "prefer_checkpoint_for_recovery": ranges.PREFER_CHECKPOINT,
+    "recovery_depth": ranges.RECOVERY_DEPTH,
 }
 # What `describe` calls an option to the field of RocksDBOptions that documents it.
 ROCKSDB_FIELDS = {
@@ -80,6 +82,7 @@ CONFIGURATIONS = (
         force_unaligned=True,
         tolerable_failures=2**31 - 1,
         prefer_checkpoint_for_recovery=True,
+        recovery_depth=3,
         storage="file:///data/checkpoints",
     ),
     options.CheckpointConfig(interval=60_000, unaligned=True),

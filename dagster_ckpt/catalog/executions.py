@@ -8,7 +8,15 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
-from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, LeaseRecord, StartCause
+from dagster_ckpt.catalog.records import (
+    EventType,
+    ExecutionRecord,
+    ExecutionStatus,
+    Holder,
+    LeaseRecord,
+    RunFailure,
+    StartCause,
+)
 from dagster_ckpt.catalog.tables import events, executions, jobs
 from dagster_ckpt.errors import CatalogError
 
@@ -276,6 +284,27 @@ class ExecutionStore:
                 if row.cause == StartCause.MANUAL.value:
                     break
         return failed[::-1]
+
+    def failed_since(self, job_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
+        """The executions of these jobs that failed after a moment, oldest first, by one query.
+
+        Args:
+            job_ids: The jobs; one without a failure is left out.
+            since_ms: That moment, ms since the epoch.
+        """
+        query = (
+            select(executions.c.job_id, executions.c.ended_at_ms, executions.c.reason)
+            .where(executions.c.job_id.in_(job_ids), executions.c.ended_at_ms > since_ms)
+            .where(executions.c.status == ExecutionStatus.FAILED.value)
+            .order_by(executions.c.ended_at_ms, executions.c.ordinal)
+        )
+        failed: dict[str, list[RunFailure]] = {}
+        with self._database.reading() as connection:
+            for row in connection.execute(query):
+                failed.setdefault(row.job_id, []).append(
+                    RunFailure(row.ended_at_ms, row.reason or "no reason recorded")
+                )
+        return failed
 
     def last_batch(self, job_id: str, live_directory: str | None) -> int | None:
         """The newest batch that an execution reported as committed in a live directory, or None."""

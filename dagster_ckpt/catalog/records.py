@@ -336,6 +336,19 @@ class HoldRecord:
 
 
 @dataclass(frozen=True)
+class RunFailure:
+    """An execution that failed.
+
+    Attributes:
+        at_ms: When it ended, ms since the epoch.
+        reason: Why.
+    """
+
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class ImageTally:
     """What several checkpoints amount to.
 

@@ -98,6 +98,7 @@ executions = Table(
     Column("boot_id", Text),
     Column("process_start_ticks", BigInteger),
     Index("ix_executions_job_id_ordinal", "job_id", "ordinal"),
+    Index("ix_executions_job_id_ended_at_ms", "job_id", "ended_at_ms"),
     Index("ix_executions_settled", "settled"),
 )
 

@@ -58,6 +58,8 @@ class HealthFacts:
         stillness: What that query is doing and for how long; None where its process does not tell.
         down: Why it does not run although it should; None where it runs, or need not.
         down_since_ms: Since when.
+        failed_runs: How many of its executions failed lately, since the newest image completed.
+        last_end: Why the last of them failed.
     """
 
     running_since_ms: int | None = None
@@ -74,6 +76,8 @@ class HealthFacts:
     stillness: Stillness | None = None
     down: str | None = None
     down_since_ms: int | None = None
+    failed_runs: int = 0
+    last_end: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,12 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
     say = _about(HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
         return say(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
+    if facts.failed_runs >= settings.loop_failures:
+        sentence = f"the stream restarts in a loop: {facts.failed_runs} runs failed since the newest image was "
+        sentence += (
+            f"completed, the last one: {facts.last_end}. cancel_stream_job stops it; doctor_job looks for damage"
+        )
+        return say(Verdict.ERROR, sentence, {"failed_runs": facts.failed_runs})
     if facts.heartbeat_at_ms is None:
         return say(Verdict.PASS, "no query runs")
     limit_ms = settings.max_standstill_ms
@@ -187,6 +197,12 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
         sentence = f"{facts.process} has told nothing for {iso_duration(silent_ms)}: it is gone, or hangs itself"
         sentence += ". Where the supervisor sensor starts no other run, end that process"
         return say(Verdict.ERROR, sentence, {"silent_for_ms": silent_ms, "max_standstill_ms": limit_ms})
+    return _stillness(facts, limit_ms, silent_ms)
+
+
+def _stillness(facts: HealthFacts, limit_ms: int, silent_ms: int) -> Finding:
+    """Whether the query of a process that reports moves."""
+    say = _about(HealthCheck.PROGRESS)
     still = facts.stillness
     if still is None:
         return say(Verdict.UNKNOWN, f"{facts.process} does not tell what its query is doing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus
+from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus, ImageRecord
 from dagster_ckpt.lifecycle.health import HealthFacts
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
 from dagster_ckpt.lifecycle.source_health import sources_of
@@ -27,11 +27,15 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
     windows = {job_id: now_ms - each.size_window_ms for job_id, each in settings.items()}
     histories = catalog.images.histories(windows)
     desired = catalog.desired_states.of(job_ids)
+    since_ms = now_ms - max((each.loop_window_ms for each in settings.values()), default=0)
+    failed = catalog.executions.failed_since(job_ids, since_ms)
     facts = {}
     for job_id in job_ids:
         execution, history = executions.get(job_id), histories[job_id]
         progress = (execution.progress if execution is not None else None) or {}
         speed = progress.get("rows_per_second")
+        after_ms = max(now_ms - settings[job_id].loop_window_ms, _completed_at_ms(history.newest))
+        failed_runs = [end for end in failed.get(job_id, ()) if end.at_ms > after_ms]
         facts[job_id] = HealthFacts(
             running_since_ms=_running_since_ms(execution),
             newest=history.newest,
@@ -46,9 +50,15 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             process=f"process {execution.pid} on {execution.host}" if execution is not None else None,
             down=_why_down(execution, desired.get(job_id)),
             down_since_ms=execution.ended_at_ms if execution is not None else None,
+            failed_runs=len(failed_runs),
+            last_end=failed_runs[-1].reason if failed_runs else None,
             stillness=Stillness.of_record(progress.get("activity")),
         )
     return facts
+
+
+def _completed_at_ms(image: ImageRecord | None) -> int:
+    return (image.completed_at_ms or 0) if image is not None else 0
 
 
 def _running_since_ms(execution: ExecutionRecord | None) -> int | None:

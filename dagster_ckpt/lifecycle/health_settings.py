@@ -27,6 +27,9 @@ class HealthSettings:
         max_image_bytes: A larger image is an error; None for any size.
         max_standstill_ms: A query that makes no batch and does not rest for so long is an error; a warning where tasks
             of its batch run.
+        loop_failures: A stream whose run failed this often since its newest image, within `loop_window_ms`, restarts in
+            a loop: an error.
+        loop_window_ms: That window.
         max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
         source_retention_ms: How long the sources keep what they had, where they do not tell (Kafka's `retention.ms`).
         file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
@@ -45,6 +48,8 @@ class HealthSettings:
     size_floor_bytes: int = 64 * 1024 * 1024
     max_image_bytes: int | None = None
     max_standstill_ms: int = 10 * 60_000
+    loop_failures: int = 3
+    loop_window_ms: int = HOUR_MS
     max_catch_up_ms: int = 10 * 60_000
     source_retention_ms: int | None = None
     file_max_age_ms: int = 7 * DAY_MS
@@ -55,6 +60,8 @@ class HealthSettings:
         for name, value in vars(self).items():
             if value is not None and value < 0:
                 raise OptionError(f"HealthSettings: {name} is {value}, but must not be negative. Give a larger one.")
+        if self.loop_failures < 1:
+            raise OptionError(f"HealthSettings: loop_failures is {self.loop_failures}, but must be at least 1.")
         if not 1 <= self.failures_to_warn <= self.failures_to_fail:
             raise OptionError(
                 f"HealthSettings: failures_to_warn is {self.failures_to_warn} and failures_to_fail is "

@@ -55,6 +55,7 @@ def recovery_facts(
         has_run=any(each.live_directory == record.live_directory for each in executions),
         predecessor_ended=predecessor_ended,
         prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
+        depth=job.options.recovery_depth,
         start_from=start_from,
         retained=retained_batches(live) if live is not None and start_from.point is StartPoint.BATCH else (),
         ended_in_order=_ended_in_order(executions, record.live_directory),

@@ -43,6 +43,7 @@ class CheckpointConfig:
         force_unaligned: Whether to do so with any sink.
         num_retained: Completed checkpoints kept, from 1 (Flink's `execution.checkpointing.num-retained`).
         prefer_checkpoint_for_recovery: Whether recovery passes over a newer savepoint.
+        recovery_depth: Points that an automatic recovery tries after the live directory, from 1. None tries all.
         storage: A CheckpointStorage, or the URL of a directory.
 
     Raises:
@@ -80,6 +81,7 @@ class CheckpointConfig:
         force_unaligned: bool = CheckpointOptions.force_unaligned,
         num_retained: int = CheckpointOptions.num_retained,
         prefer_checkpoint_for_recovery: bool = CheckpointOptions.prefer_checkpoint_for_recovery,
+        recovery_depth: int | None = CheckpointOptions.recovery_depth,
         storage: CheckpointStorage | str | None = None,
     ) -> None:
         self._asked = CheckpointOptions(
@@ -95,6 +97,7 @@ class CheckpointConfig:
             force_unaligned=force_unaligned,
             num_retained=num_retained,
             prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery,
+            recovery_depth=recovery_depth,
             storage=None if storage is None else _storage(storage),
         )
 

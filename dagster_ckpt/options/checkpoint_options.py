@@ -19,6 +19,7 @@ UNALIGNED = Switch("unaligned checkpoints")
 ALIGNMENT_TIMEOUT = Milliseconds("alignment timeout", minimum=0, maximum=TIMEDELTA_MAX_MS)
 FORCE_UNALIGNED = Switch("force unaligned checkpoints")
 PREFER_CHECKPOINT = Switch("prefer checkpoint for recovery")
+RECOVERY_DEPTH = WholeNumber("recovery depth", minimum=1)
 
 _Allowed = WholeNumber | Switch | Choice[CheckpointingMode] | Choice[ExternalizedCheckpointCleanup]
 
@@ -57,6 +58,8 @@ class CheckpointOptions:
         force_unaligned: Go unaligned also where the sink cannot take a replayed batch idempotently.
         num_retained: Completed checkpoints kept, from 1.
         prefer_checkpoint_for_recovery: Recover from the newest checkpoint even where a savepoint is newer.
+        recovery_depth: How many points an automatic recovery tries once the live directory is of no use, from 1; None
+            tries all that are retained.
         storage: Where images are kept; None leaves it to the deployment.
 
     Raises:
@@ -76,6 +79,7 @@ class CheckpointOptions:
     force_unaligned: bool = False
     num_retained: int = 1
     prefer_checkpoint_for_recovery: bool = False
+    recovery_depth: int | None = None
     storage: CheckpointStorage | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +88,8 @@ class CheckpointOptions:
             allowed.checked(getattr(self, name))
         if self.interval_ms is not None:
             INTERVAL.checked(self.interval_ms)
+        if self.recovery_depth is not None:
+            RECOVERY_DEPTH.checked(self.recovery_depth)
         if self.storage is not None and not isinstance(self.storage, CheckpointStorage):
             raise OptionTypeError(
                 f"checkpoint storage is {self.storage!r} ({type(self.storage).__name__}), "

@@ -115,6 +115,14 @@ def _prefer_checkpoint(asked: CheckpointOptions) -> _Told:
     return asked.prefer_checkpoint_for_recovery, Effect.REAL, sentence
 
 
+def _recovery_depth(asked: CheckpointOptions) -> _Told:
+    if asked.recovery_depth is None:
+        sentence = "A recovery that finds damage tries every retained image, the newest first."
+    else:
+        sentence = "A recovery that finds damage tries so many points beside the live directory, then fails for good."
+    return asked.recovery_depth, Effect.REAL, sentence
+
+
 def _storage(asked: CheckpointOptions) -> _Told:
     if asked.storage is None:
         return asked.storage, Effect.REAL, "Images are kept where the deployment says."
@@ -134,5 +142,6 @@ _TELLERS: dict[str, Callable[[CheckpointOptions], _Told]] = {
     "force_unaligned": _force_unaligned,
     "num_retained": _num_retained,
     "prefer_checkpoint_for_recovery": _prefer_checkpoint,
+    "recovery_depth": _recovery_depth,
     "storage": _storage,
 }

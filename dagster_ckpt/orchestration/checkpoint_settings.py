@@ -69,6 +69,10 @@ class CheckpointSettings(dg.Config):
         default=CheckpointOptions.prefer_checkpoint_for_recovery,
         description="Recover from the newest checkpoint even where a savepoint is newer.",
     )
+    recovery_depth: int | None = Field(
+        default=CheckpointOptions.recovery_depth,
+        description="How many points a recovery tries once the live directory is damaged, from 1. Default: all.",
+    )
     storage: str | None = Field(
         default=None, description="URL of a directory for the images of this stream. Default: the deployment's."
     )

@@ -91,6 +91,7 @@ def test_a_stream_is_judged(case: dict[str, Any]) -> None:
     ("wrong", "told"),
     [
         ({"max_catch_up_ms": -1}, "max_catch_up_ms is -1"),
+        ({"loop_failures": 0}, "loop_failures is 0"),
         ({"failures_to_warn": 0}, "failures_to_warn is 0"),
         ({"failures_to_warn": 4}, "failures_to_warn is 4 and failures_to_fail is 3"),
     ],
@@ -196,4 +197,33 @@ def test_what_a_running_query_was_last_heard_to_do(tmp_path: Path) -> None:
     assert known() == (clock[0], where, still)
     catalog.executions.end_unheld("one", ExecutionStatus.FAILED, "as the test says")
     assert known()[0] is None
+    catalog.close()
+
+
+def test_a_loop_is_seen_by_the_runs_that_failed_since_the_newest_image(tmp_path: Path) -> None:
+    clock = [NOW_MS]
+    catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: clock[0])
+    catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+
+    def loop() -> tuple[int, str | None]:
+        facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=clock[0])["orders"]
+        return facts.failed_runs, facts.last_end
+
+    def run_fails(name: str) -> None:
+        clock[0] += MINUTE_MS
+        holder = Holder(name, "run", "ours", 4711, 1, "boot")
+        as_writer(catalog).executions.begin(name, run_id="run", cause=StartCause.RESTART_NEW_RUN, holder=holder)
+        catalog.executions.end_unheld(name, ExecutionStatus.FAILED, f"{name} failed")
+
+    assert loop() == (0, None)
+    run_fails("one")
+    run_fails("two")
+    assert loop() == (2, "two failed")
+    clock[0] += MINUTE_MS
+    take(catalog, 1)
+    assert loop() == (0, None)
+    run_fails("three")
+    assert loop() == (1, "three failed")
+    clock[0] += 61 * MINUTE_MS
+    assert loop() == (0, None)
     catalog.close()

@@ -82,6 +82,7 @@ def test_an_interval_turns_checkpointing_on() -> None:
             r"checkpoint interval is datetime.timedelta\(microseconds=9000\)",
         ),
         ({"num_retained": 0}, "num_retained is 0, but must be a whole number from 1 to 2147483647"),
+        ({"recovery_depth": 0}, "recovery depth is 0"),
         ({"mode": "TWICE"}, "checkpointing mode is 'TWICE', but must be one of CheckpointingMode.EXACTLY"),
         ({"cleanup": "KEEP"}, "externalized checkpoint cleanup is 'KEEP'"),
         ({"alignment_timeout": -1}, "alignment timeout is -1"),

@@ -44,6 +44,7 @@ ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
     "force_unaligned": True,
     "num_retained": 4,
     "prefer_checkpoint_for_recovery": True,
+    "recovery_depth": 5,
     "storage": "file:///data/checkpoints",
 }
 

@@ -34,6 +34,12 @@ class Health(dg.Model):
         description="A query that makes no batch and does not rest for so long is an error; a warning where tasks of "
         "its batch run. Default: ten minutes.",
     )
+    loop_failures: int = Field(
+        default=3,
+        description="A stream whose run failed this often within loop_window_ms, and since its newest image, restarts "
+        "in a loop: an error.",
+    )
+    loop_window_ms: int = Field(default=HOUR_MS, description="That window. Default: an hour.")
     max_catch_up_ms: int = Field(
         default=10 * 60_000,
         description="Source lag: a backlog that takes longer, at the speed of the last batch, warns. Default: ten "

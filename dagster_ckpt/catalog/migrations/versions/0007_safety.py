@@ -67,6 +67,7 @@ def _recovery() -> None:
         sa.PrimaryKeyConstraint("job_id", "ordinal", name="pk_recovery_failures"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name="fk_recovery_failures_job_id_jobs"),
     )
+    op.create_index("ix_executions_job_id_ended_at_ms", "executions", ["job_id", "ended_at_ms"], unique=False)
 
 
 def _holds() -> None:
@@ -96,6 +97,7 @@ def _plans() -> None:
 def downgrade() -> None:
     op.drop_column("jobs", "accepted_plan")
     op.drop_column("jobs", "plan")
+    op.drop_index("ix_executions_job_id_ended_at_ms", "executions")
     op.drop_table("recovery_failures")
     op.drop_table("timelines")
     op.drop_column("jobs", "origin")

@@ -35,6 +35,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.damage import Damage, damage_in, damage_of
+from dagster_ckpt.lifecycle.dead_attempts import settle_dead_attempts
 from dagster_ckpt.lifecycle.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
@@ -251,6 +252,8 @@ class _Run:
                     own_jvm_pid=self._request.jvm_pid,
                     report=self._request.report,
                 )
+            for sentence in settle_dead_attempts(job, self._lease.record):
+                self._request.report(sentence)
             if cause is StartCause.MANUAL:
                 job.catalog.recoveries.forget(self._lease.record)
             plan, prepared, query = self._start(execution_id, start_from, cause)

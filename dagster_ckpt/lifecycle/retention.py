@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
 from dagster_ckpt.errors import CkptError, ImageHeldError, JobNotFoundError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.lifecycle.dead_attempts import settle_while_stopped
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job, retained_kind
@@ -42,6 +43,7 @@ class RetentionReport:
         failed: Images whose deletion failed; they are tried again by the next pass.
         live_directory_deleted: The live directory that was deleted, or None.
         swept: Objects that nothing needs any more and that were removed, each with the reason.
+        settled: Attempts whose process had died, each with what became of it.
         dry_run: Nothing was done: the report says what would be.
     """
 
@@ -51,6 +53,7 @@ class RetentionReport:
     held: tuple[str, ...] = ()
     live_directory_deleted: str | None = None
     swept: tuple[Garbage, ...] = ()
+    settled: tuple[str, ...] = ()
     dry_run: bool = False
 
     def and_then(self, later: RetentionReport) -> RetentionReport:
@@ -62,6 +65,7 @@ class RetentionReport:
             held=(*self.held, *later.held),
             live_directory_deleted=later.live_directory_deleted or self.live_directory_deleted,
             swept=(*self.swept, *later.swept),
+            settled=(*self.settled, *later.settled),
             dry_run=self.dry_run or later.dry_run,
         )
 
@@ -71,6 +75,7 @@ class RetentionReport:
         lines = [f"{would}deleted {name}" for name in self.deleted]
         lines += [f"kept {name}" for name in self.kept]
         lines += [f"left for later: {name}" for name in self.held]
+        lines += self.settled
         lines += [f"could not delete {name}; it is tried again" for name in self.failed]
         if self.live_directory_deleted is not None:
             lines.append(f"deleted the live directories {self.live_directory_deleted}")
@@ -213,7 +218,7 @@ def _apply_terminal_retention(
 
 
 def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
-    """Finish deletions that were cut off, and remove bytes that crashed attempts left behind.
+    """Settle attempts and finish deletions that were cut off, and remove bytes that crashed attempts left behind.
 
     Args:
         job: The job.
@@ -228,10 +233,11 @@ def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run
         would = job.store.sweep(older_than_ms=older_than_ms, dry_run=True)
         names = tuple(describe_image(image) for image in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
+    settled = tuple(settle_while_stopped(job))
     report = discard(job, interrupted, reason="deletion that was cut off", lease=None)
     gone = _forgotten_live_directories(job)
     swept = tuple(job.store.sweep(older_than_ms=older_than_ms))
-    return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept))
+    return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
 
 
 def _forgotten_live_directories(job: StreamingJob) -> str | None:

@@ -132,7 +132,10 @@ def _to_image(facts: SinkFacts) -> Verdict | Refusal:
     if facts.noted:
         agrees = facts.past in (Past.NONE, Past.SAME) or (facts.past is Past.SHARED and facts.left_behind)
         return Verdict.ROLL_BACK if agrees else Refusal.ANOTHERS_LOG
-    return Verdict.BEGIN if facts.last is None else Refusal.NOT_IN_IMAGE
+    if facts.last is None:
+        return Verdict.BEGIN
+    # Taken before the catalog was told of the folder, of a query that stood where its log stands now.
+    return Verdict.GO_ON if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_IMAGE
 
 
 def _to_batch(facts: SinkFacts) -> Verdict | Refusal:

@@ -1,0 +1,66 @@
+"""A query that goes on in a new folder: the log it is given there lives through its next two compactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from small_spark import lay_file, small_spark
+
+from dagster_ckpt.spark import LiveDirectory, begin_log, empty_log, logged_batch, start_query
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with small_spark({"spark.sql.shuffle.partitions": "1"}) as session:
+        yield session
+
+
+def run(spark: SparkSession, root: Path, folder: str) -> None:
+    rows = spark.readStream.schema("k long").option("maxFilesPerTrigger", 1).json(str(root / "in"))
+    writer = rows.writeStream.format("json").option("path", str(root / folder)).trigger(availableNow=True)
+    query = start_query(writer, "moved", LiveDirectory(str(root / "live")))
+    while not query.wait(0.5):
+        pass
+    assert query.exception() is None, query.exception()
+
+
+@pytest.mark.parametrize("moved_after", [2, 12])
+def test_a_new_folder_is_read_and_written_across_two_compactions(
+    spark: SparkSession, tmp_path: Path, moved_after: int
+) -> None:
+    (tmp_path / "in").mkdir()
+    last = moved_after // 10 * 10 + 22
+    for number in range(moved_after + 1):
+        lay_file(tmp_path / "in", number, [{"k": number}])
+    run(spark, tmp_path, "before")
+    for number in range(moved_after + 1, last + 1):
+        lay_file(tmp_path / "in", number, [{"k": number}])
+
+    begin_log(str(tmp_path / "new"), moved_after, empty_log(moved_after))
+    run(spark, tmp_path, "new")
+
+    log = {path.name for path in (tmp_path / "new/_spark_metadata").iterdir()}
+    assert len([name for name in log if name.endswith(".compact") and not name.startswith(".")]) >= 2
+    assert logged_batch(str(tmp_path / "new")) == last
+    shown = {
+        folder: sorted(row.k for row in spark.read.json(str(tmp_path / folder)).collect())
+        for folder in ("before", "new")
+    }
+    assert shown == {"before": list(range(moved_after + 1)), "new": list(range(moved_after + 1, last + 1))}
+
+
+def test_without_a_log_the_next_compaction_fails_for_good(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        lay_file(tmp_path / "in", number, [{"k": number}])
+    run(spark, tmp_path, "before")
+    for number in range(3, 11):
+        lay_file(tmp_path / "in", number, [{"k": number}])
+
+    with pytest.raises(AssertionError, match=r"BATCH_METADATA_NOT_FOUND|doesn't exist|not found"):
+        run(spark, tmp_path, "new")

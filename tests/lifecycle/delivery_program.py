@@ -173,7 +173,7 @@ def run(
             started(name, query)
             return query
 
-        return Stream(shops.job(catalog, name), start)
+        return Stream(shops.job(catalog, name), start, lambda: describe(name))
 
     run_program("shops", [stream(name) for name in STREAMS], spark=spark)
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, and_, exists, or_, select
 
 from dagster_ckpt.catalog.database import Database, optional_dict
 from dagster_ckpt.catalog.desired_records import UpgradePhase
-from dagster_ckpt.catalog.records import HoldKind, HoldRecord, ImageRecord, ImageStatus, RequestStatus
+from dagster_ckpt.catalog.records import HoldKind, HoldRecord, ImageRecord, ImageStatus, LeaseRecord, RequestStatus
 from dagster_ckpt.catalog.tables import desired_states, holds, images, jobs, requests
 from dagster_ckpt.errors import ImageNotFoundError
 
@@ -66,13 +66,20 @@ class HoldStore:
         with self._database.writing() as connection:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
-    def tag(self, image_id: str, *, label: str | None, holder: str) -> HoldRecord:
+    def tag(self, image_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
         """Keep an image until its tag is released; with a label it can be started from by that name.
 
+        Args:
+            image_id: The image.
+            label: The label, if it gets one.
+            holder: Who keeps it, for a person to read.
+            lease: The lease of the job, where its run does that.
+
         Raises:
+            LeaseLostError: The lease is not held any more.
             ImageNotFoundError: There is none of this id, or it is being deleted.
         """
-        with self._database.writing() as connection:
+        with self._database.writing_as(lease) as connection:
             row = lock_image(connection, image_id)
             if row is None or row.status != ImageStatus.COMPLETED.value:
                 raise ImageNotFoundError(gone(connection, row.job_id, image_id) if row else _unknown(image_id))

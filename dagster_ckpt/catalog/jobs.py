@@ -99,13 +99,18 @@ class JobStore:
         """
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
-    def allocate_number(self, job_id: str) -> int:
-        """Take the next number of the job's counter, for an image that is not taken by a run.
+    def allocate_number(self, job_id: str, *, lease: LeaseRecord | None = None) -> int:
+        """Take the next number of the job's counter, for an image that no coordinator counts.
+
+        Args:
+            job_id: The job.
+            lease: Its lease, where its run takes the image.
 
         Raises:
+            LeaseLostError: The lease is not held any more.
             JobNotFoundError: It was never started.
         """
-        with self._database.writing() as connection:
+        with self._database.writing_as(lease) as connection:
             _get(connection, job_id)
             counted = jobs.update().where(jobs.c.job_id == job_id).values(next_number=jobs.c.next_number + 1)
             return int(connection.execute(counted.returning(jobs.c.next_number)).scalar_one()) - 1

@@ -335,7 +335,7 @@ class _Run:
         for sentence in check_backend(job, plan):
             self._request.report(sentence)
         query_plan = self._check_plan(plan, accept=start_from.accept_plan_change)
-        kept = keep_way_back(job, facts, plan, start_from)
+        kept = keep_way_back(job, facts, plan, start_from, self._lease.record)
         if kept is not None:
             self._request.report(kept)
         prepared = prepare(job, plan, self._lease, output)
@@ -387,22 +387,26 @@ class _Run:
         reason = f"{type(error).__name__}: {error}"
         # What is refused is over; anything else is for the restart strategy.
         is_over = isinstance(error, _REFUSALS)
-        if self._fail(execution_id, reason, settled=is_over):
-            self._answer_start_request(RequestStatus.FAILED, reason)
-            if is_over and (cause is not StartCause.MANUAL or isinstance(error, RecoveryExhaustedError)):
-                # Nobody waits for this start, and no other one follows.
-                self._job.catalog.executions.gave_up(execution_id, reason)
+        self._fail(execution_id, reason, settled=is_over)
+        self._answer_start_request(RequestStatus.FAILED, reason)
+        if is_over and (cause is not StartCause.MANUAL or isinstance(error, RecoveryExhaustedError)):
+            # Nobody waits for this start, and no other one follows.
+            self._job.catalog.executions.gave_up(execution_id, reason)
 
-    def _fail(self, execution_id: str, reason: str, *, settled: bool = False) -> bool:
-        """Record that an execution failed; False where another one is the writer by now."""
+    def _fail(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
+        """Record that an execution failed.
+
+        Raises:
+            LeaseLostError: Another one is the writer by now. What went wrong before went wrong for that: what this one
+                read was its successor's.
+        """
         try:
             self._job.catalog.executions.end(
                 self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled
             )
         except LeaseLostError:
             self._note_loss(execution_id, reason)
-            return False
-        return True
+            raise
 
     def _note_loss(self, execution_id: str, reason: str) -> None:
         # All that is left to say, of its own execution only; a successor that has begun has said so already.

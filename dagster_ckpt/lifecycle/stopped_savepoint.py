@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from dagster_ckpt.catalog import ImageRecord, ImageTrigger
+from dagster_ckpt.catalog import ImageRecord, ImageTrigger, LeaseRecord
 from dagster_ckpt.errors import CatalogError, NothingCommittedError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.batch_log import BatchFigures
@@ -23,10 +23,11 @@ def savepoint_of_stopped_job(
     target_directory: str | None = None,
     schedule: str | None = None,
     trigger: ImageTrigger = ImageTrigger.MANUAL,
+    lease: LeaseRecord | None = None,
 ) -> ImageRecord:
     """Take a savepoint of where a job stands that does not run.
 
-    No lease is needed: reading at a commit is safe beside any writer, and the number comes from the catalog.
+    Operators need no lease: reading at a commit is safe beside any writer, and the number comes from the catalog.
 
     Args:
         job: The job.
@@ -34,8 +35,10 @@ def savepoint_of_stopped_job(
         target_directory: Folder for it, instead of the configured one.
         schedule: Name of the schedule that asks, if one does.
         trigger: Why it is taken, where no schedule asks.
+        lease: The lease of the job, where its run takes it before it starts the query.
 
     Raises:
+        LeaseLostError: The lease is not held any more.
         NothingCommittedError: The job has no live directory, or nothing is committed in it.
         IncompleteCutError: The live directory is not whole.
         StorageAccessError: The savepoint cannot be written.
@@ -47,7 +50,7 @@ def savepoint_of_stopped_job(
         )
     image_id = str(uuid.uuid4())
     why = trigger if schedule is None else ImageTrigger.PERIODIC
-    number = job.catalog.jobs.allocate_number(job.job_id)
+    number = job.catalog.jobs.allocate_number(job.job_id, lease=lease)
     began_ms = wall_clock_ms()
     sinks = tuple(job.catalog.executions.last_sinks(job.job_id))
     base = sharing_base(job)
@@ -61,25 +64,42 @@ def savepoint_of_stopped_job(
         label=label,
         properties=provenance(job, sinks) | asked(why, schedule),
     )
-    begun = job.catalog.images.begin_of_stopped(
-        job.job_id,
-        image_id=image_id,
-        number=number,
-        trigger=why,
-        timeline=record.timeline,
-        label=label,
-        schedule=schedule,
-    )
+    images = job.catalog.images
+    if lease is None:
+        begun = images.begin_of_stopped(
+            job.job_id,
+            image_id=image_id,
+            number=number,
+            trigger=why,
+            timeline=record.timeline,
+            label=label,
+            schedule=schedule,
+        )
+    else:
+        begun = images.begin(
+            lease,
+            image_id=image_id,
+            execution_id=lease.execution_id,
+            kind=ImageKind.SAVEPOINT.value,
+            number=number,
+            trigger=why,
+            timeline=record.timeline,
+            label=label,
+        )
     try:
         # The hold on the attempt itself says that its process lives.
         with holding(job.catalog, [begun, base], f"savepoint {image_id}"):
             snapshot = take_snapshot(job, LiveDirectory(record.live_directory), order, now_ms=began_ms)
     except BaseException as error:
         # Also one that is interrupted is no longer under way.
-        job.catalog.images.fail_of_stopped(image_id, str(error) or type(error).__name__)
+        reason = str(error) or type(error).__name__
+        if lease is None:
+            images.fail_of_stopped(image_id, reason)
+        else:
+            images.fail(lease, image_id, reason)
         raise
     duration_ms = wall_clock_ms() - began_ms
-    recorded = record_image(job.catalog, snapshot, BatchFigures(), duration_ms=duration_ms, lease=None)
+    recorded = record_image(job.catalog, snapshot, BatchFigures(), duration_ms=duration_ms, lease=lease)
     if isinstance(recorded, NotRecorded):
         if recorded.is_certain:
             job.store.discard(snapshot.stored.location)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.catalog import ImageRecord, ImageTrigger
-from dagster_ckpt.errors import CkptError, RestoreError
+from dagster_ckpt.catalog import ImageRecord, ImageTrigger, LeaseRecord
+from dagster_ckpt.errors import CkptError, LeaseLostError, RestoreError
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job
 from dagster_ckpt.lifecycle.recovery_plan import RecoveryFacts, RecoveryKind, RecoveryPlan
@@ -29,19 +29,23 @@ def announce_way_back(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
     return f"before it a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, to start from to come back"
 
 
-def keep_way_back(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom) -> str | None:
+def keep_way_back(
+    job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom, lease: LeaseRecord
+) -> str | None:
     """Before a rewind, take a savepoint of where the stream stood; where that cannot be, tag its newest image.
 
     Args:
-        job: The job, whose lease this process holds.
+        job: The job.
         facts: What the plan was made from.
         plan: What will be done.
         start_from: What was asked for.
+        lease: The lease of the job.
 
     Returns:
         What was kept, for a person; None where nothing is left behind, or nobody wants it.
 
     Raises:
+        LeaseLostError: The lease is not held any more.
         RestoreError: Nothing could be kept; nothing was changed.
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
@@ -50,7 +54,9 @@ def keep_way_back(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, s
     why = "the live directory is not whole"
     if facts.live is not None and facts.live.status is LiveStatus.GOOD:
         try:
-            kept = savepoint_of_stopped_job(job, label=label, trigger=ImageTrigger.REWIND)
+            kept = savepoint_of_stopped_job(job, label=label, trigger=ImageTrigger.REWIND, lease=lease)
+        except LeaseLostError:
+            raise
         except CkptError as error:
             why = str(error)
         else:
@@ -65,11 +71,11 @@ def keep_way_back(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, s
             f"where it stands, and no image of it is newer than batch {plan.to_batch}: {why} Repair that, or start "
             "with no_safety_savepoint, which gives up the way back."
         )
-    return _tag(job, newest, label, why)
+    return _tag(job, newest, label, why, lease)
 
 
-def _tag(job: StreamingJob, image: ImageRecord, label: str, why: str) -> str:
+def _tag(job: StreamingJob, image: ImageRecord, label: str, why: str, lease: LeaseRecord) -> str:
     if not is_owned_by_job(image):
         return f"{describe_image(image)} stays, to start from to come back ({why})"
-    job.catalog.holds.tag(image.image_id, label=label, holder="the rewind after it")
+    job.catalog.holds.tag(image.image_id, label=label, holder="the rewind after it", lease=lease)
     return f"tagged {describe_image(image)} as {label}, to start from to come back until it is released ({why})"

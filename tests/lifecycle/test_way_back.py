@@ -19,6 +19,7 @@ from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.retention import discard, subsume
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.way_back import keep_way_back
+from tests.as_writer import holding
 
 OPERATOR = operations.Operator("a test")
 
@@ -33,7 +34,8 @@ def rewound(history: History, text: str, **how: bool) -> str | None:
     job = history.shelf.job
     start_from = StartFrom.parse(text, **how)
     facts = recovery_facts(job, start_from, predecessor_ended=True)
-    kept = keep_way_back(job, facts, plan_recovery(facts), start_from)
+    with holding(job.catalog, JOB) as lease:
+        kept = keep_way_back(job, facts, plan_recovery(facts), start_from, lease)
     history.start(text)
     return kept
 

@@ -1,0 +1,282 @@
+"""Two processes of one job: before the n-th step of the old one, a new one takes the lease and goes to work.
+
+A step is a call to the catalog, or a change of a file. The old process does not notice by itself: its clock says that
+it has all the time in the world, as after a freeze.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from retention_shelf import JOB
+from rewind_history import History
+from sqlalchemy import text
+
+from dagster_ckpt.catalog import Catalog, CompletedImage, Holder, ImageTrigger, LeaseRecord, StartCause
+from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.execution import recovery_facts
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.prepare import prepare
+from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
+from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
+from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
+from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.spark.local_folder import LocalFolder
+from dagster_ckpt.storage import open_store
+from dagster_ckpt.storage.local_space import LocalSpace
+
+LONG_MS = 10**9
+OLD = Holder("old", "run of the old", "one host", 1, 1, "boot")
+NEW = Holder("new", "run of the new", "another host", 2, 1, "boot")
+TABLES = ("jobs", "executions", "leases", "images", "requests", "desired_states", "events")
+FILE_STEPS = [
+    *((LocalFolder, name) for name in ("write", "create", "delete", "delete_all", "delete_if_empty", "rename")),
+    *((LocalSpace, name) for name in ("create", "publish", "delete", "adopt")),
+    (os, "link"),
+]
+CATALOG_STEPS = [(Database, "reading"), (Database, "writing")]
+
+
+def job_at(root: Path, catalog_url: str) -> StreamingJob:
+    """The job of a scene, in a process that knows no more than where it is."""
+    storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
+    return StreamingJob(
+        job_id=JOB,
+        name=JOB,
+        asset_key=JOB,
+        catalog=Catalog(catalog_url),
+        store=open_store(storage, JOB),
+        options=CheckpointConfig(num_retained=3).options,
+        restart=RestartStrategies.no_restart(),
+        live_root=str(root / "live"),
+    )
+
+
+@dataclass
+class Scene:
+    """A job on a disk, as it was before the two processes."""
+
+    root: Path
+    history: History
+    catalog_url: str
+
+    def process(self, **options: Any) -> StreamingJob:
+        """The job as another process opens it."""
+        job = job_at(self.root, self.catalog_url)
+        return replace(job, options=replace(job.options, **options))
+
+    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
+        """All that the catalog has."""
+        with self.history.shelf.job.catalog.database.reading() as connection:
+            return {
+                table: sorted((tuple(row) for row in connection.execute(text(f"SELECT * FROM {table}"))), key=repr)
+                for table in TABLES
+            }
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file below a folder, and what is in it."""
+    if not folder.exists():
+        return {}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha1(path.read_bytes()).hexdigest() for path in files}
+
+
+@dataclass
+class Successor:
+    """The new process: takes the lease, starts from the latest state, commits three batches, takes a checkpoint."""
+
+    scene: Scene
+    job: StreamingJob
+    lease: LeaseRecord | None = None
+    live: LiveDirectory | None = None
+    last_batch: int = -1
+    rows: dict[str, Any] = field(default_factory=dict)
+    directory: dict[str, str] = field(default_factory=dict)
+    sink: dict[str, str] = field(default_factory=dict)
+
+    def takes_over(self) -> bool:
+        """Becomes the writer, without any proof that the one before has ended; False where it has to wait for it."""
+        leases = self.job.catalog.leases
+        try:
+            before = leases.current(JOB)
+            token = before.token if before is not None else None
+            self.lease = leases.acquire(JOB, NEW, LONG_MS, take_over=token)
+        except CatalogError:
+            # The old one is in a transaction that holds the lease.
+            return False
+        try:
+            self._works(self.lease)
+        except CkptError as error:
+            raise AssertionError(f"the successor could not do its work: {error}") from error
+        return True
+
+    def _works(self, lease: LeaseRecord) -> None:
+        job, catalog = self.job, self.job.catalog
+        keeper = LeaseKeeper(catalog, lease, ttl_ms=LONG_MS)
+        catalog.executions.begin(lease, "new", run_id="run of the new", cause=StartCause.RESTART_NEW_RUN, holder=NEW)
+        sinks = catalog.executions.last_sinks(JOB)
+        plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=False))
+        self.live = prepare(job, plan, keeper).live
+        catalog.executions.running(lease, "new", live_directory=self.live.url, recovery=plan.as_record())
+        if catalog.jobs.get(JOB).pending_restore is not None:
+            catalog.jobs.restore_finished(lease)
+        folder = Path(self.live.url)
+        first = self.live.positions().commit
+        if first is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+        begin = 0 if first is None else first + 1
+        for batch in range(begin, begin + 3):
+            self.scene.history.commit(batch, folder)
+            self.last_batch = batch
+        catalog.executions.heartbeat(lease, "new", {"batch_id": self.last_batch, "sinks": sinks})
+        take_checkpoint(job, lease, "new", sinks)
+        self.rows = self.scene.rows()
+        self.directory = tree(folder)
+        self.sink = tree(self.scene.history.sink)
+
+    def is_untouched(self) -> None:
+        """What it wrote is as it left it, and its own next start goes on from there."""
+        assert self.lease is not None
+        assert self.live is not None
+        assert self.scene.rows() == self.rows
+        assert tree(Path(self.live.url)) == self.directory
+        assert tree(self.scene.history.sink) == self.sink
+        job = self.scene.process()
+        try:
+            for image in job.catalog.images.completed(JOB):
+                assert job.store.verify(image.location or "") == [], image
+            assert job.catalog.images.restorable(JOB)[0].batch_id == self.last_batch
+            plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=True))
+            assert (plan.kind, plan.to_batch) == (RecoveryKind.RESUME, self.last_batch), plan.reason
+        finally:
+            job.catalog.close()
+
+
+def take_checkpoint(job: StreamingJob, lease: LeaseRecord, execution_id: str, sinks: list[str]) -> None:
+    record = job.catalog.jobs.get(JOB)
+    base = sharing_base(job)
+    order = SnapshotOrder(
+        ImageKind.CHECKPOINT,
+        record.next_number,
+        base=base.location if base is not None else None,
+        sinks=tuple(sinks),
+    )
+    job.catalog.images.begin(
+        lease,
+        image_id=order.image_id,
+        execution_id=execution_id,
+        kind=order.kind.value,
+        number=order.number,
+        trigger=ImageTrigger.PERIODIC,
+        timeline=record.timeline,
+    )
+    snapshot = take_snapshot(job, LiveDirectory(record.live_directory or ""), order, now_ms=1)
+    facts = CompletedImage(snapshot.stored.location, batch_id=snapshot.batch_id, query_id=snapshot.query_id)
+    job.catalog.images.complete(lease, order.image_id, replace(facts, properties=snapshot.properties))
+
+
+class Steps:
+    """Counts the steps of the old process, and lets the new one come before the n-th."""
+
+    _now: ClassVar[Steps | None] = None
+
+    @classmethod
+    def now(cls) -> Steps:
+        """Those of the process that is at work."""
+        assert cls._now is not None
+        return cls._now
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, come: Callable[[], bool]) -> None:
+        Steps._now = self
+        self.seen: list[str] = []
+        self._at = at
+        self._come = come
+        self.has_come = False
+        self._is_new_at_work = False
+        for owner, name in FILE_STEPS:
+            patch.setattr(owner, name, self._counted(getattr(owner, name), name))
+        for owner, name in CATALOG_STEPS:
+            patch.setattr(owner, name, self._counted(getattr(owner, name), name))
+
+    def _counted(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not self._is_new_at_work:
+                self.seen.append(name)
+                if len(self.seen) > self._at and not self.has_come:
+                    self._is_new_at_work = True
+                    try:
+                        self.has_come = self._come()
+                    finally:
+                        self._is_new_at_work = False
+            return step(*arguments, **named)
+
+        return call
+
+
+# Prepared under the lease; what it returns is watched step by step.
+Old = Callable[[StreamingJob], Callable[[], None]]
+
+
+class Pristine:
+    """A scene that can be had again and again: what the old process finds."""
+
+    def __init__(self, root: Path, make: Callable[[Scene], None] = lambda _scene: None) -> None:
+        self.root = root / "scene"
+        self._kept = root / "kept"
+        self.root.mkdir()
+        history = History(self.root)
+        self._scene = Scene(self.root, history, f"sqlite:///{self.root / 'catalog.db'}")
+        make(self._scene)
+        history.close()
+        shutil.copytree(self.root, self._kept)
+
+    @contextmanager
+    def again(self) -> Iterator[Scene]:
+        shutil.rmtree(self.root)
+        shutil.copytree(self._kept, self.root)
+        try:
+            yield self._scene
+        finally:
+            self._scene.history.close()
+
+
+def lost_at(scene: Scene, old: Old, at: int, **options: Any) -> tuple[bool, list[str]]:
+    """Let the old process work, and lose its lease before a step; False where it had fewer steps."""
+    job = scene.process(**options)
+    successor = Successor(scene, scene.process())
+    # It does not wait long where the old one has to be waited for: it comes at the next step.
+    successor.job.catalog.database.limit_calls(1)
+    work = old(job)
+    with pytest.MonkeyPatch.context() as patch:
+        steps = Steps(patch, at, successor.takes_over)
+        try:
+            work()
+        except (LeaseLostError, LeaseHeldError):
+            assert steps.has_come
+        except CkptError as error:
+            raise AssertionError(f"at step {at} ({steps.seen[at:][:1]}) not for its lease: {error}") from error
+    try:
+        if steps.has_come:
+            successor.is_untouched()
+    except AssertionError as error:
+        raise AssertionError(f"lost at step {at}, {steps.seen[at:][:1]} of {steps.seen}: {error}") from error
+    finally:
+        job.catalog.close()
+        successor.job.catalog.close()
+    return steps.has_come, steps.seen

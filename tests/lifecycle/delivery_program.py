@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
-from dagster_ckpt.catalog import Catalog, ImageRecord, ImageStatus
+from dagster_ckpt.catalog import Catalog, CompletedImage, ImageRecord, ImageStatus, LeaseRecord
 from dagster_ckpt.catalog.images import ImageStore
 from dagster_ckpt.environment.program import Stream, run_program
 from dagster_ckpt.lifecycle.job import StreamingJob
@@ -244,12 +244,11 @@ class Victim:
     def _hold_before_the_catalog(self) -> None:
         complete = ImageStore.complete
 
-        def hold(store: ImageStore, image_id: str, **facts: Any) -> ImageRecord:
-            name = store.get(image_id).job_id
-            if facts["batch_id"] >= self.held_batch[name]:
-                self.shops.unlisted(name).touch()
+        def hold(store: ImageStore, lease: LeaseRecord, image_id: str, facts: CompletedImage) -> ImageRecord:
+            if (facts.batch_id or 0) >= self.held_batch[lease.job_id]:
+                self.shops.unlisted(lease.job_id).touch()
                 threading.Event().wait()
-            return complete(store, image_id, **facts)
+            return complete(store, lease, image_id, facts)
 
         ImageStore.complete = hold  # type: ignore[method-assign]
 

@@ -57,7 +57,7 @@ class BlockingBench(Bench):
             return None
         at_ms = execution.heartbeat_at_ms
         facts = health_facts(self.job.catalog, {"orders": AT_ONCE}, now_ms=at_ms)["orders"]
-        return at_ms, progress(facts, AT_ONCE, now_ms=at_ms)
+        return at_ms, progress(facts, self.job.options, AT_ONCE, now_ms=at_ms)
 
 
 def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSession, tmp_path: Path) -> None:

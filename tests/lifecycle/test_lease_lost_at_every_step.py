@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,9 @@ def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old
         )
 
         def run() -> None:
-            outcome = _Run(job, asked, AcquiredLease(lease, predecessor_ended), keeper).until_the_end("old")
+            outcome = _Run(
+                job, asked, AcquiredLease(replace(lease, predecessor_unproven=not predecessor_ended)), keeper
+            ).until_the_end("old")
             if outcome.end.kind is EndKind.LEASE_LOST:
                 raise LeaseLostError(outcome.end.reason)
 

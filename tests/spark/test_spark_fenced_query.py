@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_whenever_it_is_fenced_no_row_is_lost_and_none_is_there_twice(
     done = fence(old.folder, by="a test", wait_s=LIMIT_S)
     feed.more()
     clone(old, fresh, carry_state=True)
-    settle_in_flight(fresh, [f"FileSink[file:{tmp_path / 'out'}]"], still_mine=lambda: None)
+    settle_in_flight(fresh, [f"FileSink[file:{tmp_path / 'out'}]"], still_mine=nullcontext)
     # One JVM stops a query itself when another of its id starts; two do not.
     give_query_id(fresh, str(uuid.uuid4()))
     successor = feed.start(fresh, stateful=stateful)

@@ -57,6 +57,7 @@ def run_streaming_job(
     spark: SparkSession | None = None,
     start_from: str = "latest",
     give_up_state: bool = False,
+    no_safety_savepoint: bool = False,
     code_version: str | None = None,
 ) -> StreamExecution:
     """Run a streaming job in this process until it ends: under `spark-submit`, or as `python program.py`.
@@ -81,6 +82,7 @@ def run_streaming_job(
             the cores of this machine.
         start_from: Where to begin where nobody asked for anything else.
         give_up_state: With `start_from="empty"`: confirms that all state there is may be given up.
+        no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
         code_version: Version of the code, which images carry.
 
     Returns:
@@ -130,7 +132,8 @@ def run_streaming_job(
             savepoint_url=None,
             code_version=code_version,
         )
-        order = start_order(opened, job_id, otherwise=StartFrom.parse(start_from, give_up_state=give_up_state))
+        otherwise = StartFrom.parse(start_from, give_up_state=give_up_state, no_safety_savepoint=no_safety_savepoint)
+        order = start_order(opened, job_id, otherwise=otherwise)
         query = QueryToStart(lambda: start(session))
         stream = Stream(
             job,

@@ -87,7 +87,16 @@ def cut(
         positions = live.positions()
         at = positions if at_batch is None else _positions_at(live, at_batch)
         try:
-            return _cut_at(live, at, carry_in_flight=carry_in_flight, sinks=sinks, base=base, carry_state=carry_state)
+            return _cut_at(
+                live,
+                at,
+                carry_in_flight=carry_in_flight,
+                sinks=sinks,
+                base=base,
+                carry_state=carry_state,
+                # Who names a batch goes back to it, and brings the sinks back too.
+                checks_sinks=at_batch is None,
+            )
         except FileNotFoundError as error:
             if attempts <= 0:
                 raise _vanished(live, error) from error
@@ -111,6 +120,7 @@ def _cut_at(
     sinks: Sequence[str],
     base: Base | None,
     carry_state: bool,
+    checks_sinks: bool,
 ) -> Cut:
     folder = live.folder
     batch_id = positions.commit
@@ -143,7 +153,8 @@ def _cut_at(
     captured = capture(sinks, batch_id)
     for sink in captured:
         needed += sink.files
-    _check_sinks_are_its_own(live, batch_id, captured)
+    if checks_sinks:
+        _check_sinks_are_its_own(live, batch_id, captured)
     _check_still_there(live, batch_id, metadata)
     facts = CutFacts(committed, before, in_flight, commit, operators, sinks, captured)
     properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}

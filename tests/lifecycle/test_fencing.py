@@ -14,7 +14,7 @@ from retention_shelf import JOB
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog import Holder
-from dagster_ckpt.errors import IncompleteCutError, LeaseLostError, LiveDirectoryError, RowsAtRiskError
+from dagster_ckpt.errors import IncompleteCutError, LeaseLostError, LiveDirectoryError, SharedSinkError
 from dagster_ckpt.lifecycle import fencing
 from dagster_ckpt.lifecycle.execution import recovery_facts
 from dagster_ckpt.lifecycle.fencing import LONGEST_WAIT_S, SHORTEST_WAIT_S, fence_predecessor
@@ -323,7 +323,7 @@ class TestASinkWithBatchesThatTheQueryNeverPlanned:
             cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks)
 
     def test_no_query_is_started(self, history: History, job: StreamingJob, sinks: list[str]) -> None:
-        with pytest.raises(RowsAtRiskError, match="never planned"):
+        with pytest.raises(SharedSinkError, match="its log does not stand where the stream stands"):
             start(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
 
     def test_a_batch_that_is_planned_is_its_own(self, history: History) -> None:

@@ -37,7 +37,9 @@ def taken(shelf: Shelf, kind: ImageKind, *, label: str | None = None) -> ImageRe
     images = as_writer(job.catalog, JOB).images
     record = job.catalog.jobs.get(JOB)
     base = sharing_base(job)
-    order = SnapshotOrder(kind, job.catalog.jobs.allocate_number(JOB), base=base.location if base else None)
+    sinks = tuple(job.catalog.executions.last_sinks(JOB))
+    number = job.catalog.jobs.allocate_number(JOB)
+    order = SnapshotOrder(kind, number, base=base.location if base else None, sinks=sinks)
     images.begin(
         image_id=order.image_id,
         execution_id="first",

@@ -126,6 +126,7 @@ def test_f19b_a_directory_restored_from_a_location_is_restored_again(history: Hi
     copy = tmp_path / "dr" / "savepoint"
     shutil.copytree((savepoint.location or "").removeprefix("file://"), copy)
     job = elsewhere(history, tmp_path / "dr")
+    job.catalog.take_over_deployment(history.shelf.job.catalog.deployment_id)
     first = run(job, str(copy))
     shutil.rmtree(tmp_path / "dr" / "pod")
 

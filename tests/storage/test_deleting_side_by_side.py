@@ -87,9 +87,10 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
         def __init__(self, entry: os.DirEntry[str]) -> None:
             self.name, self.is_dir, self._entry = entry.name, entry.is_dir, entry
 
-        def stat(self) -> os.stat_result:
-            (tmp_path / self.name).unlink()
-            return self._entry.stat()
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            if not self.is_dir():
+                (tmp_path / self.name).unlink()
+            return self._entry.stat(follow_symlinks=follow_symlinks)
 
     class Listing:
         def __init__(self, path: Path) -> None:

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from query_bench import DEADLINE_S, Bench, make_job
 from small_spark import small_spark
 
+from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.lifecycle import fencing
 from dagster_ckpt.spark import LiveDirectory
 
@@ -47,11 +48,21 @@ class HungWriter:
 
     def freeze(self) -> None:
         """Stop its Python process; wait until its JVM has committed on its own and its lease has run out."""
-        self.process.send_signal(signal.SIGSTOP)
+        self._await(self._is_frozen_outside_a_transaction, "a moment without a transaction")
         frozen_at = self._bench.committed()
         self._await(lambda: self._bench.committed() > frozen_at + 1, "batches that the JVM commits by itself")
         leases = self._bench.job.catalog.leases
         self._await(lambda: (lease := leases.current("orders")) is not None and lease.expired, "the end of the lease")
+
+    def _is_frozen_outside_a_transaction(self) -> bool:
+        # One that is frozen within keeps SQLite's file locked, which is another story.
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            with self._bench.job.catalog.database.writing():
+                return True
+        except CatalogError:
+            self.process.send_signal(signal.SIGCONT)
+            return False
 
     def thaw(self) -> str:
         """Let it go on; what it says in the end."""

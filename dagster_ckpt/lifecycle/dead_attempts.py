@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 
 from dagster_ckpt.catalog import CompletedImage, ImageRecord, ImageStatus, LeaseRecord
-from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, StorageAccessError
 from dagster_ckpt.image import ImageKind, Manifest
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
@@ -125,7 +125,11 @@ def _found(job: StreamingJob, image: ImageRecord) -> tuple[str, Manifest] | None
 def _is_at(job: StreamingJob, image: ImageRecord, location: str) -> Manifest | None:
     try:
         manifest = job.store.manifest(location)
-    except (ImageNotFoundError, ImageCorruptError):
+    except StorageAccessError:
+        # Nothing can be said of it: a later look settles the attempt.
+        raise
+    except CkptError:
+        # What lies there is damaged, or of a format that this version does not know: it must not stop a start.
         return None
     return manifest if manifest.header.image_id == image.image_id else None
 

@@ -36,6 +36,7 @@ METHODS = {
     "alignment_timeout": "alignment_timeout",
     "force_unaligned": "force_unaligned",
     "num_retained": "num_retained",
+    "count_savepoints": "count_savepoints",
     "prefer_checkpoint_for_recovery": "prefer_checkpoint",
     "recovery_depth": "recovery_depth",
     "storage": "checkpoint_storage",
@@ -52,6 +53,7 @@ RANGES: dict[str, Any] = {
     "alignment_timeout": ranges.ALIGNMENT_TIMEOUT,
     "force_unaligned": ranges.FORCE_UNALIGNED,
     "num_retained": ranges.NUM_RETAINED,
+    "count_savepoints": ranges.COUNT_SAVEPOINTS,
     "prefer_checkpoint_for_recovery": ranges.PREFER_CHECKPOINT,
     "recovery_depth": ranges.RECOVERY_DEPTH,
 }
@@ -81,6 +83,7 @@ CONFIGURATIONS = (
         unaligned=True,
         force_unaligned=True,
         tolerable_failures=2**31 - 1,
+        count_savepoints=True,
         prefer_checkpoint_for_recovery=True,
         recovery_depth=3,
         storage="file:///data/checkpoints",

@@ -96,7 +96,11 @@ def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRe
     images = [image for image in _completed(job) if image.image_id not in tagged]
     images.sort(key=lambda image: (image.timeline, image.number or 0))
     by_id = {image.image_id: image for image in images}
-    dropped = subsumed([Retained(image.image_id, retained_kind(image)) for image in images], job.options.num_retained)
+    dropped = subsumed(
+        [Retained(image.image_id, retained_kind(image)) for image in images],
+        job.options.num_retained,
+        count_savepoints=job.options.count_savepoints,
+    )
     held = set(protected)
     kept = _rollback_image(job)
     return [

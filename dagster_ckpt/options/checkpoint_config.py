@@ -42,6 +42,7 @@ class CheckpointConfig:
         alignment_timeout: How long to wait for the batch boundary first, ms or timedelta.
         force_unaligned: Whether to do so with any sink.
         num_retained: Completed checkpoints kept, from 1 (Flink's `execution.checkpointing.num-retained`).
+        count_savepoints: Whether savepoints count among `num_retained` too and push checkpoints out, as in Flink.
         prefer_checkpoint_for_recovery: Whether recovery passes over a newer savepoint.
         recovery_depth: Points that an automatic recovery tries after the live directory, from 1. None tries all.
         storage: A CheckpointStorage, or the URL of a directory.
@@ -80,6 +81,7 @@ class CheckpointConfig:
         alignment_timeout: int | timedelta = CheckpointOptions.alignment_timeout_ms,
         force_unaligned: bool = CheckpointOptions.force_unaligned,
         num_retained: int = CheckpointOptions.num_retained,
+        count_savepoints: bool = CheckpointOptions.count_savepoints,
         prefer_checkpoint_for_recovery: bool = CheckpointOptions.prefer_checkpoint_for_recovery,
         recovery_depth: int | None = CheckpointOptions.recovery_depth,
         storage: CheckpointStorage | str | None = None,
@@ -96,6 +98,7 @@ class CheckpointConfig:
             alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout),
             force_unaligned=force_unaligned,
             num_retained=num_retained,
+            count_savepoints=count_savepoints,
             prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery,
             recovery_depth=recovery_depth,
             storage=None if storage is None else _storage(storage),

@@ -18,6 +18,7 @@ CLEANUP = Choice("externalized checkpoint cleanup", ExternalizedCheckpointCleanu
 UNALIGNED = Switch("unaligned checkpoints")
 ALIGNMENT_TIMEOUT = Milliseconds("alignment timeout", minimum=0, maximum=TIMEDELTA_MAX_MS)
 FORCE_UNALIGNED = Switch("force unaligned checkpoints")
+COUNT_SAVEPOINTS = Switch("count savepoints")
 PREFER_CHECKPOINT = Switch("prefer checkpoint for recovery")
 RECOVERY_DEPTH = WholeNumber("recovery depth", minimum=1)
 
@@ -34,6 +35,7 @@ _ALLOWED: dict[str, _Allowed] = {
     "alignment_timeout_ms": ALIGNMENT_TIMEOUT,
     "force_unaligned": FORCE_UNALIGNED,
     "num_retained": NUM_RETAINED,
+    "count_savepoints": COUNT_SAVEPOINTS,
     "prefer_checkpoint_for_recovery": PREFER_CHECKPOINT,
 }
 
@@ -57,6 +59,7 @@ class CheckpointOptions:
         alignment_timeout_ms: Wait for the batch boundary this long before going unaligned.
         force_unaligned: Go unaligned also where the sink cannot take a replayed batch idempotently.
         num_retained: Completed checkpoints kept, from 1.
+        count_savepoints: Savepoints count among `num_retained` too, as in Flink.
         prefer_checkpoint_for_recovery: Recover from the newest checkpoint even where a savepoint is newer.
         recovery_depth: How many points an automatic recovery tries once the live directory is of no use, from 1; None
             tries all that are retained.
@@ -78,6 +81,7 @@ class CheckpointOptions:
     alignment_timeout_ms: int = 0
     force_unaligned: bool = False
     num_retained: int = 1
+    count_savepoints: bool = False
     prefer_checkpoint_for_recovery: bool = False
     recovery_depth: int | None = None
     storage: CheckpointStorage | None = None

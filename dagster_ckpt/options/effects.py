@@ -107,6 +107,14 @@ def _num_retained(asked: CheckpointOptions) -> _Told:
     return asked.num_retained, Effect.REAL, "Older checkpoints are deleted once a newer one has completed."
 
 
+def _count_savepoints(asked: CheckpointOptions) -> _Told:
+    if asked.count_savepoints:
+        sentence = "A savepoint takes the place of a checkpoint among those retained, as in Flink; its bytes stay."
+    else:
+        sentence = "So many checkpoints are retained, however many savepoints are taken between them."
+    return asked.count_savepoints, Effect.REAL, sentence
+
+
 def _prefer_checkpoint(asked: CheckpointOptions) -> _Told:
     if asked.prefer_checkpoint_for_recovery:
         sentence = "Recovery takes the newest checkpoint even where a savepoint is newer, and tells how far back."
@@ -141,6 +149,7 @@ _TELLERS: dict[str, Callable[[CheckpointOptions], _Told]] = {
     "alignment_timeout": _alignment_timeout,
     "force_unaligned": _force_unaligned,
     "num_retained": _num_retained,
+    "count_savepoints": _count_savepoints,
     "prefer_checkpoint_for_recovery": _prefer_checkpoint,
     "recovery_depth": _recovery_depth,
     "storage": _storage,

@@ -68,7 +68,7 @@ def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpoint
     return state is TerminalState.CANCELED and cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
 
 
-def subsumed(images: Sequence[Retained], num_retained: int) -> list[Retained]:
+def subsumed(images: Sequence[Retained], num_retained: int, *, count_savepoints: bool = False) -> list[Retained]:
     """Return the images that leave the retained queue, oldest first.
 
     The newest image never leaves. The newest checkpoint stays too, because later incremental ones may
@@ -78,6 +78,8 @@ def subsumed(images: Sequence[Retained], num_retained: int) -> list[Retained]:
     Args:
         images: The completed images of the job, oldest first.
         num_retained: How many to keep, 1 or more.
+        count_savepoints: Savepoints stand in the queue and push checkpoints out of it, as in Flink. Otherwise
+            `num_retained` checkpoints are kept, however many savepoints lie between them.
 
     Returns:
         What to take out. The bytes of a checkpoint are then deleted, those of a savepoint never.
@@ -87,9 +89,13 @@ def subsumed(images: Sequence[Retained], num_retained: int) -> list[Retained]:
 
     Example:
         >>> queue = [Retained("chk-1"), Retained("chk-2"), Retained("sp", RetainedKind.SAVEPOINT)]
-        >>> [image.image_id for image in subsumed(queue, 1)]
+        >>> [image.image_id for image in subsumed(queue, 2)]
+        []
+        >>> [image.image_id for image in subsumed(queue, 2, count_savepoints=True)]
         ['chk-1']
     """
+    if not count_savepoints:
+        images = [image for image in images if image.kind is RetainedKind.CHECKPOINT]
     excess = len(images) - NUM_RETAINED.checked(num_retained)
     if excess <= 0:
         return []

@@ -65,6 +65,10 @@ class CheckpointSettings(dg.Config):
         description="With unaligned: also with a sink that is not idempotent.",
     )
     num_retained: int = Field(default=CheckpointOptions.num_retained, description="Completed checkpoints kept, from 1.")
+    count_savepoints: bool = Field(
+        default=CheckpointOptions.count_savepoints,
+        description="Savepoints count among those retained too and push checkpoints out, as in Flink.",
+    )
     prefer_checkpoint_for_recovery: bool = Field(
         default=CheckpointOptions.prefer_checkpoint_for_recovery,
         description="Recover from the newest checkpoint even where a savepoint is newer.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def test_scenario(
     case: dict[str, Any], storage: CheckpointStorage, catalog_url: str, tmp_path: Path, opened: list[Scenario]
 ) -> None:
     shelf = Shelf.at(tmp_path, num_retained=case.get("num_retained", 9), storage=storage, catalog_url=catalog_url)
+    if case.get("count_savepoints", False):
+        shelf.job = replace(shelf.job, options=replace(shelf.job.options, count_savepoints=True))
     scenario = Scenario(shelf, case.get("prefer_checkpoint", False))
     opened.append(scenario)
     for step in case["steps"]:

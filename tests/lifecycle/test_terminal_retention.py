@@ -410,6 +410,26 @@ def test_only_live_directories_of_starts_before_are_deleted(shelf: Shelf) -> Non
     assert {path.name for path in folder.iterdir()} == {f"live-4-{mine}", f"live-5-{mine + 1}", "verify-1", "copy"}
 
 
+@pytest.mark.parametrize(("count_savepoints", "subsumed"), [(False, [1]), (True, [1, 2, 4])])
+def test_savepoints_push_checkpoints_out_only_where_they_are_counted(
+    tmp_path: Path, count_savepoints: bool, subsumed: list[int]
+) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=3)
+    shelf.job = replace(shelf.job, options=replace(shelf.job.options, count_savepoints=count_savepoints))
+    shelf.checkpoint()
+    shelf.checkpoint()
+    savepoints = [shelf.savepoint("a")]
+    shelf.checkpoint()
+    savepoints += [shelf.savepoint("b"), shelf.savepoint("c")]
+    newest = shelf.checkpoint()
+
+    dropped = subsume(shelf.job)
+    discard(shelf.job, dropped, reason="subsumed", lease=None)
+
+    assert [image.number for image in dropped] == subsumed
+    assert all(shelf.is_whole(image) for image in [*savepoints, newest])
+
+
 def test_savepoints_are_never_subsumed(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path, num_retained=1)
     shelf.checkpoint()

@@ -3,6 +3,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.options import (
@@ -53,8 +55,20 @@ def test_a_live_directory_is_never_deleted_where_its_images_are_kept() -> None:
 
 @pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "leaves" in c], ids=lambda case: case["says"])
 def test_a_new_image_takes_the_place_of_old_ones(case: dict[str, Any]) -> None:
-    leaves = subsumed(queue(case["images"]), case["num_retained"])
+    leaves = subsumed(queue(case["images"]), case["num_retained"], count_savepoints=True)
     assert [image.image_id for image in leaves] == case["leaves"]
+
+
+@given(
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=12),
+    num_retained=st.integers(1, 5),
+)
+def test_savepoints_push_no_checkpoint_out_unless_they_are_counted(kinds: list[str], num_retained: int) -> None:
+    images = queue([f"{kind}{number}" for number, kind in enumerate(kinds)])
+    checkpoints = [image for image in images if image.kind is RetainedKind.CHECKPOINT]
+
+    assert subsumed(images, num_retained) == checkpoints[:-num_retained]
+    assert subsumed(checkpoints, num_retained, count_savepoints=True) == checkpoints[:-num_retained]
 
 
 @pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "rejects" in c], ids=lambda case: case["says"])

@@ -43,6 +43,7 @@ ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
     "alignment_timeout": 5_000,
     "force_unaligned": True,
     "num_retained": 4,
+    "count_savepoints": True,
     "prefer_checkpoint_for_recovery": True,
     "recovery_depth": 5,
     "storage": "file:///data/checkpoints",

@@ -300,7 +300,8 @@ class Supervisor:
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
-                "sinks": list(latest.sinks) if latest else [],
+                # Before the first report: what was named at the start. A query may end before it reports anything.
+                "sinks": list(self._attempts.sinks),
                 # Before the first batch Spark may still be making the plan.
                 "plan_fingerprint": self._query.facts().plan_fingerprint if latest else None,
                 "sources": [asdict(source) for source in latest.sources] if latest else [],

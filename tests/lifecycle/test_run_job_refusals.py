@@ -155,6 +155,25 @@ def test_a_failed_query_is_restarted_in_place_as_often_as_its_strategy_says(stag
     assert all(query.stopped for query in failing)
 
 
+def test_a_query_that_ends_before_it_reports_anything_keeps_the_sinks_that_were_named_at_its_start(
+    stage: Callable[..., Stage],
+) -> None:
+    play = stage(PlayedQuery(ends=True))
+    start, catalog = play.start_query, play.job.catalog
+
+    def noted_then_started(live: LiveDirectory) -> Any:
+        [execution] = catalog.executions.of_job("orders")
+        lease = catalog.leases.current("orders")
+        assert lease is not None
+        catalog.executions.heartbeat(lease, execution.execution_id, {"sinks": ["FileSink[/out]"]})
+        return start(live)
+
+    outcome = run_job(play.job, RunRequest(run_id="run", start_query=noted_then_started, report=play.reports.append))
+
+    assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
+    assert catalog.executions.last_sinks("orders") == ["FileSink[/out]"]
+
+
 def test_an_interrupt_ends_the_wait_for_a_restart(stage: Callable[..., Stage]) -> None:
     play = stage(PlayedQuery(error="failure"), restart=RestartStrategies.fixed_delay_restart(5, 3_600_000))
 

@@ -7,11 +7,11 @@ catalog transaction makes both the new job's. What is checked at its first start
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_ckpt.catalog import OriginKind, StateOrigin
+from dagster_ckpt.catalog import Holder, OriginKind, StateOrigin
 from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.holding import holding
@@ -52,6 +52,7 @@ class Fork:
         live_directory: Its live directory.
         outputs: Folders of the original's file sinks to those that were given their rows.
         parent_outputs: Folders of the original's file sinks; the fork may not write there.
+        of_deployment: The deployment of the original, where it is another one: see `import_image`.
     """
 
     job_id: str
@@ -62,6 +63,7 @@ class Fork:
     live_directory: str
     outputs: Mapping[str, str] = field(default_factory=dict)
     parent_outputs: tuple[str, ...] = ()
+    of_deployment: str | None = None
 
 
 def fork(
@@ -98,27 +100,13 @@ def fork(
     if original.job_id == job.job_id:
         raise OptionError(f"Job {job.job_id!r} cannot be forked into itself. Name another one, or rewind it.")
     plan = _plan(original, start_from)
-    job.register()
-    holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
-    acquired = acquire(job.catalog, job.job_id, holder)
-    with LeaseKeeper(job.catalog, acquired.record) as lease:
-        record = job.catalog.jobs.get(job.job_id)
-        committed = job.catalog.executions.last_batch(job.job_id, record.live_directory)
-        if committed is not None and not replace_state:
-            raise RequestFailedError(
-                f"Job {job.job_id!r} has committed batches of its own, the newest is {committed}. A fork gives that "
-                "up: ask for it with replace_state, or fork into another job."
-            )
-        target = job.new_live_directory(record.live_generation, lease.record.token)
+
+    def build(target: LiveDirectory, still_mine: StillMine) -> TakenUp:
         with holding(original.catalog, [plan.image], f"fork into {job.job_id}"):
-            made = _make(original, plan, target, dict(outputs or {}), lease.step)
-        job.catalog.jobs.switch_live_directory(
-            lease.record,
-            target.url,
-            origin=StateOrigin(OriginKind.FORK, batch_id=made.batch_id),
-            pending_restore=made.pending,
-            plan=_state_plan(original, plan),
-        )
+            return _make(original, plan, target, dict(outputs or {}), still_mine)
+
+    holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
+    made = take_up(job, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan))
     source = describe_image(plan.image) if plan.image is not None else f"its live directory at batch {made.batch_id}"
     return Fork(
         job.job_id,
@@ -126,10 +114,91 @@ def fork(
         source,
         made.batch_id,
         made.query_id,
-        target.url,
+        made.live_directory,
         dict(outputs or {}),
-        tuple(made.logs),
+        made.parent_outputs,
     )
+
+
+@dataclass(frozen=True)
+class TakenUp:
+    """The state of another job, in a live directory that stands ready.
+
+    Attributes:
+        live_directory: The directory.
+        of_job_id: The other job.
+        batch_id: The batch it stands at.
+        query_id: Its own query id.
+        logs: Folders of the other job's file sinks, each with its log up to the batch.
+        noted: What else the first start has to know.
+    """
+
+    live_directory: str
+    of_job_id: str
+    batch_id: int
+    query_id: str
+    logs: Mapping[str, Sequence[SinkEntry]]
+    noted: Mapping[str, Any]
+
+    @property
+    def parent_outputs(self) -> tuple[str, ...]:
+        """Folders of the other job's file sinks."""
+        return tuple(self.logs)
+
+    @property
+    def pending(self) -> dict[str, Any]:
+        """What is noted until the first start, which checks where it writes."""
+        return {
+            "fork_of": self.of_job_id,
+            "batch_id": self.batch_id,
+            "sinks": [],
+            "parent_outputs": list(self.logs),
+            "log_names": next(([entry.name for entry in entries] for entries in self.logs.values()), []),
+            **self.noted,
+        }
+
+
+def take_up(
+    job: StreamingJob,
+    build: Callable[[LiveDirectory, StillMine], TakenUp],
+    *,
+    holder: Holder,
+    replace_state: bool,
+    plan: Mapping[str, Any],
+) -> TakenUp:
+    """Let a job go on from state that is not its own; its next start, from `latest`, begins there.
+
+    Args:
+        job: The job; it must not run.
+        build: Makes its new live directory.
+        holder: Who holds its lease meanwhile.
+        replace_state: Give up what the job itself has committed.
+        plan: What the state is kept for, empty where that is not known.
+
+    Raises:
+        LeaseHeldError: The job runs.
+        LeaseLostError: The job was started meanwhile.
+        RequestFailedError: The job has committed batches of its own.
+    """
+    job.register()
+    acquired = acquire(job.catalog, job.job_id, holder)
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        record = job.catalog.jobs.get(job.job_id)
+        committed = job.catalog.executions.last_batch(job.job_id, record.live_directory)
+        if committed is not None and not replace_state:
+            raise RequestFailedError(
+                f"Job {job.job_id!r} has committed batches of its own, the newest is {committed}. To go on from "
+                "elsewhere gives that up: ask for it with replace_state, or name another job."
+            )
+        made = build(job.new_live_directory(record.live_generation, lease.record.token), lease.step)
+        job.catalog.jobs.switch_live_directory(
+            lease.record,
+            made.live_directory,
+            origin=StateOrigin(OriginKind.FORK, batch_id=made.batch_id),
+            pending_restore=made.pending,
+            plan=plan,
+        )
+    return made
 
 
 def check_output(job: StreamingJob, path: str | None) -> None:
@@ -187,25 +256,16 @@ def _state_plan(original: StreamingJob, plan: RecoveryPlan) -> Mapping[str, Any]
     return plan.image.plan if plan.image is not None else original.catalog.jobs.get(original.job_id).plan or {}
 
 
-@dataclass(frozen=True)
-class _Made:
-    batch_id: int
-    query_id: str
-    logs: Mapping[str, Sequence[SinkEntry]]
-    pending: dict[str, Any]
-
-
 def _make(
     original: StreamingJob,
     plan: RecoveryPlan,
     target: LiveDirectory,
     outputs: Mapping[str, str],
     still_mine: StillMine,
-) -> _Made:
+) -> TakenUp:
     query_id = str(uuid.uuid4())
     if plan.image is not None:
-        restore_into(original, image_location(plan.image), target, fork=True)
-        give_query_id(target, query_id)
+        restore_into(original, image_location(plan.image), target, new_query_id=query_id)
         batch_id = int(plan.to_batch or 0)
         logs = _logs_of_image(original, image_location(plan.image))
     else:
@@ -214,24 +274,40 @@ def _make(
         batch_id = clone(live, target, at_batch=at_batch).batch_id
         give_query_id(target, query_id)
         logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.job_id), batch_id)
-    _fork_outputs(logs, outputs, batch_id, still_mine)
-    pending = {
-        "fork_of": original.job_id,
-        "image_id": plan.image.image_id if plan.image is not None else None,
-        "batch_id": batch_id,
-        "sinks": [],
-        "parent_outputs": list(logs),
-        "log_names": next(([entry.name for entry in entries] for entries in logs.values()), []),
-    }
-    return _Made(batch_id, query_id, logs, pending)
+    give_outputs(logs, outputs, batch_id, still_mine)
+    return TakenUp(
+        target.url,
+        original.job_id,
+        batch_id,
+        query_id,
+        logs,
+        {"image_id": plan.image.image_id if plan.image is not None else None},
+    )
 
 
-def _fork_outputs(
+def give_outputs(
     logs: Mapping[str, Sequence[SinkEntry]],
     outputs: Mapping[str, str],
     batch_id: int,
     still_mine: StillMine,
+    *,
+    may_link: bool = True,
 ) -> None:
+    """Give folders the rows that those of another stream have up to a batch; may be cut off and done again.
+
+    Args:
+        logs: The folders of the stream, each with its log up to the batch.
+        outputs: Some of them to the folders that are given their rows.
+        batch_id: The batch.
+        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
+        may_link: Link files on one disk, so that they share their bytes; else copy them.
+
+    Raises:
+        SharedSinkError: A folder is none of the stream's, or the folder for its rows is in use.
+        RestoreError: A log names a file that is gone, or that lies elsewhere.
+        SinkRollbackError: A log cannot be written.
+        StorageAccessError: A file cannot be read or written.
+    """
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():
         path = next((path for path in logs if same_folder(path, old)), None)
@@ -247,7 +323,7 @@ def _fork_outputs(
             raise SharedSinkError(f"{new} holds a log already, up to batch {last}. Name an empty folder.")
         chosen.append((path, new))
     for old, new in chosen:
-        fork_output(old, new, batch_id, logs[old], still_mine=still_mine)
+        fork_output(old, new, batch_id, logs[old], still_mine=still_mine, may_link=may_link)
 
 
 def _logs_of_sinks(sinks: Sequence[str], batch_id: int) -> dict[str, list[SinkEntry]]:

@@ -150,7 +150,7 @@ def _try(
     with _scratch(job, wall_clock) as scratch, holding(job.catalog, [plan.image], "preflight"):
         if plan.image is not None:
             report(f"the live directory is lost: {describe_image(plan.image)} is tried")
-            restore_into(job, image_location(plan.image), scratch, fork=True, is_scratch=True)
+            restore_into(job, image_location(plan.image), scratch, new_query_id=str(uuid.uuid4()), is_scratch=True)
         else:
             copy_for_trial(live, scratch, before_last_batch=False)
         trial = run(scratch, replays=False)

@@ -107,7 +107,7 @@ def restore_into(
     location: str,
     live: LiveDirectory,
     *,
-    fork: bool = False,
+    new_query_id: str | None = None,
     donor: Donor | None = None,
     is_scratch: bool = False,
 ) -> None:
@@ -119,7 +119,7 @@ def restore_into(
         job: The job whose storage holds the image.
         location: Where the image is.
         live: Where the directory is to be; nothing may be there.
-        fork: Give the query an id of its own, so that it can run beside the original.
+        new_query_id: An id of the query's own, so that it can run beside the original; None keeps that of the image.
         donor: A good live directory whose files are linked where they are as the image has them. None: all is read
             from the image.
         is_scratch: It is deleted after a look, so it need not outlive a loss of power.
@@ -136,7 +136,7 @@ def restore_into(
 
         job.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
 
-    materialize(live, fill, new_query_id=str(uuid.uuid4()) if fork else None, is_whole=True, is_scratch=is_scratch)
+    materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch)
 
 
 def _go_on(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
@@ -162,7 +162,8 @@ def _restore(
 ) -> PreparedStart:
     location = image_location(image)
     before = job.catalog.jobs.get(job.job_id)
-    restore_into(job, location, live, fork=plan.new_query_id, donor=plan.donor)
+    query_id = str(uuid.uuid4()) if plan.new_query_id else None
+    restore_into(job, location, live, new_query_id=query_id, donor=plan.donor)
     record = job.catalog.jobs.switch_live_directory(
         lease.record,
         live.url,

@@ -25,7 +25,15 @@ from dagster_ckpt.spark.opening import open_folder
 _SAFE = "/=:@!$&'()*+,;~"
 
 
-def fork_output(old: str, new: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
+def fork_output(
+    old: str,
+    new: str,
+    batch_id: int,
+    entries: Sequence[SinkEntry],
+    *,
+    still_mine: StillMine,
+    may_link: bool = True,
+) -> None:
     """Give a folder the rows that another one has up to a batch; may be cut off anywhere and done again.
 
     Args:
@@ -34,6 +42,7 @@ def fork_output(old: str, new: str, batch_id: int, entries: Sequence[SinkEntry],
         batch_id: The batch.
         entries: The log of `old` up to the batch.
         still_mine: Entered around each change of a file; raises where this process is not the writer any more.
+        may_link: Link files on one disk, so that they share their bytes; else copy them.
 
     Raises:
         RestoreError: The log names a file that is gone, or that lies elsewhere.
@@ -49,18 +58,21 @@ def fork_output(old: str, new: str, batch_id: int, entries: Sequence[SinkEntry],
             # What is brought is new, or there already: it takes nothing from a successor.
             pass
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
-        texts = ["v1", *(json.dumps(_moved(old, new, dict(line)), separators=(",", ":")) for line in lines)]
+        texts = [
+            "v1",
+            *(json.dumps(_moved(old, new, dict(line), may_link=may_link), separators=(",", ":")) for line in lines),
+        ]
         moved.append(SinkEntry(entry.name, "\n".join(texts).encode()))
     # The files first, and for good: a log that names them may be read at once.
     target.flush_all()
     roll_back(new, batch_id, moved, still_mine=still_mine)
 
 
-def _moved(old: str, new: str, line: dict[str, Any]) -> dict[str, Any]:
+def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[str, Any]:
     where = str(line.get("path", ""))
     name = _below(old, where)
     try:
-        _bring(old, new, name)
+        _bring(old, new, name, may_link=may_link)
     except FileNotFoundError as error:
         raise RestoreError(
             f"{where} is gone, though the log of {old} names it, so the output cannot be forked. Fork without it."
@@ -80,9 +92,9 @@ def _below(old: str, where: str) -> str:
     raise RestoreError(f"The log of {old} names {where}, which does not lie there, so the output cannot be forked.")
 
 
-def _bring(old: str, new: str, name: str) -> None:
+def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:
     source, target = open_folder(old), open_folder(new)
-    if isinstance(source, LocalFolder) and isinstance(target, LocalFolder):
+    if may_link and isinstance(source, LocalFolder) and isinstance(target, LocalFolder):
         _link(source.root / name, target.root / name)
         return
     with source.open(name) as stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Row, func, select
@@ -79,6 +80,16 @@ class RecoveryStore:
                 select(recovery_failures).where(counting).order_by(recovery_failures.c.ordinal)
             ).all()
         return [_record(row) for row in rows]
+
+    def of_jobs(self, job_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
+        """The same of several jobs, by one query; one without a failure is left out."""
+        counting = recovery_failures.c.job_id.in_(job_ids) & recovery_failures.c.is_over.is_(False)
+        query = select(recovery_failures).where(counting)
+        found: dict[str, list[PointFailure]] = {}
+        with self._database.reading() as connection:
+            for row in connection.execute(query.order_by(recovery_failures.c.job_id, recovery_failures.c.ordinal)):
+                found.setdefault(row.job_id, []).append(_record(row))
+        return found
 
     def forget(self, lease: LeaseRecord) -> None:
         """Let every point count as not yet tried: a person has looked after the job.

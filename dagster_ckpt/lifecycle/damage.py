@@ -22,6 +22,7 @@ from dagster_ckpt.errors import (
     StateAtRiskError,
     UnknownLayoutError,
 )
+from dagster_ckpt.spark import trace_of
 
 _OF_A_POINT = (ImageCorruptError, ImageNotFoundError, LiveDirectoryError, RestoreError)
 _OF_SOMETHING_ELSE = (
@@ -80,7 +81,7 @@ def damage_of(error: Exception) -> Damage | None:
         return None
     if isinstance(error, _OF_A_POINT):
         return Damage(type(error).__name__, str(error), is_certain=True)
-    return damage_in(str(error))
+    return damage_in(trace_of(error))
 
 
 def damage_in(trace: str) -> Damage | None:

@@ -60,6 +60,7 @@ class HealthFacts:
         down_since_ms: Since when.
         failed_runs: How many of its executions failed lately, since the newest image completed.
         last_end: Why the last of them failed.
+        unrestorable: Why a recovery could not go on from `newest`; None where none has failed there.
     """
 
     running_since_ms: int | None = None
@@ -78,6 +79,7 @@ class HealthFacts:
     down_since_ms: int | None = None
     failed_runs: int = 0
     last_end: str | None = None
+    unrestorable: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
     """Whether an image was proven to be restorable lately."""
     say = _about(HealthCheck.RESTORABILITY)
+    if facts.newest is not None and facts.unrestorable is not None:
+        return say(Verdict.ERROR, f"a recovery failed at {describe_image(facts.newest)}: {facts.unrestorable}")
     image = facts.verified
     if image is None or image.verified_at_ms is None:
         return say(Verdict.UNKNOWN, "no image was ever verified: run verify_images_job, or turn its schedule on")

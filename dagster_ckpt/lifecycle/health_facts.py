@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus, ImageRecord
+from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus, ImageRecord, PointFailure
 from dagster_ckpt.lifecycle.health import HealthFacts
 from dagster_ckpt.lifecycle.health_settings import HealthSettings
+from dagster_ckpt.lifecycle.recovery_points import failed_points, image_point
 from dagster_ckpt.lifecycle.source_health import sources_of
 from dagster_ckpt.lifecycle.standstill import Stillness
 from dagster_ckpt.options import DesiredState
@@ -29,6 +30,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
     desired = catalog.desired_states.of(job_ids)
     since_ms = now_ms - max((each.loop_window_ms for each in settings.values()), default=0)
     failed = catalog.executions.failed_since(job_ids, since_ms)
+    recoveries = catalog.recoveries.of_jobs(job_ids)
     facts = {}
     for job_id in job_ids:
         execution, history = executions.get(job_id), histories[job_id]
@@ -52,6 +54,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             down_since_ms=execution.ended_at_ms if execution is not None else None,
             failed_runs=len(failed_runs),
             last_end=failed_runs[-1].reason if failed_runs else None,
+            unrestorable=_why_unrestorable(history.newest, recoveries.get(job_id, ())),
             stillness=Stillness.of_record(progress.get("activity")),
         )
     return facts
@@ -59,6 +62,10 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
 
 def _completed_at_ms(image: ImageRecord | None) -> int:
     return (image.completed_at_ms or 0) if image is not None else 0
+
+
+def _why_unrestorable(newest: ImageRecord | None, failures: Sequence[PointFailure]) -> str | None:
+    return None if newest is None else failed_points(failures).get(image_point(newest.image_id))
 
 
 def _running_since_ms(execution: ExecutionRecord | None) -> int | None:

@@ -46,7 +46,7 @@ from dagster_ckpt.spark.pinned_state import pinned_partitions, pinned_state
 from dagster_ckpt.spark.plan import plan_of_query, plan_of_writer
 from dagster_ckpt.spark.plan_description import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.progress import QueryProgress
-from dagster_ckpt.spark.query import JvmProcess, QueryFacts, SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark.query import JvmProcess, QueryFacts, SupervisedQuery, jvm_process, start_query, trace_of
 from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize, sink_entry
 from dagster_ckpt.spark.rewind import (
     give_query_id,
@@ -166,6 +166,7 @@ __all__ = [
     "staged_cut",
     "start_application",
     "start_query",
+    "trace_of",
     "until_not_overtaken",
     "with_time",
 ]

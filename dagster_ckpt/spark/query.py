@@ -73,6 +73,13 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
     return SupervisedQuery(named.start())
 
 
+def trace_of(error: Exception) -> str:
+    """What an error says that a call into the JVM raised: with causes and frames where PySpark has them."""
+    # PySpark keeps these from the message.
+    trace = getattr(error, "_stackTrace", None)
+    return without_secrets(str(trace or error))
+
+
 def jvm_process(spark: SparkSession) -> JvmProcess | None:
     """The JVM of a classic session; None for Spark Connect, whose server is not ours."""
     # Imported here: whoever only reads live directories needs no Spark.

@@ -23,6 +23,15 @@ def test_what_a_failure_says_of_the_state(case: dict[str, Any]) -> None:
     assert found is None or found.detail
 
 
+class PySparkError(Exception):
+    """An error as PySpark raises it at a start: the frames are not in its message."""
+
+    _stackTrace = (  # noqa: N815 - as PySpark names it
+        'java.lang.NumberFormatException: Error at index 1 in: "4?df"\n'
+        "\tat org.apache.spark.sql.execution.streaming.runtime.StreamExecution.<init>(StreamExecution.scala:188)"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "is_damage"),
     [
@@ -37,6 +46,7 @@ def test_what_a_failure_says_of_the_state(case: dict[str, Any]) -> None:
         (errors.LeaseLostError("x"), False),
         (errors.CatalogError("x"), False),
         (RuntimeError("ClassNotFoundException: kafka"), False),
+        (PySparkError('Error at index 1 in: "4?df"'), True),
         (RuntimeError(CASES[0]["trace"]), True),
     ],
 )

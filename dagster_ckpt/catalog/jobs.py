@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, select
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.records import EventType, JobRecord, LeaseRecord
 from dagster_ckpt.catalog.recovery_records import OriginKind, StateOrigin
-from dagster_ckpt.catalog.tables import images, jobs, timelines
+from dagster_ckpt.catalog.tables import images, jobs, leases, timelines
 from dagster_ckpt.errors import CatalogError, JobNotFoundError
 
 
@@ -141,9 +141,17 @@ class JobStore:
 
         Raises:
             LeaseLostError: The lease is not held any more; nothing was changed.
+            CatalogError: A holder before may still live, and nobody has fenced its query off: nobody would find the
+                directory that it runs in any more.
         """
         job_id = lease.job_id
         with self._database.writing_under(lease) as connection:
+            unfenced = select(leases.c.predecessor_unproven).where(leases.c.job_id == job_id)
+            if connection.execute(unfenced).scalar_one():
+                raise CatalogError(
+                    f"Job {job_id!r} cannot go on elsewhere than in {_get(connection, job_id).live_directory}: a "
+                    "holder of its lease may still write there. Fence it off first."
+                )
             new_timeline = restored_image_id is not None or pending_restore is not None
             if new_timeline and origin is not None:
                 _note_past(connection, job_id, origin)

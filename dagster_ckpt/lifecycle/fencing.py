@@ -51,6 +51,33 @@ def fence_predecessor(
     """
     if acquired.predecessor_ended:
         return
+    put_up_fence(job, acquired, still_mine=still_mine, own_jvm_pid=own_jvm_pid, report=report)
+    job.catalog.leases.fenced(acquired.record)
+
+
+def put_up_fence(
+    job: StreamingJob,
+    acquired: AcquiredLease,
+    *,
+    still_mine: Callable[[], None],
+    own_jvm_pid: int | None = None,
+    report: Callable[[str], None] = lambda _sentence: None,
+    is_followed: bool = True,
+) -> None:
+    """As `fence_predecessor`, where a holder before is not proven to have ended; the lease goes on saying so.
+
+    Args:
+        job: The job, whose lease this process holds.
+        acquired: That lease, and what is known of the holder before.
+        still_mine: Called before each step; raises LeaseLostError where another has the lease by now.
+        own_jvm_pid: The JVM that works for this process.
+        report: Told what was done.
+        is_followed: A query is to go on from here, so the batch in flight is waited for.
+
+    Raises:
+        LeaseLostError: Another execution has taken the lease.
+        StorageAccessError: The live directory cannot be read or written.
+    """
     before = acquired.predecessor
     jvm_is_dead = before is not None and _end_jvm(job.catalog, before, own_jvm_pid, still_mine, report)
     url = job.catalog.jobs.get(job.job_id).live_directory
@@ -59,12 +86,11 @@ def fence_predecessor(
         done = fence(
             live.folder,
             by=f"{acquired.record.execution_id}, lease {acquired.record.token}",
-            wait_s=0.0 if jvm_is_dead else _wait_s(job),
+            wait_s=0.0 if jvm_is_dead or not is_followed else _wait_s(job),
             still_mine=still_mine,
         )
         late = "" if done.in_flight is None else f"; batch {done.in_flight} was not committed and may still be written"
         report(f"{live.url} is fenced: its query cannot begin batch {done.batch_id}{late}")
-    job.catalog.leases.fenced(acquired.record)
 
 
 def refuse_a_fenced_directory(live: LiveDirectory) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from dagster_ckpt.catalog import Holder, OriginKind, StateOrigin
 from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.image import FileEntry
+from dagster_ckpt.lifecycle.fencing import fence_predecessor
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
@@ -190,6 +191,8 @@ def take_up(
                 f"Job {job.job_id!r} has committed batches of its own, the newest is {committed}. To go on from "
                 "elsewhere gives that up: ask for it with replace_state, or name another job."
             )
+        # While the directory that a lost holder's query runs in is still known as the job's.
+        fence_predecessor(job, acquired, still_mine=lease.check)
         made = build(job.new_live_directory(record.live_generation, lease.record.token), lease.step)
         job.catalog.jobs.switch_live_directory(
             lease.record,

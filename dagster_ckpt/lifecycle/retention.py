@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
 from dagster_ckpt.errors import CkptError, ImageHeldError, JobNotFoundError, LeaseHeldError, LeaseLostError
 from dagster_ckpt.lifecycle.dead_attempts import settle_while_stopped
+from dagster_ckpt.lifecycle.fencing import put_up_fence
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job, retained_kind
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
+from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import (
     Retained,
     TerminalState,
@@ -183,13 +184,13 @@ def apply_terminal_retention(job: StreamingJob, execution_id: str, state: Termin
         return RetentionReport(kept=(f"everything: {error}",))
     with LeaseKeeper(job.catalog, acquired.record) as lease:
         try:
-            return _apply_terminal_retention(job, execution_id, state, lease)
+            return _apply_terminal_retention(job, execution_id, state, acquired, lease)
         except LeaseLostError as error:
             return RetentionReport(kept=(f"the rest: {error}",))
 
 
 def _apply_terminal_retention(
-    job: StreamingJob, execution_id: str, state: TerminalState, lease: LeaseKeeper
+    job: StreamingJob, execution_id: str, state: TerminalState, acquired: AcquiredLease, lease: LeaseKeeper
 ) -> RetentionReport:
     newest = job.catalog.executions.latest(job.job_id)
     if newest is not None and newest.execution_id != execution_id:
@@ -215,7 +216,7 @@ def _apply_terminal_retention(
         report = report.and_then(RetentionReport(kept=kept))
     # What is not over yet is looked at again by the next pass, as long as the execution is not settled.
     is_over = not report.failed and not report.held
-    gone = delete_live_directories(job, lease) if drop_live and is_over else None
+    gone = delete_live_directories(job, acquired, lease) if drop_live and is_over else None
     if is_over:
         job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
     return report.and_then(RetentionReport(live_directory_deleted=gone))
@@ -267,20 +268,27 @@ def _forgotten_live_directories(job: StreamingJob) -> str | None:
             return None
 
 
-def delete_live_directories(job: StreamingJob, lease: LeaseKeeper) -> str | None:
+def delete_live_directories(job: StreamingJob, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
     """Delete every live directory of a job and forget it; returns the folder, or None if there was none.
+
+    Where a holder before may still live, its query is fenced off first, and what is fenced stays: nobody finds the
+    directory of that query any more once it is forgotten, and without its fence the query would write on.
 
     Raises:
         LeaseLostError: Another execution is the writer now; its directories are left as they are.
     """
+    if not acquired.predecessor_ended:
+        put_up_fence(job, acquired, still_mine=lease.check, is_followed=False)
     record = job.catalog.jobs.get(job.job_id)
     job.catalog.jobs.forget_live_directory(lease.record)
-    _delete_live_directories(job, lease)
+    _delete_live_directories(job, lease, spares_fenced=not acquired.predecessor_ended)
     return job.live_folder if record.live_directory is not None else None
 
 
-def _delete_live_directories(job: StreamingJob, lease: LeaseKeeper) -> str | None:
+def _delete_live_directories(job: StreamingJob, lease: LeaseKeeper, *, spares_fenced: bool = False) -> str | None:
     built = [each.live for each in job.live_directories() if each.token <= lease.record.token]
+    if spares_fenced:
+        built = [live for live in built if live.fenced_at() is None]
     for live in built:
         lease.check()
         live.delete()

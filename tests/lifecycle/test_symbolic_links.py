@@ -10,6 +10,7 @@ import pytest
 from golden_job import JOB, GoldenJob
 
 from dagster_ckpt.lifecycle.retention import delete_live_directories, delete_older_live_directories, housekeeping
+from dagster_ckpt.lifecycle.writer_lease import AcquiredLease
 from dagster_ckpt.spark import LiveDirectory, LiveStatus
 from tests.as_writer import keeping
 
@@ -43,7 +44,7 @@ def test_live_directories_behind_a_link_are_imaged_restored_and_deleted(
     with keeping(golden.job.catalog, JOB) as lease:
         delete_older_live_directories(golden.job, LiveDirectory(str(golden.live)), lease)
         assert len(list(jobs_own.glob("live-*"))) == 1
-        delete_live_directories(golden.job, lease)
+        delete_live_directories(golden.job, AcquiredLease(lease.record), lease)
 
     assert list(jobs_own.glob("live-*")) == []
     assert folder.is_symlink()

@@ -1,0 +1,83 @@
+"""A verb that changes where a stream stands, while a holder of its lease may still live somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from retention_shelf import JOB
+from rewind_history import LAST, History
+
+from dagster_ckpt.lifecycle import fencing
+from dagster_ckpt.lifecycle.fencing import fence_predecessor
+from dagster_ckpt.lifecycle.fork import fork
+from dagster_ckpt.lifecycle.liveness import this_holder
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention, housekeeping
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.writer_lease import acquire
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.spark import LiveDirectory
+from tests.as_writer import as_writer
+
+ELSEWHERE = replace(this_holder("theirs", "their run", None), host="another-machine")
+
+
+class Clock:
+    """The time of the catalog."""
+
+    now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
+    """A job whose holder is on a machine that nobody reaches, and has not renewed its lease."""
+    monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", 0.0)
+    history = History(tmp_path)
+    clock = Clock()
+    job = history.shelf.job
+    monkeypatch.setattr(job.catalog.database, "_clock", clock)
+    acquire(job.catalog, JOB, ELSEWHERE)
+    clock.now_ms += 60_000
+    yield history
+    history.close()
+
+
+def test_a_fork_into_its_job_fences_its_query_in_the_directory_that_it_runs_in(history: History) -> None:
+    job = history.shelf.job
+    runs_in = history.live
+    original = replace(job, job_id="original", name="original", asset_key="original")
+    fork(job, original, StartFrom(), origin="a test")
+    as_writer(job.catalog, "original").jobs.restore_finished()
+
+    fork(original, job, StartFrom(), origin="a test", replace_state=True)
+
+    assert history.live != runs_in
+    assert runs_in.fenced_at() == LAST + 1
+
+
+def test_a_clean_up_after_a_cancel_leaves_its_query_fenced(history: History) -> None:
+    job = history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION).job
+    runs_in = history.live
+
+    apply_terminal_retention(job, "first", TerminalState.CANCELED)
+    housekeeping(job)
+
+    assert job.catalog.jobs.get(JOB).live_directory is None
+    assert runs_in.fenced_at() == LAST + 1
+    assert not acquire(job.catalog, JOB, this_holder("mine", "my run", None)).predecessor_ended
+
+
+def test_what_is_fenced_goes_with_the_clean_up_after_a_later_end(history: History) -> None:
+    job = history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION).job
+    acquired = acquire(job.catalog, JOB, this_holder("mine", "my run", None))
+    fence_predecessor(job, acquired)
+    job.catalog.leases.release(JOB, acquired.record.token)
+
+    apply_terminal_retention(job, "first", TerminalState.CANCELED)
+
+    assert not LiveDirectory(str(history.shelf.live)).exists()

@@ -120,7 +120,7 @@ class RestartWithdrawnError(CkptError):
 
 
 class SharedSinkError(CkptError):
-    """A fork would write where another query writes, or where its batches would be passed over."""
+    """A query would write to, or a clean-up delete in, a folder whose log is another query's or stands elsewhere."""
 
 
 class CatalogError(CkptError):

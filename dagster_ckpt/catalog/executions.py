@@ -324,6 +324,19 @@ class ExecutionStore:
                 return [str(sink) for sink in sinks]
         return []
 
+    def sinks_of_others(self, job_id: str) -> list[str]:
+        """The sinks that each other job wrote to last, as Spark names them."""
+        others = executions.alias("others")
+        newest = (
+            select(others.c.job_id, func.max(others.c.ordinal).label("ordinal"))
+            .where(others.c.job_id != job_id, others.c.progress.contains('"sinks":["', autoescape=True))
+            .group_by(others.c.job_id)
+            .subquery()
+        )
+        is_newest = (executions.c.job_id == newest.c.job_id) & (executions.c.ordinal == newest.c.ordinal)
+        query = select(executions).join(newest, is_newest)
+        return [str(sink) for each in self._all(query) for sink in (each.progress or {}).get("sinks", ())]
+
     def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(query)]

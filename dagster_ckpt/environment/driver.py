@@ -15,7 +15,6 @@ from dagster_ckpt.environment.program import Stream, StreamExecution, run_progra
 from dagster_ckpt.environment.start_order import start_order
 from dagster_ckpt.errors import CatalogError, OptionError
 from dagster_ckpt.lifecycle.execution import StartQuery
-from dagster_ckpt.lifecycle.fork import check_output
 from dagster_ckpt.lifecycle.job import JOB_ID_PATTERN, StreamingJob
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import (
@@ -30,7 +29,6 @@ from dagster_ckpt.spark import (
     QueryToStart,
     SupervisedQuery,
     active_session,
-    output_folder,
     settings_for_a_while,
     start_application,
     start_query,
@@ -172,8 +170,6 @@ def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
 
 def _start(job: StreamingJob, query: QueryToStart) -> StartQuery:
     def start(live: LiveDirectory) -> SupervisedQuery:
-        writer = query.take()
-        check_output(job, output_folder(writer))
-        return start_query(writer, job.name, live)
+        return start_query(query.take(), job.name, live)
 
     return start

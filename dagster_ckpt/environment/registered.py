@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import StatePartitionsError
 from dagster_ckpt.lifecycle.execution import StartQuery
-from dagster_ckpt.lifecycle.fork import check_output
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.options import ExecutionConfig
 from dagster_ckpt.options.execution_config import PARALLELISM_DEFAULT
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, output_folder, pinned_partitions, start_query
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, pinned_partitions, start_query
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -46,7 +45,6 @@ def start_registered(job: StreamingJob, registered: RegisteredWriter, config: Ex
 
     def start(live: LiveDirectory) -> SupervisedQuery:
         check_partitions(job.job_id, live, config)
-        check_output(job, output_folder(registered.writer))
         writer = registered.writer
         if not registered.has_own_trigger:
             writer = writer.trigger(processingTime=f"{config.trigger_interval_ms} milliseconds")

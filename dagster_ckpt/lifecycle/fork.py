@@ -21,6 +21,7 @@ from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.prepare import image_location, restore_into
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image, plan_recovery
 from dagster_ckpt.lifecycle.recovery_look import recovery_facts
+from dagster_ckpt.lifecycle.sink_survey import refuse_copies
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 from dagster_ckpt.spark import (
@@ -28,13 +29,10 @@ from dagster_ckpt.spark import (
     LiveDirectory,
     SinkEntry,
     StillMine,
-    begin_log,
     clone,
-    empty_log,
     file_sink_path,
     fork_output,
     give_query_id,
-    logged_batch,
     own_past,
     same_folder,
 )
@@ -131,6 +129,7 @@ class TakenUp:
         batch_id: The batch it stands at.
         query_id: Its own query id.
         logs: Folders of the other job's file sinks, each with its log up to the batch.
+        given: Folders that were given the rows of some of them.
         noted: What else the first start has to know.
     """
 
@@ -139,6 +138,7 @@ class TakenUp:
     batch_id: int
     query_id: str
     logs: Mapping[str, Sequence[SinkEntry]]
+    given: Sequence[str]
     noted: Mapping[str, Any]
 
     @property
@@ -154,6 +154,7 @@ class TakenUp:
             "batch_id": self.batch_id,
             "sinks": [],
             "parent_outputs": list(self.logs),
+            "outputs": list(self.given),
             "log_names": next(([entry.name for entry in entries] for entries in self.logs.values()), []),
             **self.noted,
         }
@@ -204,43 +205,6 @@ def take_up(
     return made
 
 
-def check_output(job: StreamingJob, path: str | None) -> None:
-    """Before the first start of a fork: see to it that it writes where its rows are neither lost nor mixed in.
-
-    A folder without a log is given one, which names no file. Does nothing for a job that is not a fresh fork.
-
-    Args:
-        job: The job that is to be started, whose lease this process holds.
-        path: Folder its query will write files to, or None for another sink.
-
-    Raises:
-        SharedSinkError: The folder is the original's, or holds another query's log.
-        SinkRollbackError: The folder cannot be written.
-    """
-    record = job.catalog.jobs.get(job.job_id)
-    pending = record.pending_restore or {}
-    if "fork_of" not in pending or path is None or record.live_directory is None:
-        return
-    for parent in pending["parent_outputs"]:
-        if same_folder(path, parent):
-            raise SharedSinkError(
-                f"Job {job.job_id!r} was forked from {pending['fork_of']!r} and would write to {path}, where that one "
-                "writes: each would pass over the other's batches without a word. Let it write to another folder."
-            )
-    batch_id = int(pending["batch_id"])
-    last = logged_batch(path)
-    if last is None:
-        begin_log(path, batch_id, empty_log(batch_id, pending["log_names"]))
-        return
-    positions = LiveDirectory(record.live_directory).positions()
-    if not batch_id <= last <= max(positions.offset or 0, batch_id):
-        raise SharedSinkError(
-            f"{path} holds the log of another query: it is at batch {last}, and the fork {job.job_id!r} goes on after "
-            f"batch {batch_id}, so its rows would be passed over or unreadable. Write to an empty folder, or delete "
-            "what is there."
-        )
-
-
 def _plan(original: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
     if start_from.point is StartPoint.EMPTY:
         raise OptionError("A fork goes on from somewhere: give start_from as latest, batch-<n> or an image, not empty.")
@@ -284,6 +248,7 @@ def _make(
         batch_id,
         query_id,
         logs,
+        tuple(outputs.values()),
         {"image_id": plan.image.image_id if plan.image is not None else None},
     )
 
@@ -319,12 +284,8 @@ def give_outputs(
                 f"{old} is no folder that a file sink of the original writes to; those are: "
                 f"{', '.join(logs) or 'none'}. Name one of them."
             )
-        if any(same_folder(new, each) for each in logs):
-            raise SharedSinkError(f"{new} is the original's own output. Name another folder for the fork's.")
-        last = logged_batch(new)
-        if last is not None and last > batch_id:
-            raise SharedSinkError(f"{new} holds a log already, up to batch {last}. Name an empty folder.")
         chosen.append((path, new))
+    refuse_copies(logs, chosen, batch_id)
     for old, new in chosen:
         fork_output(old, new, batch_id, logs[old], still_mine=still_mine, may_link=may_link)
 

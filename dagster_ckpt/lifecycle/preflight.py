@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog import PreflightRecord
 from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessError
+from dagster_ckpt.lifecycle.asking import is_running
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.plan_change import told
 from dagster_ckpt.lifecycle.plan_check import PlanChange, plan_change
 from dagster_ckpt.lifecycle.prepare import image_location, restore_into
-from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image, plan_recovery
+from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, RecoveryPlan, describe_image, plan_recovery
 from dagster_ckpt.lifecycle.recovery_look import recovery_facts
+from dagster_ckpt.lifecycle.rewind_preview import preview_rewind, refuse_loss
+from dagster_ckpt.lifecycle.sink_survey import survey_sinks
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.spark import (
     LiveDirectory,
+    NamedOutput,
     PlanDescription,
     Trial,
     copy_for_trial,
     in_plain_words,
+    named_output,
     plan_of_writer,
     run_trial,
 )
@@ -72,7 +77,10 @@ def preflight(
     remove_leftovers(job, now_ms=wall_clock())
     change: PlanChange | None = None
     try:
-        plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=True))
+        facts = recovery_facts(job, StartFrom(), predecessor_ended=True)
+        plan = plan_recovery(facts)
+        output = _output_of(describe)
+        _weigh_sinks(job, facts, plan, output)
         check_backend(job, plan)
         change = plan_change(record, plan, _plan_of(describe))
         for difference in change.differences if change is not None else ():
@@ -102,6 +110,23 @@ def preflight(
     result = PreflightRecord(job.code_version, passed, reason, trial.batch_id, at_ms, fingerprint)
     job.catalog.desired_states.note_preflight(job.job_id, result)
     return result
+
+
+def _output_of(describe: Callable[[], DataStreamWriter]) -> NamedOutput | None:
+    """Where a described query writes; None where that cannot be seen, or the description fails."""
+    try:
+        return named_output(describe())
+    except Exception:  # noqa: BLE001 - the trial meets it as well, and says so
+        return None
+
+
+def _weigh_sinks(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> None:
+    """Refuse what the start would refuse."""
+    if is_running(job) and plan.kind is RecoveryKind.RESUME:
+        # Its batch in flight is of this moment: the query before is stopped first, and finishes it.
+        survey_sinks(job, plan, output).refuse(job.job_id)
+    else:
+        refuse_loss(job, preview_rewind(job, facts, plan, output), accept_loss=False)
 
 
 def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None:

@@ -14,6 +14,7 @@ from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.asking import is_running
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import describe_image
+from dagster_ckpt.lifecycle.sink_survey import refuse_to_clean
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
     PartFile,
@@ -94,12 +95,13 @@ def clean_sinks(
 
     Raises:
         JobNotFoundError: The job was never started.
+        SharedSinkError: A folder is not the stream's own any more, or its log is gone.
         SinkRollbackError: A sink has no whole log, so nothing can be told of its files.
         LiveDirectoryError: A log has a hole, or an entry cannot be read.
         ImageCorruptError: An image cannot be read, so it cannot be known what it names.
         StorageAccessError: A sink or an image cannot be reached.
     """
-    job.catalog.jobs.get(job.job_id)
+    refuse_to_clean(job)
     sinks = [path for path in map(file_sink_path, job.catalog.executions.last_sinks(job.job_id)) if path is not None]
     # Files first, then who names them: what is committed in between is found named.
     files = {sink: part_files(sink) for sink in sinks}

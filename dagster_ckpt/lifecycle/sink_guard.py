@@ -21,6 +21,7 @@ class Start(StrEnum):
     TO_BATCH: It goes back to a batch in the live directory.
     EMPTY: It begins without state.
     FORKED: It begins with the state of another one, whose output is not its own.
+    CLEAN: Nothing is started: files that no log names are deleted.
     """
 
     GOES_ON = "GOES_ON"
@@ -28,6 +29,7 @@ class Start(StrEnum):
     TO_BATCH = "TO_BATCH"
     EMPTY = "EMPTY"
     FORKED = "FORKED"
+    CLEAN = "CLEAN"
 
 
 class Verdict(StrEnum):
@@ -53,6 +55,7 @@ class Refusal(StrEnum):
 
     ORIGINALS = "it is the output of the stream that the state comes from"
     ANOTHERS_LOG = "its log is not this stream's"
+    ANOTHER_STREAMS = "another stream of this catalog writes there"
     LOG_IS_GONE = "its log is gone, and with it the rows that the stream has written there"
     LOG_ELSEWHERE = "its log does not stand where the stream stands"
     NOT_IN_IMAGE = "it holds a log that the image does not know, so it cannot be brought back"
@@ -70,9 +73,11 @@ class SinkFacts:
         others_known: The catalog knows of other places that this stream wrote to last.
         noted: The image names the folder.
         originals: It is the output of the stream that a fork or an import comes from.
+        anothers: The catalog says that another of its streams wrote there last.
         last: Newest batch of its log; None where it has none.
         planned: Newest batch that the query has planned, looked at after its log; None where that is not known.
-        past: How its log stands to the image's.
+        blank: Its log names no file.
+        past: How its log stands to the image's; for a fork, to the log that it is given.
         left_behind: The image is of a timeline that was left, so that the log may have gone another way since.
     """
 
@@ -83,8 +88,10 @@ class SinkFacts:
     others_known: bool = False
     noted: bool = False
     originals: bool = False
+    anothers: bool = False
     last: int | None = None
     planned: int | None = None
+    blank: bool = False
     past: Past = Past.SAME
     left_behind: bool = False
 
@@ -110,6 +117,8 @@ def judge(path: str, facts: SinkFacts) -> Judgement:
         return Judgement(path, Verdict.LEAVE)
     if facts.originals:
         return Judgement(path, Verdict.REFUSE, Refusal.ORIGINALS)
+    if facts.anothers and facts.last is not None and (not facts.ours or facts.start is Start.CLEAN):
+        return Judgement(path, Verdict.REFUSE, Refusal.ANOTHER_STREAMS)
     decided = _RULES[facts.start](facts)
     if isinstance(decided, Refusal):
         return Judgement(path, Verdict.REFUSE, decided)
@@ -121,18 +130,19 @@ def _goes_on(facts: SinkFacts) -> Verdict | Refusal:
         if facts.batch_id < 0:
             return Verdict.GO_ON
         return Refusal.LOG_IS_GONE if facts.ours else Verdict.BEGIN
-    if not facts.ours and facts.others_known:
+    if facts.others_known and _is_half_begun(facts):
+        return Verdict.BEGIN
+    if not facts.ours and facts.others_known and not facts.blank:
         return Refusal.ANOTHERS_LOG
-    # One more than the query: the batch in flight, which is decided by itself. One that still runs goes on meanwhile.
-    ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
-    return Verdict.GO_ON if facts.batch_id <= facts.last <= ahead else Refusal.LOG_ELSEWHERE
+    return _where_the_query_stands(facts)
 
 
 def _to_image(facts: SinkFacts) -> Verdict | Refusal:
     if facts.noted:
-        agrees = facts.past in (Past.NONE, Past.SAME) or (facts.past is Past.SHARED and facts.left_behind)
+        other_way = facts.past in (Past.SHARED, Past.PART) and facts.left_behind
+        agrees = facts.past in (Past.NONE, Past.SAME) or other_way
         return Verdict.ROLL_BACK if agrees else Refusal.ANOTHERS_LOG
-    if facts.last is None:
+    if facts.last is None or _is_half_begun(facts):
         return Verdict.BEGIN
     # Taken before the catalog was told of the folder, of a query that stood where its log stands now.
     return Verdict.GO_ON if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_IMAGE
@@ -141,6 +151,8 @@ def _to_image(facts: SinkFacts) -> Verdict | Refusal:
 def _to_batch(facts: SinkFacts) -> Verdict | Refusal:
     if facts.last is None:
         return Refusal.LOG_IS_GONE if facts.ours else Verdict.BEGIN
+    if _is_half_begun(facts):
+        return Verdict.BEGIN
     return Verdict.ROLL_BACK if facts.ours else Refusal.ANOTHERS_LOG
 
 
@@ -151,9 +163,36 @@ def _empty(facts: SinkFacts) -> Verdict | Refusal:
 
 
 def _forked(facts: SinkFacts) -> Verdict | Refusal:
-    if facts.last is None:
+    if facts.noted:
+        # It is given the rows of the original. Half of them may be there, of a time before when that was cut off.
+        is_part = facts.past in (Past.SAME, Past.PART) and facts.last is not None and facts.last <= facts.batch_id
+        return Verdict.ROLL_BACK if is_part or facts.past is Past.NONE else Refusal.ANOTHERS_LOG
+    if facts.last is None or _is_half_begun(facts):
         return Verdict.BEGIN
+    if not facts.ours:
+        # What it was given by `begin` names no file.
+        return Verdict.GO_ON if facts.blank and facts.last == facts.batch_id else Refusal.ANOTHERS_LOG
     return Verdict.GO_ON if facts.batch_id <= facts.last <= facts.batch_id + 1 else Refusal.ANOTHERS_LOG
+
+
+def _clean(facts: SinkFacts) -> Verdict | Refusal:
+    if facts.last is None:
+        return Refusal.LOG_IS_GONE
+    if not facts.ours or (facts.noted and facts.past is not Past.SAME):
+        return Refusal.ANOTHERS_LOG
+    return _where_the_query_stands(facts)
+
+
+def _where_the_query_stands(facts: SinkFacts) -> Verdict | Refusal:
+    # One more than the query: the batch in flight, which is decided by itself. One that still runs goes on meanwhile.
+    ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
+    last = facts.last if facts.last is not None else -1
+    return Verdict.GO_ON if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE
+
+
+def _is_half_begun(facts: SinkFacts) -> bool:
+    """Whether a log is there because a start was cut off while it gave a new folder one."""
+    return not facts.ours and facts.blank and facts.last is not None and facts.last < facts.batch_id
 
 
 _RULES = {
@@ -162,6 +201,7 @@ _RULES = {
     Start.TO_BATCH: _to_batch,
     Start.EMPTY: _empty,
     Start.FORKED: _forked,
+    Start.CLEAN: _clean,
 }
 
 

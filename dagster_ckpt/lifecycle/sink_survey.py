@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.image import FileEntry
@@ -14,10 +14,10 @@ from dagster_ckpt.spark import (
     SINKS_FOLDER,
     LiveDirectory,
     NamedOutput,
-    Past,
     SinkEffect,
     SinkEntry,
     SinkForecast,
+    copied_files,
     file_sink_path,
     files_of,
     logged_batch,
@@ -43,6 +43,7 @@ class Aim:
         originals: Folders of the stream that a fork comes from.
         is_unfinished: It was judged before, and was cut off while sinks were brought back.
         log_names: Names of the entries of a log that ends at the batch.
+        noted_batch: The batch of the image; None: the one it goes on after.
     """
 
     start: Start
@@ -53,6 +54,7 @@ class Aim:
     originals: Sequence[str] = ()
     is_unfinished: bool = False
     log_names: Sequence[str] = ()
+    noted_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,19 @@ class Survey:
         Raises:
             SharedSinkError: One is.
         """
-        refused = [each for each in self.judgements if each.verdict is Verdict.REFUSE]
-        if refused:
-            told = " ".join(f"{each.path}: {each.refusal}." for each in refused)
-            raise SharedSinkError(
-                f"Job {job_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
-                f"rows, its own or another's. {told} {_ADVICE}"
-            )
+        _refuse(
+            self.judgements,
+            f"Job {job_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
+            "rows, its own or another's.",
+            _ADVICE,
+        )
+
+
+def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
+    refused = [each for each in judgements if each.verdict is Verdict.REFUSE]
+    if refused:
+        told = " ".join(f"{each.path}: {each.refusal}." for each in refused)
+        raise SharedSinkError(f"{what} {told} {advice}")
 
 
 _ADVICE = "Let the query write to a new, empty folder, or to the one that its state belongs to."
@@ -116,33 +124,89 @@ def survey_sinks(job: StreamingJob, plan: RecoveryPlan, output: NamedOutput | No
         LiveDirectoryError: The log of a sink cannot be read.
         StorageAccessError: A sink or the image cannot be reached.
     """
-    aim = _aim(job, plan)
+    return _survey(job, _aim(job, plan), output)
+
+
+def refuse_to_clean(job: StreamingJob) -> None:
+    """Refuse to delete files in the folders that a stream wrote to last, where one of them is not its own any more.
+
+    Raises:
+        SharedSinkError: One is not.
+        ImageCorruptError: The newest image cannot be read.
+        LiveDirectoryError: The log of a sink cannot be read.
+        StorageAccessError: A sink, the image or the live directory cannot be reached.
+    """
+    record = job.catalog.jobs.get(job.job_id)
+    commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
+    newest = next(iter(job.catalog.images.restorable(job.job_id)), None)
+    aim = Aim(Start.CLEAN, BEFORE_THE_FIRST_BATCH if commit is None else commit)
+    if newest is not None:
+        aim = replace(aim, location=newest.location, image_id=newest.image_id, noted_batch=newest.batch_id)
+    _refuse(
+        _survey(job, aim, None).judgements,
+        f"Nothing is deleted for job {job.job_id!r}: a folder where it wrote may hold the files of another query.",
+        "Delete by hand there what is not needed.",
+    )
+
+
+def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
+    """Refuse to give a folder the rows of another one where it is not free for them.
+
+    Args:
+        logs: The logs of all folders of the stream that the rows come from, up to the batch.
+        outputs: Of these a folder, and the one that is given its rows.
+        batch_id: The batch.
+
+    Raises:
+        SharedSinkError: One is not free.
+        RestoreError: A log names a file that lies elsewhere.
+        LiveDirectoryError: A log cannot be read.
+        StorageAccessError: A folder cannot be reached.
+    """
+    judgements = []
+    for old, new in outputs:
+        facts = SinkFacts(Start.FORKED, batch_id, ours=False, noted=True, originals=_is_among(new, [*logs]))
+        if not facts.originals:
+            at_hand = read_log_at_hand(new, batch_id)
+            past = past_of(at_hand, copied_files(old, new, logs[old]))
+            facts = replace(facts, last=at_hand.last_batch, past=past)
+        judgements.append(judge(new, facts))
+    _refuse(judgements, "The output is not forked, nothing was changed.", "Name an empty folder.")
+
+
+def _survey(job: StreamingJob, aim: Aim, output: NamedOutput | None) -> Survey:
     noted = sink_logs_of_image(job, aim.location) if aim.location is not None else {}
     last_sinks = [*aim.sinks, *job.catalog.executions.last_sinks(job.job_id)]
     ours = [path for path in map(file_sink_path, last_sinks) if path is not None]
-    named = NamedFolders.of(output, last_sinks, [*noted])
+    others = job.catalog.executions.sinks_of_others(job.job_id)
+    anothers = [path for path in map(file_sink_path, others) if path is not None]
+    named = NamedFolders.of(output, last_sinks, [*noted] if aim.start is not Start.CLEAN else [])
     left_behind = aim.is_unfinished or aim.image_id not in {
         image.image_id for image in job.catalog.images.restorable(job.job_id)
     }
     lasts = {path: logged_batch(path) for path in named.folders}
-    planned = _planned(job) if aim.start is Start.GOES_ON else None
+    planned = _planned(job) if aim.start in (Start.GOES_ON, Start.CLEAN) else None
     judgements = []
     for path in _distinct([*noted, *named.folders, *ours, *aim.originals]):
         entries = next((log for each, log in noted.items() if same_folder(each, path)), None)
-        is_named = named.names(path)
         facts = SinkFacts(
             aim.start,
             aim.batch_id,
-            named=is_named,
+            named=named.names(path),
             ours=_is_among(path, ours),
             others_known=bool(last_sinks),
             noted=entries is not None,
             originals=_is_among(path, aim.originals),
+            anothers=_is_among(path, anothers),
             last=next((last for each, last in lasts.items() if same_folder(each, path)), None),
             planned=planned,
-            past=_past(path, aim.batch_id, entries) if is_named and entries is not None else Past.SAME,
             left_behind=left_behind,
         )
+        if facts.named and (entries is not None or not facts.ours):
+            at_hand = read_log_at_hand(path, aim.batch_id if aim.noted_batch is None else aim.noted_batch)
+            facts = replace(facts, blank=at_hand.is_blank)
+            if entries is not None:
+                facts = replace(facts, past=past_of(at_hand, files_of(entries, path)))
         judgements.append(judge(path, facts))
     names = next(([entry.name for entry in log] for log in noted.values() if log), list(aim.log_names))
     to_settle = [f"FileSink[{path}]" for path in named.folders]
@@ -190,6 +254,7 @@ def _aim(job: StreamingJob, plan: RecoveryPlan) -> Aim:
         return Aim(
             Start.FORKED,
             max(batch_id, commit if commit is not None else batch_id),
+            sinks=[f"FileSink[{path}]" for path in pending.get("outputs", ())],
             originals=[str(path) for path in pending["parent_outputs"]],
             log_names=[str(name) for name in pending["log_names"]],
         )
@@ -201,10 +266,6 @@ def _aim(job: StreamingJob, plan: RecoveryPlan) -> Aim:
 def _planned(job: StreamingJob) -> int | None:
     live = job.catalog.jobs.get(job.job_id).live_directory
     return LiveDirectory(live).positions().offset if live is not None else None
-
-
-def _past(path: str, batch_id: int, entries: Sequence[SinkEntry]) -> Past:
-    return past_of(read_log_at_hand(path, batch_id), files_of(entries, path))
 
 
 def _distinct(paths: Sequence[str]) -> list[str]:

@@ -18,7 +18,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt.catalog import LeaseRecord, StartCause
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
-from dagster_ckpt.lifecycle.fork import check_output
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.retention import apply_terminal_retention
 from dagster_ckpt.lifecycle.start_from import StartFrom
@@ -55,7 +54,6 @@ from dagster_ckpt.spark import (
     application_of,
     apply_state_backend,
     jvm_process,
-    output_folder,
     start_query,
 )
 
@@ -194,9 +192,7 @@ def _run(
     to_start = QueryToStart(describe)
 
     def start(live: LiveDirectory) -> SupervisedQuery:
-        writer = to_start.take()
-        check_output(job, output_folder(writer))
-        return start_query(writer, job.name, live)
+        return start_query(to_start.take(), job.name, live)
 
     cause = start_cause(context.run.tags)
     # Entered again because making a Spark session replaces the SIGINT handler.

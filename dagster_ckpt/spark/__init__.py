@@ -37,10 +37,9 @@ from dagster_ckpt.spark.output import (
     empty_log,
     logged_batch,
     named_output,
-    output_folder,
     same_folder,
 )
-from dagster_ckpt.spark.output_fork import fork_output
+from dagster_ckpt.spark.output_fork import copied_files, fork_output
 from dagster_ckpt.spark.part_files import PartFile, SinkLog, delete_part_files, names_in, part_files, read_sink_log
 from dagster_ckpt.spark.pinned_state import pinned_partitions, pinned_state
 from dagster_ckpt.spark.plan import plan_of_query, plan_of_writer
@@ -116,6 +115,7 @@ __all__ = [
     "can_replay_a_batch",
     "carries_state",
     "clone",
+    "copied_files",
     "copy_for_trial",
     "cut",
     "delete_part_files",
@@ -142,7 +142,6 @@ __all__ = [
     "materialize",
     "named_output",
     "names_in",
-    "output_folder",
     "own_past",
     "part_files",
     "past_of",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from dagster_ckpt.errors import CkptError, StorageAccessError
-from dagster_ckpt.spark.file_sink import LOG, SinkEntry
+from dagster_ckpt.spark.file_sink import LOG
 from dagster_ckpt.spark.file_source import entry_id
-from dagster_ckpt.spark.logs import parse_log_lines
 from dagster_ckpt.spark.opening import open_folder
 from dagster_ckpt.spark.rewind import own_past
 from dagster_ckpt.spark.sink_effect import Replay, SinkEffect, SinkForecast
@@ -15,7 +12,7 @@ from dagster_ckpt.spark.sinks import file_sink_path
 
 
 def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
-    """Say what a file sink will do; its log is rolled back, so it is exact unless that log tells otherwise.
+    """Say what a file sink will do that the guard lets a start bring back: whose it is was judged there.
 
     Args:
         sink: What Spark calls it.
@@ -38,14 +35,6 @@ def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
                 f"The folder is gone, and with it the rows of all batches up to {replay.to_batch}.",
                 "Put the folder back.",
             )
-        elif _is_of_another_query(path, names, replay.log_entries.get(path, ())):
-            return SinkForecast(
-                sink,
-                SinkEffect.LOSE,
-                f"{LOG} shares no file with the image's: another query, or another beginning, wrote it, and what it "
-                "wrote would go out of sight.",
-                "Write to another folder, or move that log away first if its rows are not needed.",
-            )
     except StorageAccessError as error:
         return SinkForecast(sink, SinkEffect.UNREACHABLE, f"It has to be rolled back and cannot be reached: {error}")
     except CkptError as error:
@@ -65,22 +54,3 @@ def _not_in_the_image(sink: str, last_batch: int, replay: Replay) -> SinkForecas
         f"to {last_batch} whatever is in them.",
         "Write to a new folder.",
     )
-
-
-def _is_of_another_query(path: str, names: Mapping[int, str], entries: Sequence[SinkEntry]) -> bool:
-    """Whether the log at hand and that of the image have not one file in common, though both name some."""
-    folder = open_folder(path)
-    noted = {file for entry in entries for file in _files(entry.data, entry.name)}
-    if not noted or not names:
-        return False
-    found: set[object] = set()
-    for name in names.values():
-        files = _files(folder.read(f"{LOG}/{name}"), name)
-        if files & noted:
-            return False
-        found |= files
-    return bool(found)
-
-
-def _files(data: bytes, name: str) -> set[object]:
-    return {line.get("path") for line in parse_log_lines(data, name)}

@@ -68,16 +68,6 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
     )
 
 
-def output_folder(writer: DataStreamWriter) -> str | None:
-    """Folder that a described query will write files to with a file sink.
-
-    Returns:
-        None for a sink of another kind, and for Spark Connect, whose writer is described elsewhere.
-    """
-    output = named_output(writer)
-    return output.folder if output is not None else None
-
-
 def same_folder(one: str, other: str) -> bool:
     """Whether two spellings of a URL name one folder: Spark writes `file:/a` where a person writes `/a`."""
     return _plain(one) == _plain(other)

@@ -20,6 +20,7 @@ from dagster_ckpt.spark.folder import local_path
 from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.spark.logs import parse_log_lines
 from dagster_ckpt.spark.opening import open_folder
+from dagster_ckpt.spark.sink_past import files_of
 
 # What Hadoop leaves as it is in the path of a URI.
 _SAFE = "/=:@!$&'()*+,;~"
@@ -68,6 +69,16 @@ def fork_output(
     roll_back(new, batch_id, moved, still_mine=still_mine)
 
 
+def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[str]:
+    """The files that the log of a folder names once it was given the rows of another one.
+
+    Raises:
+        RestoreError: The log names a file that lies elsewhere.
+        LiveDirectoryError: An entry of the log cannot be read.
+    """
+    return frozenset(_place(new, _below(old, where)) for where in files_of(entries, old))
+
+
 def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[str, Any]:
     where = str(line.get("path", ""))
     name = _below(old, where)
@@ -77,9 +88,13 @@ def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[
         raise RestoreError(
             f"{where} is gone, though the log of {old} names it, so the output cannot be forked. Fork without it."
         ) from error
+    return {**line, "path": _place(new, name)}
+
+
+def _place(new: str, name: str) -> str:
     root = local_path(new)
     place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else new.rstrip("/")
-    return {**line, "path": f"{place}/{quote(name, safe=_SAFE)}"}
+    return f"{place}/{quote(name, safe=_SAFE)}"
 
 
 def _below(old: str, where: str) -> str:

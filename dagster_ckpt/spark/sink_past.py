@@ -21,6 +21,7 @@ class Past(StrEnum):
 
     NONE: There is no log at hand.
     SAME: Up to the snapshot's batch it names what the snapshot names, and nothing else.
+    PART: It ends where the snapshot does or before, and names nothing that the snapshot does not, but not all of it.
     SHARED: They have files in common, and one names files up to that batch that the other does not: the log at hand
         went another way in between, as after a rewind.
     STRANGER: They have no file in common: another query, or another beginning, wrote it.
@@ -28,6 +29,7 @@ class Past(StrEnum):
 
     NONE = "NONE"
     SAME = "SAME"
+    PART = "PART"
     SHARED = "SHARED"
     STRANGER = "STRANGER"
 
@@ -41,12 +43,19 @@ class SinkLogAtHand:
         up_to: Files that its entries up to the batch asked for name.
         later: Files that its later entries name, which after a compaction are all from before as well.
         compacted: Whether one of the later entries is a compact one.
+        is_later: Whether there are later entries at all.
     """
 
     last_batch: int | None
     up_to: frozenset[str] = frozenset()
     later: frozenset[str] = frozenset()
     compacted: bool = False
+    is_later: bool = False
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it is there, and names no file."""
+        return self.last_batch is not None and not self.up_to | self.later
 
 
 def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
@@ -59,6 +68,8 @@ def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
         return Past.SHARED if noted & known else Past.STRANGER
     if not noted or noted <= known:
         return Past.SAME
+    if not at_hand.is_later:
+        return Past.PART
     # Files of the snapshot are named no more. Of a compacted log they may have passed the sink's retention.
     return (Past.SAME if at_hand.compacted else Past.SHARED) if noted & known else Past.STRANGER
 
@@ -88,7 +99,9 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
         entry = SinkEntry(name, folder.read(f"{LOG}/{name}"))
         (up_to if number <= batch_id else later).update(files_of([entry], path))
     compacted = any(name.endswith(COMPACT) for number, name in names.items() if number > batch_id)
-    return SinkLogAtHand(max(names), frozenset(up_to), frozenset(later), compacted)
+    return SinkLogAtHand(
+        max(names), frozenset(up_to), frozenset(later), compacted=compacted, is_later=max(names) > batch_id
+    )
 
 
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:

@@ -22,14 +22,14 @@ from dagster_ckpt.errors import (
     RestoreError,
     SharedSinkError,
 )
-from dagster_ckpt.lifecycle.fork import Fork, check_output, fork
+from dagster_ckpt.lifecycle.fork import Fork, fork
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.operations import preview_start
 from dagster_ckpt.lifecycle.prepare import prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+from dagster_ckpt.spark import LiveDirectory, LiveStatus, NamedOutput, inspect_live_directory
 from tests.as_writer import as_writer, keeping
 
 
@@ -48,13 +48,14 @@ def make(history: History, start_from: str = "latest", **how: object) -> Fork:
     return fork(history.shelf.job, scratch(history), StartFrom.parse(start_from), origin="a test", **how)  # type: ignore[arg-type]
 
 
-def start(history: History) -> LiveDirectory:
-    """What the next start of the fork would give to Spark."""
+def start(history: History, folder: Path | str | None = None) -> LiveDirectory:
+    """What the next start of the fork would give to Spark, for a query that writes to a folder."""
     job = scratch(history)
     plan = preview_start(job, StartFrom())
     assert plan.kind is RecoveryKind.FINISH_RESTORE
     with keeping(job.catalog, job.job_id) as lease:
-        return prepare(job, plan, lease).live
+        output = NamedOutput("parquet", str(folder)) if folder is not None else None
+        return prepare(job, plan, lease, output).live
 
 
 def log(folder: Path) -> dict[str, str]:
@@ -80,21 +81,19 @@ def test_it_starts_where_the_other_stood_as_a_query_of_its_own(history: History,
 
 def test_it_must_not_write_where_the_original_writes(history: History) -> None:
     make(history, "batch-3")
-    start(history)
 
     for path in (str(history.sink), f"file://{history.sink}/", f"file:{history.sink}"):
-        with pytest.raises(SharedSinkError, match=r"forked from 'orders' and would write to.*another folder"):
-            check_output(scratch(history), path)
+        with pytest.raises(SharedSinkError, match=r"output of the stream that the state comes from.*new, empty folder"):
+            start(history, path)
     assert history.sink_batch == LAST
 
 
 @pytest.mark.parametrize(("batch", "names"), [(0, ["0"]), (3, ["3.compact"]), (5, ["3.compact", "4", "5"])])
 def test_a_new_folder_begins_with_a_log_that_names_nothing(history: History, batch: int, names: list[str]) -> None:
     make(history, f"batch-{batch}")
-    start(history)
 
-    check_output(scratch(history), str(history.shelf.root / "new"))
-    check_output(scratch(history), str(history.shelf.root / "new"))
+    start(history, history.shelf.root / "new")
+    start(history, history.shelf.root / "new")
 
     assert log(history.shelf.root / "new") == dict.fromkeys(names, "v1")
 
@@ -102,31 +101,62 @@ def test_a_new_folder_begins_with_a_log_that_names_nothing(history: History, bat
 def test_a_fork_of_a_query_with_another_sink_begins_its_log_by_sparks_own_interval(history: History) -> None:
     history.sinks("ForeachBatchSink")
     make(history, "batch-5")
-    start(history)
 
-    check_output(scratch(history), str(history.shelf.root / "new"))
+    start(history, history.shelf.root / "new")
 
     assert log(history.shelf.root / "new") == dict.fromkeys("012345", "v1")
 
 
-@pytest.mark.parametrize("last", [2, LAST])
+ANOTHERS = 'v1\n{"path":"file:///another","action":"add"}'
+
+
+@pytest.mark.parametrize("last", [2, 5, 6, LAST])
 def test_a_folder_with_the_log_of_another_query_is_refused(history: History, last: int) -> None:
     make(history, "batch-5")
-    start(history)
     folder = history.shelf.root / "used/_spark_metadata"
     folder.mkdir(parents=True)
-    (folder / str(last)).write_text("v1")
+    (folder / str(last)).write_text(ANOTHERS)
 
-    with pytest.raises(SharedSinkError, match=rf"log of another query: it is at batch {last}.*after batch 5"):
-        check_output(scratch(history), str(folder.parent))
+    with pytest.raises(SharedSinkError, match="its log is not this stream's"):
+        start(history, folder.parent)
+
+    assert log(folder.parent) == {str(last): ANOTHERS}
+
+
+def test_a_start_that_was_cut_off_while_it_gave_the_new_folder_a_log_is_done_again(history: History) -> None:
+    make(history, "batch-5")
+    new = history.shelf.root / "new"
+    start(history, new)
+    whole = log(new)
+    for name in ("4", "5"):
+        (new / "_spark_metadata" / name).unlink()
+
+    start(history, new)
+
+    assert log(new) == whole
+
+
+def test_a_folder_where_another_stream_of_the_catalog_writes_is_refused(history: History) -> None:
+    make(history, "batch-5")
+    theirs = history.shelf.root / "theirs/_spark_metadata"
+    theirs.mkdir(parents=True)
+    # It has written no row yet.
+    (theirs / "5").write_text("v1")
+    other = replace(history.shelf.job, job_id="other", name="other", asset_key="other")
+    other.register()
+    holder = this_holder("its", "run", None)
+    as_writer(other.catalog, "other").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(other.catalog, "other").executions.heartbeat("its", {"sinks": [f"FileSink[file:{theirs.parent}]"]})
+
+    with pytest.raises(SharedSinkError, match="another stream of this catalog"):
+        start(history, theirs.parent)
 
 
 def test_a_forked_output_shows_the_originals_files_up_to_the_fork(history: History) -> None:
     new = history.shelf.root / "for ked"
 
     made = make(history, "batch-5", outputs={f"file://{history.sink}": str(new)})
-    start(history)
-    check_output(scratch(history), str(new))
+    start(history, new)
 
     assert made.outputs == {f"file://{history.sink}": str(new)}
     own = log(history.sink)
@@ -151,23 +181,25 @@ def test_an_output_with_a_named_file_gone_cannot_be_forked(history: History) -> 
     ("outputs", "words"),
     [
         ({"/elsewhere": "/new"}, "no folder that a file sink of the original writes to"),
-        ({"{sink}": "{sink}"}, "original's own output"),
-        ({"{sink}": "{used}"}, "holds a log already, up to batch 8"),
+        ({"{sink}": "{sink}"}, "output of the stream that the state comes from"),
+        ({"{sink}": "{used}"}, "log is not this stream's"),
+        ({"{sink}": "{younger}"}, "log is not this stream's"),
     ],
 )
 def test_an_output_that_cannot_be_forked_is_refused_and_nothing_is_made(
     history: History, outputs: dict[str, str], words: str
 ) -> None:
-    used = history.shelf.root / "used/_spark_metadata"
-    used.mkdir(parents=True)
-    (used / "8").write_text("v1")
-    named = {
-        old.format(sink=history.sink): new.format(sink=history.sink, used=used.parent) for old, new in outputs.items()
-    }
+    root = history.shelf.root
+    for name, batch in {"used": "8", "younger": "3"}.items():
+        (root / name / "_spark_metadata").mkdir(parents=True)
+        (root / name / "_spark_metadata" / batch).write_text(ANOTHERS)
+    places = {"sink": history.sink, "used": root / "used", "younger": root / "younger"}
+    named = {old.format(**places): new.format(**places) for old, new in outputs.items()}
 
     with pytest.raises(SharedSinkError, match=words):
         make(history, "batch-5", outputs=named)
 
+    assert log(root / "younger") == {"3": ANOTHERS}
     assert scratch(history).catalog.jobs.get("scratch").live_directory is None
 
 
@@ -225,8 +257,7 @@ def test_killed_at_any_step_there_is_a_whole_fork_or_none_and_it_can_be_made_aga
         record = scratch(history).register()
         assert (record.live_directory is None) is killed, f"killed at step {step}"
         made = make(history, "batch-2", outputs=outputs)
-        assert json.loads(start(history).folder.read("metadata"))["id"] == made.query_id
-        check_output(scratch(history), str(root / "forked"))
+        assert json.loads(start(history, root / "forked").folder.read("metadata"))["id"] == made.query_id
         assert (history.batch, history.sink_batch, history.query_id) == (LAST, LAST, "11111111-2222")
         history.close()
     assert step > 12

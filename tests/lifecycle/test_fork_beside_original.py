@@ -18,7 +18,7 @@ from dagster_ckpt.catalog import Catalog, StartCause
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
-from dagster_ckpt.lifecycle.fork import check_output, fork
+from dagster_ckpt.lifecycle.fork import fork
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.start_from import StartFrom
@@ -29,7 +29,7 @@ from dagster_ckpt.options import (
     FileSystemCheckpointStorage,
     RestartStrategies,
 )
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, output_folder, start_query
+from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, apply_state_backend, start_query
 from dagster_ckpt.storage import open_store
 from tests.as_writer import as_writer
 
@@ -93,12 +93,13 @@ class Original:
     def run_fork(self, job: StreamingJob, output: str) -> Outcome:
         """Run the fork as a streaming asset would, to the end of its input, cutting batches in another way."""
 
-        def start(live: LiveDirectory) -> SupervisedQuery:
-            writer = self.writer(output, files_per_batch=2).trigger(availableNow=True)
-            check_output(job, output_folder(writer))
-            return start_query(writer, job.name, live)
+        def describe() -> DataStreamWriter:
+            return self.writer(output, files_per_batch=2).trigger(availableNow=True)
 
-        return run_job(job, RunRequest(run_id="fork", start_query=start))
+        def start(live: LiveDirectory) -> SupervisedQuery:
+            return start_query(describe(), job.name, live)
+
+        return run_job(job, RunRequest(run_id="fork", start_query=start, describe=describe))
 
     def rows(self, output: str) -> Counter[tuple[Any, ...]]:
         # A folder may hold no file yet to take the schema from.
@@ -182,7 +183,7 @@ def test_a_fork_that_would_write_to_the_originals_folder_is_refused_before_any_b
         made = fork(original.job, scratch, StartFrom(), origin="a test")
         before = original.rows("output")
 
-        with pytest.raises(SharedSinkError, match="where that one writes"):
+        with pytest.raises(SharedSinkError, match="output of the stream that the state comes from"):
             original.run_fork(scratch, "output")
 
         assert LiveDirectory(made.live_directory).positions().commit == made.batch_id

@@ -14,14 +14,17 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
+from dagster_ckpt.catalog import StartCause
 from dagster_ckpt.catalog.tables import images
-from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
+from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SinkRollbackError
 from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
+from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.fork import fork
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.sink_cleaning import SinkCleaning, clean_sinks
 from dagster_ckpt.lifecycle.start_from import StartFrom
+from tests.as_writer import as_writer
 
 HOUR_MS = 3_600_000
 # After every roll-back and file of the test.
@@ -195,10 +198,50 @@ def test_a_forked_output_keeps_its_own_files(output: Output) -> None:
     assert kept == {part.relative_to(output.sink) for part in output.parts[:6]}
 
 
+def test_a_folder_where_another_stream_of_the_catalog_writes_too_is_not_cleaned(output: Output) -> None:
+    output.history.start("batch-3")
+    other = replace(output.history.shelf.job, job_id="other", name="other", asset_key="other")
+    other.register()
+    holder = this_holder("its", "run", None)
+    as_writer(other.catalog, "other").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(other.catalog, "other").executions.heartbeat("its", {"sinks": [f"FileSink[{output.sink}]"]})
+
+    for dry_run in (True, False):
+        with pytest.raises(SharedSinkError, match="another stream of this catalog"):
+            output.clean(dry_run=dry_run, grace_ms=0)
+
+    assert output.left() == list(range(LAST + 1))
+
+
+def test_a_folder_where_another_query_began_a_log_is_not_cleaned(output: Output) -> None:
+    operations.trigger_savepoint(output.history.shelf.job, operations.Operator("a test"))
+    log = output.sink / "_spark_metadata"
+    for path in log.iterdir():
+        path.unlink()
+    for batch in range(LAST + 1):
+        (log / str(batch)).write_text(f'v1\n{{"path":"file:///anothers/{batch}","action":"add"}}')
+
+    with pytest.raises(SharedSinkError, match="not this stream's"):
+        output.clean(dry_run=False, grace_ms=0)
+
+    assert output.left() == list(range(LAST + 1))
+
+
+def test_while_a_roll_back_is_not_finished_nothing_is_cleaned(output: Output) -> None:
+    for batch in (7, 8):
+        for log in ("offsets", "commits"):
+            (output.history.shelf.live / log / str(batch)).unlink()
+
+    with pytest.raises(SharedSinkError, match="does not stand where"):
+        output.clean(dry_run=False, grace_ms=0)
+
+    assert output.left() == list(range(LAST + 1))
+
+
 @pytest.mark.parametrize(
     ("lost", "error", "words"),
     [
-        (["*"], SinkRollbackError, "has no log"),
+        (["*"], SharedSinkError, "its log is gone"),
         (["8"], LiveDirectoryError, "8 is missing"),
         (["0", "*.compact", "4", "5", "6", "8"], SinkRollbackError, "begins with entry 1"),
     ],
@@ -213,6 +256,8 @@ def test_where_the_log_is_not_whole_nothing_is_told_and_nothing_deleted(
         path.unlink()
     if words.startswith("begins"):
         (log / "9").unlink()
+        for batch in range(3, LAST + 1):
+            (output.history.shelf.live / f"commits/{batch}").unlink()
 
     with pytest.raises(error, match=words):
         output.clean(dry_run=False, grace_ms=0)

@@ -14,7 +14,7 @@ from dagster_ckpt.spark.sink_past import SinkLogAtHand, past_of
 
 CASES = yaml.safe_load(Path(__file__).with_name("sink_guard.yaml").read_text())
 
-FLAGS = ("named", "ours", "others_known", "noted", "originals", "left_behind", "last", "planned")
+FLAGS = ("named", "ours", "others_known", "noted", "originals", "anothers", "left_behind", "blank", "last", "planned")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['start']}: {case['says']}")
@@ -31,18 +31,32 @@ def test_whose_sink_it_is_decides_what_a_start_does_with_it(case: dict[str, Any]
 PASTS = {
     "no log": (SinkLogAtHand(None), "ab", "NONE"),
     "the log as it was": (SinkLogAtHand(1, frozenset("ab")), "ab", "SAME"),
-    "later batches": (SinkLogAtHand(3, frozenset("ab"), frozenset("cd")), "ab", "SAME"),
-    "compacted since": (SinkLogAtHand(9, frozenset(), frozenset("abcd"), compacted=True), "ab", "SAME"),
+    "later batches": (SinkLogAtHand(3, frozenset("ab"), frozenset("cd"), is_later=True), "ab", "SAME"),
+    "compacted since": (SinkLogAtHand(9, frozenset(), frozenset("abcd"), compacted=True, is_later=True), "ab", "SAME"),
     "compacted, and the oldest dropped": (
-        SinkLogAtHand(9, frozenset(), frozenset("bcd"), compacted=True),
+        SinkLogAtHand(9, frozenset(), frozenset("bcd"), compacted=True, is_later=True),
         "ab",
         "SAME",
     ),
-    "nothing was written up to there": (SinkLogAtHand(3, frozenset(), frozenset("cd")), "", "SAME"),
-    "an entry up to there is another's": (SinkLogAtHand(3, frozenset("ax"), frozenset("cd")), "ab", "SHARED"),
-    "the snapshot has more": (SinkLogAtHand(0, frozenset("a")), "ab", "SHARED"),
-    "nothing in common": (SinkLogAtHand(3, frozenset("xy"), frozenset("z")), "ab", "STRANGER"),
-    "nothing in common, compacted": (SinkLogAtHand(9, frozenset(), frozenset("xyz"), compacted=True), "ab", "STRANGER"),
+    "nothing was written up to there": (SinkLogAtHand(3, frozenset(), frozenset("cd"), is_later=True), "", "SAME"),
+    "an entry up to there is another's": (
+        SinkLogAtHand(3, frozenset("ax"), frozenset("cd"), is_later=True),
+        "ab",
+        "SHARED",
+    ),
+    "the snapshot has more": (SinkLogAtHand(0, frozenset("a")), "ab", "PART"),
+    "the snapshot has all": (SinkLogAtHand(0), "ab", "PART"),
+    "the snapshot has more, and later batches": (
+        SinkLogAtHand(3, frozenset("a"), frozenset("c"), is_later=True),
+        "ab",
+        "SHARED",
+    ),
+    "nothing in common": (SinkLogAtHand(3, frozenset("xy"), frozenset("z"), is_later=True), "ab", "STRANGER"),
+    "nothing in common, compacted": (
+        SinkLogAtHand(9, frozenset(), frozenset("xyz"), compacted=True, is_later=True),
+        "ab",
+        "STRANGER",
+    ),
     "rows where the snapshot has none": (SinkLogAtHand(3, frozenset("x")), "", "STRANGER"),
 }
 

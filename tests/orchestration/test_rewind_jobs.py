@@ -130,6 +130,7 @@ def test_a_fork_shows_where_it_goes_on_and_where_it_must_not_write(streams: Stre
 def test_cleaning_is_a_dry_run_unless_told_otherwise(streams: Streams) -> None:
     orphan = streams.root / "out/_spark_metadata/3"
     orphan.unlink()
+    (streams.root / "live/orders/live-1-0/commits/3").unlink()
 
     listed, _ = streams.launch("clean_sink_job", job_id="orders", grace_hours=0)
     assert (listed["dagster_ckpt/removable_files"], listed["dagster_ckpt/deleted"]) == (1, False)

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.errors import RestoreError
-from dagster_ckpt.spark import SinkEntry, fork_output, output_folder, part_files, read_sink_log, same_folder
+from dagster_ckpt.spark import SinkEntry, fork_output, named_output, part_files, read_sink_log, same_folder
 
 pytestmark = pytest.mark.spark
 
@@ -26,7 +26,9 @@ def partitioned(spark: SparkSession, root: Path) -> DataStreamWriter:
 def test_a_partitioned_output_is_forked_with_its_folders(spark: SparkSession, tmp_path: Path) -> None:
     writer = partitioned(spark, tmp_path)
     old, new = tmp_path / "out put", tmp_path / "new one"
-    assert output_folder(writer) == str(old)
+    told = named_output(writer)
+    assert told is not None
+    assert told.folder == str(old)
     assert same_folder(str(old), f"file:{old}/")
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(60)
@@ -50,7 +52,8 @@ def test_only_a_file_sink_has_a_folder_before_it_is_started(spark: SparkSession,
     writer = spark.readStream.format("rate").load().writeStream
     writer = writer.format(options["format"]) if "format" in options else writer.foreachBatch(lambda rows, batch: None)
 
-    assert output_folder(writer.option("path", options["path"]) if "path" in options else writer) is None
+    told = named_output(writer.option("path", options["path"]) if "path" in options else writer)
+    assert told is None or told.folder is None
 
 
 def test_a_log_that_names_files_elsewhere_cannot_be_forked(tmp_path: Path) -> None:

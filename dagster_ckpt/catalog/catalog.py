@@ -85,6 +85,14 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
         self._deployment_id = deployment_id
 
+    def now_ms(self) -> int:
+        """The time by the clock that the catalog's records carry, ms since the epoch.
+
+        Only this may be compared with their times: that of a machine may be hours away.
+        """
+        with self.database.reading() as connection:
+            return self.database.now_ms(connection)
+
     def close(self) -> None:
         """Close every connection."""
         self.database.dispose()

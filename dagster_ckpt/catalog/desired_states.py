@@ -130,11 +130,6 @@ class DesiredStateStore:
             now_ms = self._database.now_ms(connection)
             _change(connection, job_id, now_ms, {"preflight": as_text(_to_keep(preflight))})
 
-    def now_ms(self) -> int:
-        """The time that the catalog's records carry, ms since the epoch."""
-        with self._database.reading() as connection:
-            return self._database.now_ms(connection)
-
     def _ensure(self, connection: Connection, job_id: str, origin: str) -> DesiredRecord:
         now_ms = self._database.now_ms(connection)
         new = {"generation": 1, "reached": 0, "origin": origin, "changed_at_ms": now_ms, "updated_at_ms": now_ms}

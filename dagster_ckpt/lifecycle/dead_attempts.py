@@ -14,7 +14,7 @@ from dagster_ckpt.catalog import CompletedImage, ImageRecord, ImageStatus, Lease
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, StorageAccessError
 from dagster_ckpt.image import ImageKind, Manifest
 from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.liveness import this_holder
+from dagster_ckpt.lifecycle.liveness import Liveness, holder_liveness, this_holder
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 
@@ -58,6 +58,23 @@ def settle_dead_attempts(job: StreamingJob, lease: LeaseRecord) -> list[str]:
         registered = job.catalog.images.complete(lease, image.image_id, facts)
         done.append(f"registered {describe_image(registered)}: it was whole, and its process died before it could")
     return done
+
+
+def attempts_under_way(job: StreamingJob) -> frozenset[int]:
+    """Numbers of the attempts whose process may live: whatever they have written belongs to them, however old it is.
+
+    One of an execution lives as long as the holder of the lease is not proven to have ended. A savepoint of a stopped
+    stream, which needs no lease, lives as long as its process holds it.
+    """
+    begun = job.catalog.images.of_job(job.job_id, status=ImageStatus.IN_PROGRESS)
+    lease = job.catalog.leases.current(job.job_id) if begun else None
+    has_writer = lease is not None and holder_liveness(lease) is not Liveness.ENDED
+    return frozenset(
+        image.number
+        for image in begun
+        if image.number is not None
+        and (has_writer if image.execution_id is not None else bool(job.catalog.holds.on(image.image_id)))
+    )
 
 
 def settle_while_stopped(job: StreamingJob) -> list[str]:

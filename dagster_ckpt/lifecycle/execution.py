@@ -38,7 +38,7 @@ from dagster_ckpt.lifecycle.damage import Damage, damage_in, damage_of
 from dagster_ckpt.lifecycle.dead_attempts import settle_dead_attempts
 from dagster_ckpt.lifecycle.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.lifecycle.holding import holding
-from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms, wall_clock_ms
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
 from dagster_ckpt.lifecycle.plan_check import check_plan
@@ -433,7 +433,8 @@ class _Run:
 
     def _await_restart(self, execution_id: str, end: QueryEnd) -> QueryEnd | None:
         """Wait until the restart strategy lets a failed query start again; returns the end if it does not."""
-        now_ms = self._request.wall_clock()
+        # The catalog has dated the failures; the pause is measured by a clock that never goes back.
+        now_ms = self._job.catalog.now_ms()
         failures = self._job.catalog.executions.failures_since_manual_start(self._job.job_id)
         decision = self._job.restart.decide(FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
         self._request.report(f"the query failed: {end.reason}")
@@ -441,7 +442,8 @@ class _Run:
         if not isinstance(decision, RestartAt):
             self._gave_up = decision.reason
             return end
-        while self._request.wall_clock() < decision.at_ms:
+        until_ms = monotonic_ms() + decision.at_ms - now_ms
+        while monotonic_ms() < until_ms:
             if self._request.interrupted():
                 return QueryEnd(EndKind.INTERRUPTED, "the process was told to stop before the restart")
             if self._lease.lost is not None:

@@ -143,7 +143,7 @@ def is_held(lease: LeaseRecord | None) -> bool:
     return lease is not None and not lease.expired and holder_liveness(lease) is not Liveness.ENDED
 
 
-def execution_liveness(catalog: Catalog, execution: ExecutionRecord, *, now_ms: int) -> Liveness:
+def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness:
     """Whether the process of an unsettled execution will do something for it yet.
 
     UNKNOWN once it holds no lease, cannot be seen from here, and has been silent for longer than any step takes.
@@ -151,13 +151,14 @@ def execution_liveness(catalog: Catalog, execution: ExecutionRecord, *, now_ms: 
     Args:
         catalog: The catalog.
         execution: An execution that is not settled.
-        now_ms: Wall clock, which the silence is measured by.
     """
     if is_held(catalog.leases.current(execution.job_id)):
         return Liveness.ALIVE
     if _process_of(execution).liveness() is Liveness.ENDED:
         return Liveness.ENDED
-    return Liveness.UNKNOWN if now_ms - execution.heartbeat_at_ms > SILENCE_MS else Liveness.ALIVE
+    # By the clock that dates the heartbeats: this machine's may be hours away from it.
+    silent_ms = catalog.now_ms() - execution.heartbeat_at_ms
+    return Liveness.UNKNOWN if silent_ms > SILENCE_MS else Liveness.ALIVE
 
 
 def launch_liveness(launch: LaunchRecord) -> Liveness:
@@ -165,7 +166,7 @@ def launch_liveness(launch: LaunchRecord) -> Liveness:
     return ProcessIdentity(launch.pid, launch.process_start_ticks, launch.host, launch.boot_id).liveness()
 
 
-def run_liveness(catalog: Catalog, run_id: str, job_id: str, *, pid: int, seen_at_ms: int, now_ms: int) -> Liveness:
+def run_liveness(catalog: Catalog, run_id: str, job_id: str, *, pid: int, seen_at_ms: int, silent_ms: int) -> Liveness:
     """Whether the process of an orchestrator's run is there, of which only its number is known.
 
     UNKNOWN once it cannot be seen from here and has given no sign of life for longer than any step takes. ENDED only by
@@ -177,7 +178,7 @@ def run_liveness(catalog: Catalog, run_id: str, job_id: str, *, pid: int, seen_a
         job_id: The job that it runs.
         pid: Number of its process, on a machine that is not known.
         seen_at_ms: When that process said so.
-        now_ms: Wall clock, which the silence is measured by.
+        silent_ms: How long nothing new has been seen of it, by a clock that never goes back.
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE
@@ -187,8 +188,7 @@ def run_liveness(catalog: Catalog, run_id: str, job_id: str, *, pid: int, seen_a
     executions = catalog.executions.of_run(run_id)
     if executions and _process_of(executions[0]).liveness() is Liveness.ENDED:
         return Liveness.ENDED
-    last_sign_ms = max(seen_at_ms, *(execution.heartbeat_at_ms for execution in executions), 0)
-    return Liveness.UNKNOWN if now_ms - last_sign_ms > SLOW_START_MS else Liveness.ALIVE
+    return Liveness.UNKNOWN if silent_ms > SLOW_START_MS else Liveness.ALIVE
 
 
 def _process_of(execution: ExecutionRecord) -> ProcessIdentity:

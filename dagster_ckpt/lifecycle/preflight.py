@@ -12,7 +12,7 @@ from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessErro
 from dagster_ckpt.lifecycle.asking import is_running
 from dagster_ckpt.lifecycle.backend_check import check_backend
 from dagster_ckpt.lifecycle.holding import holding
-from dagster_ckpt.lifecycle.job import Clock, StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.plan_change import told
 from dagster_ckpt.lifecycle.plan_check import PlanChange, plan_change
 from dagster_ckpt.lifecycle.prepare import image_location, restore_into
@@ -50,7 +50,6 @@ def preflight(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
-    wall_clock: Clock = wall_clock_ms,
 ) -> PreflightRecord:
     """Try whether the code that is loaded can go on from where a job stands; the job may run, and is left as it is.
 
@@ -63,7 +62,6 @@ def preflight(
         timeout_s: How long the batch may take.
         interrupted: Asked while it runs; True ends it.
         report: Told what is done.
-        wall_clock: Names the copy, so that one that was left behind can be told from one in use.
 
     Returns:
         The result, which is also in the catalog.
@@ -74,7 +72,7 @@ def preflight(
         StorageAccessError: The state cannot be read, or the copy not be written.
     """
     record = job.catalog.jobs.get(job.job_id)
-    remove_leftovers(job, now_ms=wall_clock())
+    remove_leftovers(job)
     change: PlanChange | None = None
     try:
         facts = recovery_facts(job, StartFrom(), predecessor_ended=True)
@@ -92,7 +90,6 @@ def preflight(
             timeout_s=timeout_s,
             interrupted=interrupted,
             report=report,
-            wall_clock=wall_clock,
         )
     except StorageAccessError:
         raise
@@ -104,7 +101,7 @@ def preflight(
     refused = None if change is None or change.is_accepted else change
     if refused is not None:
         reason = f"the code keeps other state than what is there. {told(refused.differences)} Spark: {reason}"
-    at_ms = job.catalog.desired_states.now_ms()
+    at_ms = job.catalog.now_ms()
     passed = trial.error is None and refused is None
     fingerprint = refused.fingerprint if refused is not None else None
     result = PreflightRecord(job.code_version, passed, reason, trial.batch_id, at_ms, fingerprint)
@@ -136,8 +133,9 @@ def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None
         return None
 
 
-def remove_leftovers(job: StreamingJob, *, now_ms: int) -> None:
-    """Delete copies of preflights that were killed."""
+def remove_leftovers(job: StreamingJob) -> None:
+    """Delete copies of preflights that were killed; the catalog's clock has named them and says how old they are."""
+    now_ms = job.catalog.now_ms()
     folder = LiveDirectory(f"{job.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{job.job_id}")
     for name in folder.folder.list():
         made_at = name.partition("-")[0]
@@ -153,7 +151,6 @@ def _try(
     timeout_s: float,
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
-    wall_clock: Clock,
 ) -> tuple[Trial, str]:
     """The trial, and how it was done."""
 
@@ -165,14 +162,14 @@ def _try(
         return Trial(None), "there is no state yet that it could not go on from"
     live = LiveDirectory(plan.directory or job.catalog.jobs.get(job.job_id).live_directory or "")
     if plan.image is None:
-        with _scratch(job, wall_clock) as scratch:
+        with _scratch(job) as scratch:
             if copy_for_trial(live, scratch, before_last_batch=True):
                 report("the newest committed batch is replayed on a copy of the live directory, without output")
                 trial = run(scratch, replays=True)
                 if not trial.data_is_gone:
                     return trial, f"batch {trial.batch_id} was replayed on a copy of the state"
                 report(f"the data of that batch is gone, so new data is tried: {trial.error}")
-    with _scratch(job, wall_clock) as scratch, holding(job.catalog, [plan.image], "preflight"):
+    with _scratch(job) as scratch, holding(job.catalog, [plan.image], "preflight"):
         if plan.image is not None:
             report(f"the live directory is lost: {describe_image(plan.image)} is tried")
             restore_into(job, image_location(plan.image), scratch, new_query_id=str(uuid.uuid4()), is_scratch=True)
@@ -189,8 +186,8 @@ def _is_empty(job: StreamingJob) -> bool:
 
 
 @contextmanager
-def _scratch(job: StreamingJob, wall_clock: Clock) -> Iterator[LiveDirectory]:
-    name = f"{wall_clock()}-{uuid.uuid4().hex[:8]}"
+def _scratch(job: StreamingJob) -> Iterator[LiveDirectory]:
+    name = f"{job.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
     scratch = LiveDirectory(f"{job.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{job.job_id}/{name}")
     try:
         yield scratch

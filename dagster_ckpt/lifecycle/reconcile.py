@@ -77,7 +77,7 @@ def reconcile(
         strategy: The job's restart strategy.
         failed_at_ms: Failures since a person last started the job, this one included, ms since the epoch.
         holds_lease: Whether its process still renews the lease: nothing is deleted under a query that may write.
-        now_ms: Wall clock.
+        now_ms: The catalog's time, which dates the failures.
         random: For the jitter of exponential delays; seed it per execution, so that every
             look at the same failure gives the same delay.
     """

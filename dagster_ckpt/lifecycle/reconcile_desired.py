@@ -117,7 +117,7 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
     progress = (execution.progress if execution is not None else None) or {}
     return Seen(
         life=_life(catalog, execution, orchestrator),
-        now_ms=catalog.desired_states.now_ms(),
+        now_ms=catalog.now_ms(),
         code_version=definition.code_version,
         execution=execution,
         is_ours=execution is not None and _is_ours(catalog, orchestrator.start_request_of(execution.run_id)),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
 from dagster_ckpt.errors import CkptError, ImageHeldError, JobNotFoundError, LeaseHeldError, LeaseLostError
-from dagster_ckpt.lifecycle.dead_attempts import settle_while_stopped
+from dagster_ckpt.lifecycle.dead_attempts import attempts_under_way, settle_while_stopped
 from dagster_ckpt.lifecycle.fencing import put_up_fence
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
@@ -227,7 +227,7 @@ def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run
 
     Args:
         job: The job.
-        older_than_ms: Bytes that are younger by the storage's clock stay: they may belong to an attempt under way.
+        older_than_ms: Bytes that are younger by the storage's clock stay, as do those of attempts under way.
             Default: six hours, or twice what an attempt may take.
         dry_run: Say what would be done, and do nothing.
     """
@@ -235,13 +235,14 @@ def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run
         older_than_ms = max(ORPHAN_AGE_MS, 2 * job.options.timeout_ms)
     interrupted = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
     if dry_run:
-        would = job.store.sweep(older_than_ms=older_than_ms, dry_run=True)
+        under_way = attempts_under_way(job)
+        would = job.store.sweep(older_than_ms=older_than_ms, under_way=under_way, dry_run=True)
         names = tuple(describe_image(image) for image in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
     settled = tuple(settle_while_stopped(job))
     report = discard(job, interrupted, reason="deletion that was cut off", lease=None)
     gone = _forgotten_live_directories(job)
-    swept = tuple(job.store.sweep(older_than_ms=older_than_ms))
+    swept = tuple(job.store.sweep(older_than_ms=older_than_ms, under_way=attempts_under_way(job)))
     return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
 
 

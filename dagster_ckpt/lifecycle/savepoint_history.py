@@ -10,10 +10,10 @@ from dagster_ckpt.lifecycle.retention import RetentionReport, discard
 from dagster_ckpt.options import SavepointHistory, ScheduledSavepoint, leaving_history
 
 
-def apply_savepoint_history(
-    job: StreamingJob, schedule: str, history: SavepointHistory, *, now_ms: int
-) -> RetentionReport:
+def apply_savepoint_history(job: StreamingJob, schedule: str, history: SavepointHistory) -> RetentionReport:
     """Delete what the history of one schedule has no room for; by mark, bytes, forget, as every image is deleted.
+
+    Ages are those by the catalog's clock, which has dated the savepoints; their order is that of their numbers.
 
     Only savepoints that this schedule took are looked at: never one that a person took, one of another schedule, or
     one that a start has claimed (it is a checkpoint to the job). The preferred savepoint and the one that the current
@@ -23,7 +23,6 @@ def apply_savepoint_history(
         job: The job.
         schedule: Name of the schedule.
         history: Its limits.
-        now_ms: The time now, ms since the epoch.
 
     Returns:
         What was deleted, and what was kept with the reason. What could not be deleted stays DELETING in the catalog and
@@ -47,7 +46,7 @@ def apply_savepoint_history(
             if savepoint.held_because is not None
         )
     )
-    for leaving in leaving_history(savepoints, history, now_ms=now_ms):
+    for leaving in leaving_history(savepoints, history, now_ms=job.catalog.now_ms()):
         reason = f"history of {schedule}: {leaving.reason}"
         report = report.and_then(discard(job, [taken[leaving.image_id]], reason=reason, lease=None))
     return report

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog import EventRecord, EventType
 from dagster_ckpt.image import FileEntry
-from dagster_ckpt.lifecycle.asking import is_running
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import Liveness, holder_liveness
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.sink_survey import refuse_to_clean
 from dagster_ckpt.spark import (
@@ -24,6 +24,7 @@ from dagster_ckpt.spark import (
     names_in,
     part_files,
     read_sink_log,
+    storage_time_ms,
 )
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
@@ -81,15 +82,15 @@ class SinkCleaning:
 def clean_sinks(
     job: StreamingJob,
     *,
-    now_ms: int,
     dry_run: bool = True,
     grace_ms: int = DEFAULT_GRACE_MS,
 ) -> SinkCleaning:
     """List, and without `dry_run` delete, part files of a job's file sinks that nothing names.
 
+    Ages are those by the clock of each sink's storage: that of this machine decides nothing.
+
     Args:
         job: The job; it may run.
-        now_ms: The time now, ms since the epoch.
         dry_run: Only list.
         grace_ms: Younger files are kept.
 
@@ -108,14 +109,15 @@ def clean_sinks(
     logs = {sink: read_sink_log(sink) for sink in sinks}
     in_images = _named_in_images(job)
     rewinds = _rewinds(job)
-    running = is_running(job)
+    may_write = _may_be_writing(job)
+    now_ms = {sink: storage_time_ms(sink) for sink in sinks}
     orphans = tuple(
         Orphan(
             sink,
             file,
-            age_ms=None if file.modified_at_ms is None else max(0, now_ms - file.modified_at_ms),
+            age_ms=_age_ms(file, now_ms[sink]),
             undone_by=_undone_by(file, rewinds),
-            kept_because=in_images.get(file.name) or _too_young(file, logs[sink], running, now_ms, grace_ms),
+            kept_because=in_images.get(file.name) or _too_young(file, logs[sink], may_write, now_ms[sink], grace_ms),
         )
         for sink, found in files.items()
         for file in found
@@ -127,12 +129,23 @@ def clean_sinks(
     return SinkCleaning(orphans, deleted=not dry_run)
 
 
-def _too_young(file: PartFile, log: SinkLog, running: bool, now_ms: int, grace_ms: int) -> str | None:
-    if file.modified_at_ms is None:
+def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
+    return None if file.modified_at_ms is None or now_ms is None else max(0, now_ms - file.modified_at_ms)
+
+
+def _may_be_writing(job: StreamingJob) -> bool:
+    """Whether a query may write batches: its lease may have run out, as long as nobody has proof of its end."""
+    lease = job.catalog.leases.current(job.job_id)
+    return lease is not None and holder_liveness(lease) is not Liveness.ENDED
+
+
+def _too_young(file: PartFile, log: SinkLog, may_write: bool, now_ms: int | None, grace_ms: int) -> str | None:
+    age_ms = _age_ms(file, now_ms)
+    if file.modified_at_ms is None or age_ms is None:
         return "its age is not known"
-    if running and (log.newest_at_ms is None or file.modified_at_ms >= log.newest_at_ms):
+    if may_write and (log.newest_at_ms is None or file.modified_at_ms >= log.newest_at_ms):
         return "the running query may be writing it"
-    if now_ms - file.modified_at_ms < grace_ms:
+    if age_ms < grace_ms:
         return f"younger than the grace period of {grace_ms // 1000} s"
     return None
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from dagster_ckpt.catalog import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.launch import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.lifecycle.liveness import Liveness, execution_liveness
 from dagster_ckpt.lifecycle.start_from import StartFrom
@@ -154,7 +154,7 @@ def _follow(context: dg.AssetExecutionContext, job: StreamingJob, watch: RunWatc
             if execution is None or execution.settled:
                 if not operations.is_running(job):
                     break
-            elif execution_liveness(job.catalog, execution, now_ms=wall_clock_ms()) is not Liveness.ALIVE:
+            elif execution_liveness(job.catalog, execution) is not Liveness.ALIVE:
                 # What it did last may be newer than what was read before it went.
                 execution = job.catalog.executions.latest(job.job_id)
                 break

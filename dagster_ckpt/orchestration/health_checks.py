@@ -97,13 +97,13 @@ def build_health_sensor(
     ) -> dg.SensorResult:
         begin = _cursor(context.cursor) % max(len(ordered), 1)
         looked_at = ordered[begin : begin + STREAMS_PER_TICK]
-        now_ms = wall_clock_ms()
+        catalog = checkpoint_catalog.catalog()
         findings = _findings(
-            checkpoint_catalog.catalog(),
+            catalog,
             [(stream, _settings_of(stream, settings)) for stream in looked_at],
             checks,
             facts_besides,
-            now_ms=now_ms,
+            now_ms=catalog.now_ms(),
         )
         evaluations = [each for stream, found in findings for each in _evaluations(stream, found)]
         known = latest_check_evaluations(context.instance, [each.asset_check_key for each in evaluations])
@@ -112,7 +112,7 @@ def build_health_sensor(
             for each in evaluations
             if each.asset_check_key not in known
             or known[each.asset_check_key].verdict(VERDICT_KEY) != each.metadata[VERDICT_KEY].value
-            or known[each.asset_check_key].at_s + repeat_after_seconds <= now_ms / 1000
+            or known[each.asset_check_key].at_s + repeat_after_seconds <= wall_clock_ms() / 1000
         ]
         after = begin + len(looked_at)
         return dg.SensorResult(
@@ -143,7 +143,7 @@ def _checks_of(
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         catalog = context.resources.checkpoint_catalog.catalog()
-        for _, found in _findings(catalog, [(stream, settings)], checks, facts_besides, now_ms=wall_clock_ms()):
+        for _, found in _findings(catalog, [(stream, settings)], checks, facts_besides, now_ms=catalog.now_ms()):
             for evaluation in _evaluations(stream, found):
                 if evaluation.asset_check_key in context.selected_asset_check_keys:
                     yield dg.AssetCheckResult(

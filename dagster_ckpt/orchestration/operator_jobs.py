@@ -9,7 +9,7 @@ from pydantic import Field
 from dagster_ckpt.catalog import ImageRecord
 from dagster_ckpt.errors import CkptError, NothingCommittedError
 from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.retention import RetentionReport, apply_terminal_retention, housekeeping
 from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
 from dagster_ckpt.lifecycle.start_from import StartFrom
@@ -169,7 +169,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             )
             if config.history is not None:
                 limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
-                made_room = apply_savepoint_history(job, config.history.schedule, limits, now_ms=wall_clock_ms())
+                made_room = apply_savepoint_history(job, config.history.schedule, limits)
                 # What could not be deleted is tried again by housekeeping: the savepoint itself succeeded.
                 for sentence in made_room.sentences():
                     context.log.info(sentence)

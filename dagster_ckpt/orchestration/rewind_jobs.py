@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.orchestration.downstream import dependents_of
@@ -110,7 +110,6 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         with told_as_failure():
             cleaning = clean_sinks(
                 job_of(context, config.job_id),
-                now_ms=wall_clock_ms(),
                 dry_run=config.dry_run,
                 grace_ms=round(config.grace_hours * 3_600_000),
             )

@@ -12,7 +12,7 @@ from dagster_ckpt.lifecycle.reconcile import RecordedEnd, Restart, Retain, Wait,
 from dagster_ckpt.options import TerminalState
 from dagster_ckpt.orchestration.desired_states import StepJobs, bring_to_desired_states
 from dagster_ckpt.orchestration.giving_up import tell_given_up
-from dagster_ckpt.orchestration.lost_runs import report_lost_runs
+from dagster_ckpt.orchestration.lost_runs import Silences, report_lost_runs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, RETENTION_OF_TAG, START_REQUEST_TAG
@@ -55,6 +55,7 @@ def build_supervisor_sensor(
         default_status: Whether it runs from the start.
     """
     by_job_id = {stream.job_id: stream for stream in streams}
+    silences = Silences()
 
     @dg.sensor(
         name=name,
@@ -68,7 +69,7 @@ def build_supervisor_sensor(
         context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
     ) -> dg.SensorResult:
         catalog = checkpoint_catalog.catalog()
-        sentences = report_lost_runs(context.instance, catalog, by_job_id, now_ms=wall_clock_ms())
+        sentences = report_lost_runs(context.instance, catalog, by_job_id, silences)
         # First, because starts are asked for here, and launched below like those that a person asks for.
         brought = bring_to_desired_states(
             context.instance,
@@ -137,7 +138,7 @@ def recorded_end_outside(
 
     A driver whose run is under way is that run's affair until it ends.
     """
-    if execution_liveness(catalog, execution, now_ms=wall_clock_ms()) is Liveness.ALIVE:
+    if execution_liveness(catalog, execution) is Liveness.ALIVE:
         return RecordedEnd.STILL_RUNNING
     recorded = recorded_end(instance, run)
     return RecordedEnd.FAILED if recorded is RecordedEnd.SUCCEEDED else recorded
@@ -227,7 +228,7 @@ def _reconciled(
             stream.restart,
             catalog.executions.failures_since_manual_start(execution.job_id),
             holds_lease=_holds_lease(catalog, execution),
-            now_ms=wall_clock_ms(),
+            now_ms=catalog.now_ms(),
             random=Random(execution.execution_id),
         )
         sentences.append(f"{execution.job_id}: {verdict.reason}")

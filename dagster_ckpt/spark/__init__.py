@@ -40,7 +40,15 @@ from dagster_ckpt.spark.output import (
     same_folder,
 )
 from dagster_ckpt.spark.output_fork import copied_files, fork_output
-from dagster_ckpt.spark.part_files import PartFile, SinkLog, delete_part_files, names_in, part_files, read_sink_log
+from dagster_ckpt.spark.part_files import (
+    PartFile,
+    SinkLog,
+    delete_part_files,
+    names_in,
+    part_files,
+    read_sink_log,
+    storage_time_ms,
+)
 from dagster_ckpt.spark.pinned_state import pinned_partitions, pinned_state
 from dagster_ckpt.spark.plan import plan_of_query, plan_of_writer
 from dagster_ckpt.spark.plan_description import Pair, PlanDescription, PlanOperator, read_plan
@@ -165,6 +173,7 @@ __all__ = [
     "staged_cut",
     "start_application",
     "start_query",
+    "storage_time_ms",
     "trace_of",
     "until_not_overtaken",
     "with_time",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -69,6 +71,24 @@ def part_files(path: str) -> list[PartFile]:
     return sorted((file for file in _all_files(path) if _PART.fullmatch(file.name)), key=lambda file: file.path)
 
 
+def storage_time_ms(path: str) -> int | None:
+    """The time by the clock that dates the files of a folder, ms since the epoch; None where it dates none.
+
+    A hidden file is written and looked at: the clock of this machine may be hours away from that of the storage.
+
+    Raises:
+        StorageAccessError: Nothing can be written there.
+    """
+    folder = open_folder(path)
+    name = f".dagster_ckpt-probe-{uuid.uuid4().hex}"
+    folder.write(name, [b"dagster_ckpt"])
+    try:
+        with _listing(path):
+            return _written_at_ms(path.rstrip("/"), name)
+    finally:
+        folder.delete(name)
+
+
 def read_sink_log(path: str) -> SinkLog:
     """Read the whole log of a file sink.
 
@@ -117,8 +137,23 @@ def delete_part_files(path: str, files: Iterable[PartFile]) -> None:
 
 def _all_files(path: str) -> Iterator[PartFile]:
     local = local_path(path)
-    try:
+    with _listing(path):
         yield from _local_files(local) if local is not None else _remote_files(path)
+
+
+def _written_at_ms(path: str, name: str) -> int | None:
+    local = local_path(path)
+    if local is not None:
+        return (local / name).stat().st_mtime_ns // 1_000_000
+    file_system, root = fsspec.core.url_to_fs(f"{path}/{name}", **fsspec_arguments(path, {}))
+    file_system.invalidate_cache(root)
+    return _modified_at_ms(file_system.info(root))
+
+
+@contextmanager
+def _listing(path: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ImportError, ValueError) as error:
         raise StorageAccessError(
             f"Cannot list {path}: {error}. Check that it is reachable and that this process has rights to it."

@@ -149,10 +149,13 @@ class TestTheImageOfAnUpgrade:
         assert (kept.image_id in {image.image_id for image in subsume(shelf.job)}) is not is_kept
 
 
-def test_copies_that_a_killed_preflight_left_are_removed_once_nobody_can_use_them(history: History) -> None:
+def test_copies_that_a_killed_preflight_left_are_removed_once_nobody_can_use_them(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(history.shelf.job.live_root) / SCRATCH_FOLDER / JOB
     now_ms = 10 * LEFT_AFTER_MS
     for name in (f"{now_ms - LEFT_AFTER_MS - 1}-old", f"{now_ms - LEFT_AFTER_MS}-young", "unknown"):
         (folder / name / "state").mkdir(parents=True)
-    remove_leftovers(history.shelf.job, now_ms=now_ms)
+    monkeypatch.setattr(history.shelf.job.catalog, "now_ms", lambda: now_ms)
+    remove_leftovers(history.shelf.job)
     assert {path.name for path in folder.iterdir()} == {f"{now_ms - LEFT_AFTER_MS}-young", "unknown"}

@@ -12,7 +12,6 @@ from retention_shelf import JOB, Shelf
 
 from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.retention import RetentionReport, housekeeping
 from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
 from dagster_ckpt.options import SavepointHistory
@@ -34,7 +33,7 @@ def by(shelf: Shelf, schedule: str, *labels: str) -> list[ImageRecord]:
 
 def apply(shelf: Shelf, **limits: Any) -> RetentionReport:
     history = SavepointHistory(**{"max_count": None, **limits})
-    return apply_savepoint_history(shelf.job, NIGHTLY, history, now_ms=wall_clock_ms())
+    return apply_savepoint_history(shelf.job, NIGHTLY, history)
 
 
 def test_the_oldest_make_room_bytes_and_all(shelf: Shelf) -> None:

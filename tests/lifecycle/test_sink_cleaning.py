@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from retention_shelf import JOB
@@ -61,8 +62,10 @@ class Output:
         ns = (self.began_ms + ms) * 1_000_000
         os.utime(path, ns=(ns, ns))
 
-    def clean(self, **how: object) -> SinkCleaning:
-        return clean_sinks(self.history.shelf.job, **{"now_ms": LATER_MS, **how})  # type: ignore[arg-type]
+    def clean(self, *, now_ms: int = LATER_MS, **how: object) -> SinkCleaning:
+        """Clean up at a time by the storage's clock."""
+        with patch("dagster_ckpt.lifecycle.sink_cleaning.storage_time_ms", lambda _sink: now_ms):
+            return clean_sinks(self.history.shelf.job, **how)  # type: ignore[arg-type]
 
     def left(self) -> list[int]:
         return [batch for batch, part in enumerate(self.parts) if part.exists()]

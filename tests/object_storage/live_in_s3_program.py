@@ -22,7 +22,7 @@ from dagster_ckpt.environment.deployment import Deployment
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.doctor import examine_live_directory
 from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import FileSystemCheckpointStorage
@@ -139,7 +139,7 @@ def steps(sales: Sales) -> Iterator[dict[str, object]]:
     yield ran(sales, "back to the savepoint", sales.run(str(savepoint.location)))
     # A savepoint of where it stood would name the files that are then removed.
     yield ran(sales, "back to batch 4", sales.run("batch-4", no_safety_savepoint=True))
-    cleaned = clean_sinks(sales.job, now_ms=wall_clock_ms(), dry_run=False, grace_ms=0)
+    cleaned = clean_sinks(sales.job, dry_run=False, grace_ms=0)
     yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
     told = sales.job.catalog.events.after(0)
     copy = replace(sales, name="copy-of-sales")

@@ -13,10 +13,9 @@ from dagster._core.events import EngineEventData
 from orchestration_catalog import register
 
 from dagster_ckpt.catalog import Catalog, Holder, StartCause
-from dagster_ckpt.lifecycle.job import wall_clock_ms
 from dagster_ckpt.lifecycle.liveness import LIVELY_MS, SLOW_START_MS, this_holder
 from dagster_ckpt.orchestration import CheckpointCatalogResource
-from dagster_ckpt.orchestration.lost_runs import report_lost_runs
+from dagster_ckpt.orchestration.lost_runs import Silences, report_lost_runs
 from dagster_ckpt.orchestration.tags import JOB_ID_TAG
 from tests.as_writer import as_writer
 
@@ -33,6 +32,8 @@ class Lost:
     def __init__(self, instance: dg.DagsterInstance, catalog: Catalog) -> None:
         self.instance = instance
         self.catalog = catalog
+        self.later_ms = 0
+        self.silences = Silences(lambda: self.later_ms)
 
     def run(
         self, pid: int | None = NOBODY, *, status: DagsterRunStatus = DagsterRunStatus.STARTED, job_id: str = "orders"
@@ -50,7 +51,11 @@ class Lost:
             self.catalog.leases.acquire("orders", holder, lease_ms)
 
     def look(self, *, after_ms: int = LIVELY_MS) -> list[str]:
-        return report_lost_runs(self.instance, self.catalog, {"orders"}, now_ms=wall_clock_ms() + after_ms)
+        """What is found lost of what has been looked at for so long, once its heartbeats are old."""
+        told = []
+        for self.later_ms in [LIVELY_MS, LIVELY_MS + after_ms] if after_ms else [0]:
+            told += report_lost_runs(self.instance, self.catalog, {"orders"}, self.silences)
+        return told
 
     def status(self, run_id: str) -> DagsterRunStatus:
         run = self.instance.get_run_by_id(run_id)
@@ -59,10 +64,15 @@ class Lost:
 
 
 @pytest.fixture
-def lost(instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource) -> Lost:
+def lost(
+    instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, monkeypatch: pytest.MonkeyPatch
+) -> Lost:
     catalog = catalog_resource.catalog()
     register(catalog, "orders")
-    return Lost(instance, catalog)
+    lost = Lost(instance, catalog)
+    now_ms = catalog.now_ms
+    monkeypatch.setattr(catalog, "now_ms", lambda: now_ms() + lost.later_ms)
+    return lost
 
 
 @pytest.mark.parametrize(
@@ -149,6 +159,29 @@ def test_so_is_one_that_went_down_before_it_could_begin_an_execution(lost: Lost)
     assert lost.look() == []
     lost.look(after_ms=SLOW_START_MS + 1000)
     assert lost.status(run) is DagsterRunStatus.FAILURE
+
+
+@pytest.mark.parametrize("off_ms", [-315_360_000_000, -86_400_000, 86_400_000, 315_360_000_000])
+def test_a_machine_whose_clock_is_off_gives_no_run_up_before_its_time(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch, off_ms: int
+) -> None:
+    with monkeypatch.context() as off:
+        real_s = time.time
+        off.setattr(time, "time", lambda: real_s() + off_ms / 1000)
+        started = lost.run()
+        lost.execution(lost.run(), process=ELSEWHERE)
+
+    assert lost.look(after_ms=SLOW_START_MS - 1000) == []
+    assert lost.status(started) is DagsterRunStatus.STARTED
+
+
+def test_a_sign_of_life_begins_the_silence_anew(lost: Lost) -> None:
+    run = lost.run()
+    lost.execution(run, process=ELSEWHERE)
+    lost.look(after_ms=SLOW_START_MS - 1000)
+    as_writer(lost.catalog).executions.heartbeat(run, {})
+
+    assert lost.look(after_ms=2000) == []
 
 
 def test_runs_that_are_not_ours_or_have_no_process_yet_are_none_of_this(lost: Lost) -> None:

@@ -130,9 +130,7 @@ class Supervised:
         self.instance, self.catalog, self._resource = instance, resource.catalog(), resource
         self._sensor = build_supervisor_sensor([stream(launch)], retention, roll_back)
         self.later_ms = 0
-        monkeypatch.setattr(
-            "dagster_ckpt.orchestration.supervisor_sensor.wall_clock_ms", lambda: wall_clock_ms() + self.later_ms
-        )
+        monkeypatch.setattr(Catalog, "now_ms", lambda _self: wall_clock_ms() + self.later_ms)
 
     def execution(self, status: DagsterRunStatus = DagsterRunStatus.SUCCESS) -> str:
         """An execution that the catalog believes to run, of a run that has the status."""

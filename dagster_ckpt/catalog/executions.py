@@ -197,11 +197,15 @@ class ExecutionStore:
             )
 
     def gave_up(self, execution_id: str, reason: str) -> None:
-        """Tell once, as an event, that the job is not restarted any more after this execution."""
+        """Tell once, as an event, that the job is not restarted any more after this execution.
+
+        Where one before gave up, and each since was a restart whose query was never started, it is told already.
+        """
         job_id = self.get(execution_id).job_id
         told = (events.c.job_id == job_id) & (events.c.type == EventType.GAVE_UP.value)
         with self._database.writing() as connection:
-            if connection.execute(select(events.c.sequence).where(told, events.c.execution_id == execution_id)).first():
+            alike = _refused_alike(connection, job_id, execution_id)
+            if connection.execute(select(events.c.sequence).where(told, events.c.execution_id.in_(alike))).first():
                 return
             self._database.tell(
                 connection, job_id, EventType.GAVE_UP, execution_id=execution_id, payload={"reason": reason}
@@ -340,6 +344,18 @@ class ExecutionStore:
     def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(query)]
+
+
+def _refused_alike(connection: Connection, job_id: str, execution_id: str) -> list[str]:
+    """An execution and those right before it, up to the last one that ran or that a person began."""
+    columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
+    alike: list[str] = []
+    for row in connection.execute(_newest_first(job_id).with_only_columns(*columns)):
+        if alike or row.execution_id == execution_id:
+            alike.append(row.execution_id)
+        if alike and (row.recovery is not None or row.cause == StartCause.MANUAL.value):
+            break
+    return alike
 
 
 def _of_writer(lease: LeaseRecord, execution_id: str) -> ColumnElement[bool]:

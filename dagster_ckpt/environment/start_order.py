@@ -1,8 +1,14 @@
-"""What a driver was started for: a START request in the catalog says where to begin."""
+"""What a driver was started for: a START request in the catalog says where to begin.
+
+A person starts a stream by a START request, or by its program on a terminal. Any other start of a stream that has run
+before is taken for a restart by a cluster or a service manager: what recoveries have failed at is remembered, and the
+restart strategy counts on.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +39,19 @@ class StartOrder:
     has_supervisor: bool = False
 
 
+def is_by_hand() -> bool:
+    """Whether a person sits before this process: it is an interactive session, or it reads from a terminal."""
+    has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+    return has_terminal or hasattr(sys, "ps1")
+
+
+def cause_unasked(catalog: Catalog, job_id: str) -> StartCause:
+    """Who began a start that no request asks for: a person, or a restart."""
+    if is_by_hand() or catalog.executions.latest(job_id) is None:
+        return StartCause.MANUAL
+    return StartCause.RESTART_NEW_RUN
+
+
 def start_order(
     catalog: Catalog, job_id: str, *, otherwise: StartFrom, environment: Mapping[str, str] = os.environ
 ) -> StartOrder:
@@ -56,8 +75,20 @@ def start_order(
         return _of_launched(catalog, catalog.requests.get(launched_for), job_id)
     for request in catalog.requests.pending(job_id):
         if request.kind is RequestKind.START and "run_id" not in request.arguments:
-            return StartOrder(start_from=_start_from(request.arguments), request_id=request.request_id)
-    return StartOrder(start_from=otherwise)
+            return StartOrder(
+                start_from=_start_from(request.arguments),
+                cause=_cause_of(catalog, request),
+                request_id=request.request_id,
+            )
+    return StartOrder(start_from=otherwise, cause=cause_unasked(catalog, job_id))
+
+
+def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
+    is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
+    latest = catalog.executions.latest(request.job_id)
+    # It was begun for this request, and its process was killed before it could answer.
+    has_begun = latest is not None and latest.started_at_ms >= request.created_at_ms
+    return StartCause.RESTART_NEW_RUN if is_restart or has_begun else StartCause.MANUAL
 
 
 def _of_launched(catalog: Catalog, request: RequestRecord, job_id: str) -> StartOrder:
@@ -75,10 +106,9 @@ def _of_launched(catalog: Catalog, request: RequestRecord, job_id: str) -> Start
             f"The start of job {job_id!r} that this process was launched for (request {request.request_id}) is "
             f"{request.status.value}: {request.error or 'nobody waits for it any more'}. Start the stream again."
         )
-    is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
     return StartOrder(
         start_from=_start_from(request.arguments),
-        cause=StartCause.RESTART_NEW_RUN if is_restart else StartCause.MANUAL,
+        cause=_cause_of(catalog, request),
         request_id=request.request_id,
         run_id=run_id,
         has_supervisor=True,

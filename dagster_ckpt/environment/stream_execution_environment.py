@@ -13,6 +13,7 @@ from dagster_ckpt.environment.configured_program import ConfiguredProgram
 from dagster_ckpt.environment.deployment import Deployment, deployment_below
 from dagster_ckpt.environment.program import JobExecutionResult, Stream, run_program
 from dagster_ckpt.environment.registered import RegisteredWriter, start_registered
+from dagster_ckpt.environment.start_order import cause_unasked
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.lifecycle.job import JOB_ID_PATTERN, StreamingJob
 from dagster_ckpt.options import (
@@ -281,7 +282,12 @@ class StreamExecutionEnvironment(ConfiguredProgram):
 
     def _stream(self, catalog: Catalog, registered: RegisteredWriter, job_name: str) -> Stream:
         job = self._job(catalog, registered.name, job_name)
-        return Stream(job, start_registered(job, registered, self._config), lambda: registered.writer)
+        return Stream(
+            job,
+            start_registered(job, registered, self._config),
+            lambda: registered.writer,
+            cause=cause_unasked(catalog, job.job_id),
+        )
 
     def _job(self, catalog: Catalog, name: str, job_name: str) -> StreamingJob:
         options = self._checkpoint_config.options

@@ -255,8 +255,9 @@ def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], po
     return (
         f"Job {facts.job.job_id!r} cannot be recovered by itself: {why}, and no point that it could go back to is "
         f"good{beyond}. Nothing was changed by this start, and no other one follows by itself.\n{looked_at}\n"
-        "Repair one of them and start the job again, which tries all of them once more; or name another image or its "
-        "location with start_from; or give the state up with start_from=empty and give_up_state."
+        "Repair one of them and start the job by hand (its job on Dagster's page, restart_stream_job, or its program "
+        "on a terminal), which tries all of them once more; or name another image or its location with start_from; or "
+        "give the state up with start_from=empty and give_up_state."
     )
 
 

@@ -17,9 +17,14 @@ def cancelled_by_a_person(context: dg.AssetExecutionContext | dg.OpExecutionCont
     return run.status if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED) else None
 
 
-def start_cause(tags: Mapping[str, str]) -> StartCause:
-    """Who began a run: a person, also by re-executing one on the page, or a restart, also one of Dagster's retries."""
-    if RETRY_NUMBER_TAG in tags:
+def start_cause(tags: Mapping[str, str], *, has_begun: bool = False) -> StartCause:
+    """Who began a run: a person, also by re-executing one on the page, or a restart, also one of Dagster's retries.
+
+    Args:
+        tags: The tags of the run.
+        has_begun: Whether the stream was begun in this run before, by a process that is gone.
+    """
+    if RETRY_NUMBER_TAG in tags or has_begun:
         return StartCause.RESTART_NEW_RUN
     # A re-executed run has the tags of the one before.
     if RESTART_OF_TAG in tags and PARENT_RUN_ID_TAG not in tags:

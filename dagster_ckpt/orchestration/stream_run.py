@@ -194,7 +194,8 @@ def _run(
     def start(live: LiveDirectory) -> SupervisedQuery:
         return start_query(to_start.take(), job.name, live)
 
-    cause = start_cause(context.run.tags)
+    before = job.catalog.executions.of_run(context.run.run_id)
+    cause = start_cause(context.run.tags, has_begun=any(each.job_id == job.job_id for each in before))
     # Entered again because making a Spark session replaces the SIGINT handler.
     with capture_interrupts():
         return run_job(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.catalog import Catalog, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog import Catalog, Holder, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.environment import start_order as start_order_module
 from dagster_ckpt.environment.start_order import StartOrder, start_order
 from dagster_ckpt.errors import CatalogError, RequestFailedError
 from dagster_ckpt.lifecycle.launch import START_REQUEST_VARIABLE
@@ -52,7 +53,44 @@ def launched(catalog: Catalog, request_id: str, run_id: str) -> None:
     )
 
 
+def begun(catalog: Catalog, job_id: str = JOB) -> None:
+    holder = Holder("e", "run", "h", 1, 1, "b")
+    as_writer(catalog, job_id).executions.begin("e", run_id="run", cause=StartCause.MANUAL, holder=holder)
+
+
 class TestStartedByOthers:
+    def test_started_again_by_its_cluster_it_counts_as_a_restart(self, catalog: Catalog) -> None:
+        assert order(catalog).cause is StartCause.MANUAL
+        begun(catalog)
+
+        assert order(catalog) == StartOrder(start_from=OTHERWISE, cause=StartCause.RESTART_NEW_RUN)
+
+    def test_started_again_on_a_terminal_it_is_a_person(
+        self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun(catalog)
+        monkeypatch.setattr(start_order_module, "is_by_hand", lambda: True)
+
+        assert order(catalog).cause is StartCause.MANUAL
+
+    def test_a_start_that_a_person_asks_for_is_theirs(self, catalog: Catalog) -> None:
+        begun(catalog)
+        asked(catalog, "chk-7")
+
+        assert order(catalog).cause is StartCause.MANUAL
+
+    @pytest.mark.parametrize("is_launched", [False, True])
+    def test_killed_before_it_could_answer_it_is_begun_again_as_a_restart(
+        self, catalog: Catalog, *, is_launched: bool
+    ) -> None:
+        request_id = asked(catalog, "chk-7")
+        begun(catalog)
+
+        found = order(catalog, request_id if is_launched else None)
+
+        assert (found.request_id, str(found.start_from)) == (request_id, "chk-7")
+        assert found.cause is StartCause.RESTART_NEW_RUN
+
     def test_it_starts_as_the_program_says_where_nobody_asked(self, catalog: Catalog) -> None:
         assert order(catalog) == StartOrder(start_from=OTHERWISE)
 

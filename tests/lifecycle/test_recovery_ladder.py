@@ -225,6 +225,30 @@ def test_where_no_point_is_good_it_fails_for_good_with_one_alert(ladder: Ladder,
     assert JOB not in ladder.job.catalog.executions.unsettled_runs().values()
 
 
+def starts_until_exhausted(ladder: Ladder) -> int:
+    """Start it as its cluster does, process after process, on state that Spark cannot load; how many started."""
+    for start in range(20):
+        try:
+            ladder.run(*(PlayedQuery(ends=True, error=CANNOT_LOAD) for _ in range(2)))
+        except RecoveryExhaustedError:
+            return start
+    return 20
+
+
+def test_a_driver_that_its_cluster_starts_again_and_again_keeps_the_memory_and_tells_once(ladder: Ladder) -> None:
+    ladder.stage.job = replace(ladder.job, restart=RestartStrategies.no_restart())
+
+    # The directory of batch 13, and two tries of each of three savepoints.
+    assert starts_until_exhausted(ladder) == 7
+    assert [starts_until_exhausted(ladder) for _ in range(3)] == [0, 0, 0]
+    assert ladder.told(EventType.GAVE_UP) == 1
+
+    # A person begins with all of them, and is told as well.
+    ladder.run(PlayedQuery(ends=True, error=CANNOT_LOAD), cause=StartCause.MANUAL)
+    assert starts_until_exhausted(ladder) > 0
+    assert ladder.told(EventType.GAVE_UP) == 2
+
+
 def test_a_person_who_has_repaired_it_starts_it_again(ladder: Ladder) -> None:
     ladder.lose_live_directory()
     kept = folder(ladder.images[0]).with_name("kept")

@@ -19,7 +19,7 @@ from dagster_ckpt.catalog.rebuilding import RebuildStore
 from dagster_ckpt.catalog.recoveries import RecoveryStore
 from dagster_ckpt.catalog.requests import RequestStore
 from dagster_ckpt.catalog.schema import upgrade
-from dagster_ckpt.catalog.tables import deployment, images
+from dagster_ckpt.catalog.tables import deployment, images, jobs
 from dagster_ckpt.errors import CatalogError
 
 
@@ -47,7 +47,6 @@ class Catalog:
         self._clock = clock
         self.database = Database(url, clock)
         upgrade(self.database)
-        self._deployment_id: str | None = None
         self.jobs = JobStore(self.database)
         self.executions = ExecutionStore(self.database)
         self.leases = LeaseStore(self.database)
@@ -63,16 +62,19 @@ class Catalog:
     @property
     def deployment_id(self) -> str:
         """Id of the deployment that this catalog is the record of: made with it, carried by each image."""
-        if self._deployment_id is None:
-            with self.database.reading() as connection:
-                self._deployment_id = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
-        return self._deployment_id
+        # Asked for each time: another process may have had it take the place of a lost one.
+        with self.database.reading() as connection:
+            return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
-    def take_over_deployment(self, deployment_id: str) -> None:
+    def take_over_deployment(self, deployment_id: str, *, only_if_unused: bool = False) -> None:
         """Go on as the record of a deployment whose catalog was lost, so that its images are this catalog's own.
 
+        Args:
+            deployment_id: Its id, as its images carry it.
+            only_if_unused: Refuse also where a job was started under the id that this catalog has.
+
         Raises:
-            CatalogError: An image was completed under the id that this catalog has.
+            CatalogError: An image was completed under the id that this catalog has, or a job was started.
         """
         with self.database.writing() as connection:
             before = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
@@ -82,8 +84,15 @@ class Catalog:
                     f"This catalog is the record of deployment {before} and lists images of it, so it cannot become "
                     f"that of deployment {deployment_id}. Use a catalog in which nothing was completed yet."
                 )
+            started = connection.execute(select(jobs.c.job_id).where(jobs.c.live_generation > 0)).scalars().all()
+            if before != deployment_id and only_if_unused and started:
+                raise CatalogError(
+                    f"This catalog is the record of deployment {before}, in which {', '.join(started)} was started, "
+                    f"and what is to be registered is of deployment {deployment_id}. Nothing was changed. Rebuild in a "
+                    "new, empty catalog. If these jobs are of that deployment as well, say so first: "
+                    f"Catalog(url).take_over_deployment({deployment_id!r})."
+                )
             connection.execute(deployment.update().values(deployment_id=deployment_id))
-        self._deployment_id = deployment_id
 
     def now_ms(self) -> int:
         """The time by the clock that the catalog's records carry, ms since the epoch.

@@ -28,7 +28,9 @@ class LeaseStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def acquire(self, job_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None) -> LeaseRecord:
+    def acquire(
+        self, job_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
+    ) -> LeaseRecord:
         """Become the holder of a job's lease, if nobody is or the one who was has run out.
 
         Args:
@@ -37,6 +39,7 @@ class LeaseStore:
             ttl_ms: How long the lease lasts without a renewal.
             take_over: Token of a lease that is to be taken although it has not run out, because its
                 holder is proven to have ended. A lease with another token is not taken.
+            above: The token is above this: one that was given out by a catalog that was lost.
 
         Raises:
             LeaseHeldError: Somebody holds it.
@@ -51,7 +54,7 @@ class LeaseStore:
                 raise LeaseHeldError(_held(before, now_ms))
             values = {
                 **asdict(holder),
-                "token": row.token + 1,
+                "token": max(row.token, above) + 1,
                 "acquired_at_ms": now_ms,
                 "renewed_at_ms": now_ms,
                 "expires_at_ms": now_ms + ttl_ms,

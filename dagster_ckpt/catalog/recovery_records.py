@@ -38,6 +38,7 @@ class StateOrigin:
         image_number: The number of that image.
         query_id: The query id in that image.
         directory: The job's live directory before; for DIRECTORY the one it was made from.
+        sinks: The sinks that were written to where it comes from, as Spark names them, for IMAGE.
         earlier: What `directory` itself came from, for DIRECTORY: an origin of another kind.
     """
 
@@ -49,6 +50,7 @@ class StateOrigin:
     image_number: int | None = None
     query_id: str | None = None
     directory: str | None = None
+    sinks: tuple[str, ...] = ()
     earlier: StateOrigin | None = None
 
     @staticmethod
@@ -66,6 +68,7 @@ class StateOrigin:
         """As plain data, for the catalog."""
         values = {name: value for name, value in vars(self).items() if value is not None}
         values["kind"] = self.kind.value
+        values["sinks"] = list(self.sinks)
         if self.earlier is not None:
             values["earlier"] = self.earlier.as_record()
         return values
@@ -79,12 +82,16 @@ class StateOrigin:
         """
         values = dict(record)
         earlier = values.pop("earlier", None)
+        sinks = values.pop("sinks", [])
+        if not isinstance(sinks, list) or not all(isinstance(sink, str) for sink in sinks):
+            raise ValueError(f"sinks is {sinks!r}")
         kind = OriginKind(values.pop("kind", None))
         for name in ("batch_id", "image_number"):
             if not isinstance(values.get(name), int | None):
                 raise ValueError(f"{name} is {values[name]!r}")  # noqa: TRY004 - as what cannot be read otherwise
         try:
-            return StateOrigin(kind, earlier=None if earlier is None else StateOrigin.of_record(earlier), **values)
+            before = None if earlier is None else StateOrigin.of_record(earlier)
+            return StateOrigin(kind, sinks=tuple(sinks), earlier=before, **values)
         except TypeError as error:
             raise ValueError(str(error)) from error
 

@@ -161,7 +161,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         StandstillError: The query stood still for longer than the job allows. It was stopped.
         StorageAccessError: The checkpoint storage cannot be written.
     """
-    job.register()
+    record = job.register()
     execution_id = str(uuid.uuid4())
     holder = this_holder(execution_id, request.run_id, request.jvm_pid)
     acquired = acquire(
@@ -171,6 +171,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         ttl_ms=request.ttl_ms,
         holder_is_over=request.holder_is_over,
         interrupted=request.interrupted,
+        above=job.token_in_use(record),
     )
     with LeaseKeeper(job.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease:
         _refuse_withdrawn(job, request.restart_of)
@@ -275,18 +276,20 @@ class _Run:
     ) -> tuple[RecoveryPlan, PreparedStart, SupervisedQuery]:
         """Start the query on the best point that there is: where one turns out to be damaged, on the next one."""
         job = self._job
+        output = named_output(self._request.describe()) if self._request.describe is not None else None
         while True:
             facts = recovery_facts(
                 job,
                 start_from,
                 predecessor_ended=self._predecessor_ended,
                 is_automatic=cause is not StartCause.MANUAL,
+                output=output,
             )
             plan = plan_recovery(facts)
             prepared: PreparedStart | None = None
             try:
                 with holding(job.catalog, [plan.image], f"start of execution {execution_id}"):
-                    prepared = self._prepare(execution_id, facts, plan, start_from)
+                    prepared = self._prepare(execution_id, facts, plan, start_from, output)
                     refuse_a_fenced_directory(prepared.live)
                     return plan, prepared, self._request.start_query(prepared.live)
             except Exception as error:
@@ -325,10 +328,14 @@ class _Run:
         self._request.report(f"a recovery failed at {point}: {damage.error}: {damage.detail}")
 
     def _prepare(
-        self, execution_id: str, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom
+        self,
+        execution_id: str,
+        facts: RecoveryFacts,
+        plan: RecoveryPlan,
+        start_from: StartFrom,
+        output: NamedOutput | None,
     ) -> PreparedStart:
         job = self._job
-        output = named_output(self._request.describe()) if self._request.describe is not None else None
         self._weigh(preview_rewind(job, facts, plan, output), accept_loss=start_from.accept_loss)
         job.store.check_access()
         count_beyond_what_is_used(job, plan.image, self._lease.record)

@@ -182,8 +182,8 @@ def take_up(
         LeaseLostError: The job was started meanwhile.
         RequestFailedError: The job has committed batches of its own.
     """
-    job.register()
-    acquired = acquire(job.catalog, job.job_id, holder)
+    above = job.token_in_use(job.register())
+    acquired = acquire(job.catalog, job.job_id, holder, above=above)
     with LeaseKeeper(job.catalog, acquired.record) as lease:
         record = job.catalog.jobs.get(job.job_id)
         committed = job.catalog.executions.last_batch(job.job_id, record.live_directory)

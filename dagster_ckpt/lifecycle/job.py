@@ -116,6 +116,18 @@ class StreamingJob:
         newest = max((built.generation for built in self.live_directories()), default=0)
         return self.live_directory(max(generation, newest) + 1, token)
 
+    def token_in_use(self, record: JobRecord) -> int:
+        """The highest token that a live directory carries, where the catalog knows no start of the job; else 0.
+
+        A catalog that takes the place of a lost one gives out higher tokens: what is older counts as older.
+
+        Raises:
+            StorageAccessError: The job's folder cannot be reached.
+        """
+        if record.live_generation > 0:
+            return 0
+        return max((built.token for built in self.live_directories()), default=0)
+
     def live_directories(self) -> list[BuiltDirectory]:
         """Every live directory in the job's folder, in use, left behind or unfinished, oldest first.
 

@@ -75,9 +75,9 @@ def preflight(
     remove_leftovers(job)
     change: PlanChange | None = None
     try:
-        facts = recovery_facts(job, StartFrom(), predecessor_ended=True)
-        plan = plan_recovery(facts)
         output = _output_of(describe)
+        facts = recovery_facts(job, StartFrom(), predecessor_ended=True, output=output)
+        plan = plan_recovery(facts)
         _weigh_sinks(job, facts, plan, output)
         check_backend(job, plan)
         change = plan_change(record, plan, _plan_of(describe))

@@ -22,6 +22,7 @@ from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan, describe_image
 from dagster_ckpt.lifecycle.sink_guard import Verdict
 from dagster_ckpt.lifecycle.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, sink_logs_of_image, survey_sinks
+from dagster_ckpt.lifecycle.sinks_written import sinks_of_image, sinks_written
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.spark import (
     Donor,
@@ -176,6 +177,7 @@ def _restore(
             image_number=image.number,
             query_id=image.query_id,
             directory=before.live_directory,
+            sinks=sinks_of_image(job, image),
         ),
         restored_image_id=image.image_id,
         pending_restore={"location": location, "batch_id": image.batch_id},
@@ -189,7 +191,7 @@ def _rewind(
     job: StreamingJob, origin: StateOrigin, live: LiveDirectory, *, sinks: Survey, lease: LeaseKeeper, fork: bool
 ) -> PreparedStart:
     old, batch_id = LiveDirectory(origin.directory or ""), origin.batch_id or 0
-    wrote_to = job.catalog.executions.last_sinks(job.job_id)
+    wrote_to = sinks_written(job)
     if not wrote_to:
         raise SinkRollbackError(
             f"The catalog does not know yet which sinks job {job.job_id!r} writes to, so they cannot be brought back "
@@ -266,7 +268,7 @@ def _start_empty(
     job: StreamingJob, before: JobRecord, live: LiveDirectory, *, sinks: Survey, lease: LeaseKeeper
 ) -> PreparedStart:
     # What earlier executions wrote has to go out of sight too: a file sink passes over batch numbers it knows.
-    wrote_to = list(job.catalog.executions.last_sinks(job.job_id))
+    wrote_to = sinks_written(job)
     record = job.catalog.jobs.switch_live_directory(
         lease.record,
         live.url,

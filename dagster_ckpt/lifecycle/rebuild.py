@@ -1,7 +1,8 @@
 """Registering everything again where the catalog was lost: images and live directories say what they are themselves.
 
 After that the next plain start goes on exactly, and retention, labels and `start_from` know the images again. Nothing
-but the catalog is changed, in one transaction; the verb may be called again.
+but the catalog is changed, in one transaction; the verb may be called again. A new, empty catalog becomes the record of
+the deployment that the images name; images of another deployment are never registered.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from dagster_ckpt.catalog import (
     StartCause,
 )
 from dagster_ckpt.catalog.rebuilding import RebuiltJob
-from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.errors import CatalogError, CkptError, OptionError
 from dagster_ckpt.image import ImageHeader
 from dagster_ckpt.lifecycle.job import BuiltDirectory, StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.start_from import checked_label
+from dagster_ckpt.lifecycle.unlisted import DEPLOYMENT
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 from dagster_ckpt.spark import LiveStatus, inspect_live_directory
 
@@ -62,7 +64,7 @@ def rebuild(job: StreamingJob, *, origin: str) -> RebuildReport:
     """Register what lies in a job's storage and live folder, and what the catalog does not list.
 
     Where the catalog knows where the query stands, only missing images are added. The query must not run, also not one
-    that an other catalog knows of.
+    that an other catalog knows of. A catalog that holds nothing else takes over the id of the images' deployment.
 
     Args:
         job: The job.
@@ -70,13 +72,16 @@ def rebuild(job: StreamingJob, *, origin: str) -> RebuildReport:
 
     Raises:
         LeaseHeldError: The job runs.
+        CatalogError: All images are of another deployment, or of several, and this catalog is the record of its own.
         StorageAccessError: The storage or the live folder cannot be reached; nothing was changed.
     """
     record = job.register()
-    acquired = acquire(job.catalog, job.job_id, this_holder(f"rebuild-{uuid.uuid4()}", origin, None))
+    holder = this_holder(f"rebuild-{uuid.uuid4()}", origin, None)
+    acquired = acquire(job.catalog, job.job_id, holder, above=job.token_in_use(record))
     with LeaseKeeper(job.catalog, acquired.record) as lease:
         known = {image.image_id for image in job.catalog.images.of_job(job.job_id)}
         found, passed_over = _images(job)
+        found = _of_this_deployment(job, found, passed_over)
         missing = [image for image in found if image.image_id not in known]
         numbers = [image.number or 0 for image in found]
         next_number = max(numbers, default=0) + 1
@@ -112,6 +117,26 @@ def _images(job: StreamingJob) -> tuple[list[ImageRecord], list[str]]:
             continue
         found.append(_record(header, location, manifest.full_bytes, manifest.file_count))
     return sorted(found, key=lambda image: image.number or 0), passed_over
+
+
+def _of_this_deployment(job: StreamingJob, found: list[ImageRecord], passed_over: list[str]) -> list[ImageRecord]:
+    """The images of the deployment that this catalog is, or becomes, the record of."""
+    own = job.catalog.deployment_id
+    named = sorted({str(image.properties[DEPLOYMENT]) for image in found if DEPLOYMENT in image.properties})
+    if named and own not in named:
+        if len(named) > 1:
+            raise CatalogError(
+                f"The images of job {job.job_id!r} are of several deployments: {', '.join(named)}. Nothing was "
+                "registered. Say which one this catalog takes the place of: "
+                "Catalog(url).take_over_deployment(<id>), and rebuild again."
+            )
+        job.catalog.take_over_deployment(named[0], only_if_unused=True)
+        own = named[0]
+    for image in found:
+        if image.properties.get(DEPLOYMENT) != own:
+            of = image.properties.get(DEPLOYMENT) or "a deployment that it does not name"
+            passed_over.append(f"{image.location}: it is of {of}, and this catalog is the record of {own}")
+    return [image for image in found if image.properties.get(DEPLOYMENT) == own]
 
 
 def _record(header: ImageHeader, location: str, full_bytes: int, file_count: int) -> ImageRecord:

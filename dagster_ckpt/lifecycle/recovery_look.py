@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dagster_ckpt.catalog import ExecutionRecord, ExecutionStatus, ImageStatus, JobRecord, OriginKind
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import boot_id
-from dagster_ckpt.lifecycle.recovery_plan import RecoveryFacts
+from dagster_ckpt.lifecycle.recovery_plan import NOTHING_UNKNOWN, RecoveryFacts
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.lifecycle.unknown_state import unknown_state
 from dagster_ckpt.lifecycle.unlisted import unlisted_image
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory, retained_batches
+from dagster_ckpt.spark import LiveDirectory, LiveStatus, NamedOutput, inspect_live_directory, retained_batches
 
 
 def recovery_facts(
@@ -20,6 +21,7 @@ def recovery_facts(
     predecessor_ended: bool,
     is_automatic: bool = False,
     remembers: bool = True,
+    output: NamedOutput | None = None,
 ) -> RecoveryFacts:
     """Look at everything a recovery plan is made from; nothing is changed.
 
@@ -29,6 +31,7 @@ def recovery_facts(
         predecessor_ended: Whether the execution before can write nothing any more.
         is_automatic: Whether nobody asked for this start.
         remembers: Take into account what recoveries have failed at. A person's start begins without that.
+        output: Where the query about to start writes; None where that cannot be seen.
 
     Raises:
         ImageNotFoundError: The image named is of another job.
@@ -63,8 +66,7 @@ def recovery_facts(
         origin_batch_is_retained=bool(is_lost or failures) and _origin_batch_is_retained(record),
         origin_image_is_gone=_origin_image_is_gone(job, record),
         is_automatic=is_automatic,
-        unknown_directories=_directories_with_batches(job) if is_unheard_of else (),
-        unknown_images=job.store.checkpoints() if is_unheard_of else (),
+        unknown=unknown_state(job, output) if is_unheard_of else NOTHING_UNKNOWN,
     )
 
 
@@ -92,13 +94,3 @@ def _origin_image_is_gone(job: StreamingJob, record: JobRecord) -> bool:
         return False
     known = job.catalog.images.by_id([origin.image_id]).get(origin.image_id)
     return known is not None and known.status in (ImageStatus.DELETING, ImageStatus.DELETED)
-
-
-def _directories_with_batches(job: StreamingJob) -> list[str]:
-    """Live directories in the job's place that hold batches, each with the newest one committed."""
-    found = []
-    for built in job.live_directories():
-        commit = built.live.positions().commit
-        if commit is not None:
-            found.append(f"{built.live.url}, up to batch {commit}")
-    return found

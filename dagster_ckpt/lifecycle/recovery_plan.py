@@ -89,6 +89,24 @@ class RecoveryPlan:
 
 
 @dataclass(frozen=True)
+class UnknownState:
+    """What lies in the places of a job that its catalog knows no start of, each in a few words.
+
+    Attributes:
+        directories: Live directories that hold batches.
+        images: Checkpoints and savepoints.
+        sinks: Logs of the file sinks that these images name, and of the one that the query names.
+    """
+
+    directories: Sequence[str] = ()
+    images: Sequence[str] = ()
+    sinks: Sequence[str] = ()
+
+
+NOTHING_UNKNOWN = UnknownState()
+
+
+@dataclass(frozen=True)
 class RecoveryFacts:
     """What is known when a job starts.
 
@@ -110,8 +128,7 @@ class RecoveryFacts:
         origin_image_is_gone: Whether the image that the live directory was made from is known to be deleted.
         is_automatic: Whether nobody asked for this start: an image that is known to be broken is not tried then.
         depth: At how many points beside the live directory a recovery looks; None: at all there are.
-        unknown_directories: Live directories of the job that its catalog does not know.
-        unknown_images: Images of the job in its storage that its catalog does not know.
+        unknown: What lies in the places of a job that its catalog knows no start of.
     """
 
     job: JobRecord
@@ -130,8 +147,7 @@ class RecoveryFacts:
     origin_image_is_gone: bool = False
     is_automatic: bool = False
     depth: int | None = None
-    unknown_directories: Sequence[str] = ()
-    unknown_images: Sequence[str] = ()
+    unknown: UnknownState = NOTHING_UNKNOWN
 
     @property
     def live_batch(self) -> int | None:

@@ -12,6 +12,7 @@ from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.prepare import image_location
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.lifecycle.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.lifecycle.sinks_written import sinks_of_image, sinks_written
 from dagster_ckpt.lifecycle.way_back import announce_way_back
 from dagster_ckpt.options.durations import iso_duration
 from dagster_ckpt.spark import (
@@ -204,12 +205,8 @@ def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool)
 
 def _sinks(job: StreamingJob, plan: RecoveryPlan) -> list[str]:
     """Sinks the query wrote to when the image was taken, and those it writes to now."""
-    properties = _properties(job, plan.image) if plan.image is not None else {}
-    noted = properties.get("sinks")
-    others = properties.get("other_sinks")
-    then = [f"FileSink[{sink['path']}]" for sink in noted] if isinstance(noted, list) else []
-    then += [str(sink) for sink in others] if isinstance(others, list) else []
-    return list(dict.fromkeys([*then, *job.catalog.executions.last_sinks(job.job_id)]))
+    then = sinks_of_image(job, plan.image) if plan.image is not None else ()
+    return list(dict.fromkeys([*then, *sinks_written(job)]))
 
 
 def _sinks_that_go_on(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:

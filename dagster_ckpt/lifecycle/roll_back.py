@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dagster_ckpt.catalog import UpgradePhase, UpgradeRecord
-from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError, RequestFailedError, RestoreError
+from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError, RequestFailedError, RestoreError, SharedSinkError
 from dagster_ckpt.lifecycle.fencing import fence_predecessor
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
@@ -15,11 +15,13 @@ from dagster_ckpt.lifecycle.prepare import prepare
 from dagster_ckpt.lifecycle.recovery import describe_image, plan_recovery
 from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.rewind_preview import preview_rewind, refuse_loss
+from dagster_ckpt.lifecycle.sinks_written import sinks_of_image
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
+from dagster_ckpt.spark import NamedOutput
 
 # What trying again does not change: a person has to say where the job goes on.
-_FINAL = (ImageNotFoundError, ImageCorruptError, RestoreError)
+_FINAL = (ImageNotFoundError, ImageCorruptError, RestoreError, SharedSinkError)
 
 
 def roll_back(
@@ -71,10 +73,12 @@ def roll_back(
 def _restore(job: StreamingJob, image_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
     facts = recovery_facts(job, StartFrom(StartPoint.NAMED, image_id), predecessor_ended=True)
     plan = plan_recovery(facts)
-    preview = preview_rewind(job, facts, plan)
+    # The code before is about to start, which wrote the image: what the new code wrote elsewhere is left.
+    output = NamedOutput.of_sinks(sinks_of_image(job, plan.image)) if plan.image is not None else None
+    preview = preview_rewind(job, facts, plan, output)
     for sentence in preview.sentences():
         report(sentence)
     refuse_loss(job, preview, accept_loss=False)
-    for path in prepare(job, plan, lease).rolled_back:
+    for path in prepare(job, plan, lease, output).rolled_back:
         report(f"rolled back the file sink {path}")
     return describe_image(job.catalog.images.get(image_id))

@@ -10,6 +10,7 @@ from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan
 from dagster_ckpt.lifecycle.sink_guard import Judgement, NamedFolders, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.lifecycle.sinks_written import sinks_written
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
     LiveDirectory,
@@ -176,7 +177,7 @@ def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tup
 
 def _survey(job: StreamingJob, aim: Aim, output: NamedOutput | None) -> Survey:
     noted = sink_logs_of_image(job, aim.location) if aim.location is not None else {}
-    last_sinks = [*aim.sinks, *job.catalog.executions.last_sinks(job.job_id)]
+    last_sinks = list(dict.fromkeys([*aim.sinks, *sinks_written(job), *job.catalog.executions.last_sinks(job.job_id)]))
     ours = [path for path in map(file_sink_path, last_sinks) if path is not None]
     others = job.catalog.executions.sinks_of_others(job.job_id)
     anothers = [path for path in map(file_sink_path, others) if path is not None]

@@ -22,12 +22,12 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
         LiveDirectoryError: Something is there.
     """
     is_named = facts.start_from.point is StartPoint.NAMED
-    found = [*facts.unknown_directories, *(() if is_named else facts.unknown_images)]
+    found = [*facts.unknown.directories, *(() if is_named else facts.unknown.images)]
     if not found or facts.images:
         return
     raise LiveDirectoryError(
         f"The catalog has no start of job {facts.job.job_id!r}, but there is state of it: the catalog was lost, or its "
-        f"URL is wrong. Nothing was changed. There are:\n{_listed(found)}\n"
+        f"URL is wrong. Nothing was changed. There are:\n{_all_that_is_there(facts)}\n"
         "Name the right catalog, bring it back from a backup, or register what is there by rebuild_catalog_job "
         "(operations.rebuild). A start from one of the images by its location needs the live directories moved away. "
         "start_from=empty with give_up_state gives up what is there."
@@ -52,15 +52,20 @@ def refuse_unconfirmed(facts: RecoveryFacts) -> None:
     origin = facts.job.origin
     if not given_up and origin is not None and origin.kind is not OriginKind.NOTHING:
         given_up.append(f"the state that {facts.job.live_directory} was made from: {origin.location or origin.kind}")
-    given_up += [*facts.unknown_directories, *facts.unknown_images]
-    if not given_up:
+    is_unknown = bool(facts.unknown.directories or facts.unknown.images)
+    if not given_up and not is_unknown:
         return
     raise StateAtRiskError(
         f"Job {facts.job.job_id!r} is not started empty, nothing was changed: that gives up all its state, and file "
         f"sinks are rolled back to before their first batch. Its next recoveries would not go back to:\n"
-        f"{_listed(given_up)}\n"
+        f"{_listed(given_up) if given_up else _all_that_is_there(facts)}\n"
         "To do so, confirm with give_up_state=true. To go on instead, start from latest or from one of these."
     )
+
+
+def _all_that_is_there(facts: RecoveryFacts) -> str:
+    found = [facts.unknown.directories, facts.unknown.images, facts.unknown.sinks]
+    return "\n".join(_listed(each) for each in found if each)
 
 
 def _listed(things: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
 from dagster_ckpt.lifecycle.provenance import asked, provenance
 from dagster_ckpt.lifecycle.recording import NotRecorded, record_image
+from dagster_ckpt.lifecycle.sinks_written import sinks_written
 from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.spark import LiveDirectory
 
@@ -52,7 +53,7 @@ def savepoint_of_stopped_job(
     why = trigger if schedule is None else ImageTrigger.PERIODIC
     number = job.catalog.jobs.allocate_number(job.job_id, lease=lease)
     began_ms = wall_clock_ms()
-    sinks = tuple(job.catalog.executions.last_sinks(job.job_id))
+    sinks = tuple(sinks_written(job))
     base = sharing_base(job)
     order = SnapshotOrder(
         ImageKind.SAVEPOINT,

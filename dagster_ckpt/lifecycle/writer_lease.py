@@ -44,6 +44,7 @@ def acquire(
     ttl_ms: int = DEFAULT_TTL_MS,
     holder_is_over: HolderIsOver = lambda _lease: False,
     interrupted: Callable[[], bool] = lambda: False,
+    above: int = 0,
 ) -> AcquiredLease:
     """Become the writer of a job.
 
@@ -55,6 +56,7 @@ def acquire(
         holder_is_over: Says of a present holder whether its run is recorded as over. Its
             process may still live, so its lease is waited for, not taken.
         interrupted: Asked while waiting; True gives up.
+        above: The token is above this one: see `StreamingJob.token_in_use`.
 
     Raises:
         LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
@@ -65,7 +67,7 @@ def acquire(
         is_over = present is not None and holder_liveness(present, jvm_grace_s=JVM_GRACE_S) is Liveness.ENDED
         try:
             take_over = present.token if present is not None and is_over else None
-            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=take_over)
+            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=take_over, above=above)
             return AcquiredLease(taken, None if is_over else present)
         except LeaseHeldError:
             if present is None or is_over or interrupted() or not holder_is_over(present):

@@ -16,6 +16,7 @@ from dagster_ckpt.spark.file_sink import LOG, SinkEntry, StillMine, roll_back
 from dagster_ckpt.spark.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.folder import local_path
 from dagster_ckpt.spark.opening import open_folder
+from dagster_ckpt.spark.sinks import file_sink_path
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -43,6 +44,12 @@ class NamedOutput:
     def folder(self) -> str | None:
         """The folder of a file sink; None for a sink of another kind."""
         return self.place if self.format in _FILE_FORMATS else None
+
+    @staticmethod
+    def of_sinks(sinks: Sequence[str]) -> NamedOutput:
+        """Where a query writes that reported these sinks; a query has one of its own, others it calls itself."""
+        folder = next((path for path in map(file_sink_path, sinks) if path is not None), None)
+        return NamedOutput("parquet" if folder is not None else "", folder)
 
     def is_same(self, other: NamedOutput) -> bool:
         """Whether both write to one place."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Never
 
 import pytest
 from retention_shelf import JOB
@@ -11,14 +13,16 @@ from rewind_history import LAST, History
 from test_claim_modes import taken
 
 from dagster_ckpt.catalog import Catalog, ImageRecord
-from dagster_ckpt.errors import LeaseHeldError, LiveDirectoryError
+from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError
 from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.execution import RunRequest, run_job
 from dagster_ckpt.lifecycle.operations import Operator, preview_start, rebuild, trigger_savepoint
 from dagster_ckpt.lifecycle.recovery_plan import RecoveryKind
-from dagster_ckpt.lifecycle.retention import discard, subsume
+from dagster_ckpt.lifecycle.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory
-from tests.as_writer import holding
+from dagster_ckpt.lifecycle.unknown_state import unknown_state
+from dagster_ckpt.spark import LiveDirectory, NamedOutput
+from tests.as_writer import as_writer, holding, keeping
 
 OPERATOR = Operator("a test")
 
@@ -65,6 +69,127 @@ def test_a_lost_catalog_is_rebuilt_and_the_next_plain_start_goes_on_exactly(hist
     # The sinks are known again, so a start by the label rolls them back.
     kind, _ = history.start("mine", accept_loss=True)
     assert (kind, history.batch, history.sink_batch) == (RecoveryKind.RESTORE, LAST, LAST)
+
+
+def test_the_refusal_without_a_catalog_lists_all_that_is_there(history: History) -> None:
+    kept = checkpoint(history)
+    savepoint = trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    live = history.live.url
+    lose_the_catalog(history)
+
+    with pytest.raises(LiveDirectoryError) as refusal:
+        preview_start(history.shelf.job, StartFrom())
+
+    said = str(refusal.value)
+    assert f"{live}, up to batch {LAST}" in said
+    assert str(kept.location) in said
+    assert f"savepoint {savepoint.location}" in said
+    assert f"the sink log of file:{history.sink}, up to batch {LAST}" in said
+
+
+def test_where_only_savepoints_are_left_nothing_begins_empty_either(history: History) -> None:
+    savepoint = trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    shutil.rmtree(history.shelf.live)
+    lose_the_catalog(history)
+
+    with pytest.raises(LiveDirectoryError, match=str(savepoint.location)):
+        preview_start(history.shelf.job, StartFrom())
+    with pytest.raises(StateAtRiskError, match="sink log"):
+        preview_start(history.shelf.job, StartFrom.parse("empty"))
+
+
+def test_the_folder_that_the_query_names_is_listed_where_no_image_tells_it(history: History, tmp_path: Path) -> None:
+    lose_the_catalog(history)
+    output = NamedOutput("parquet", str(history.sink))
+
+    found = unknown_state(history.shelf.job, output)
+
+    assert found.sinks == [f"the sink log of {history.sink}, up to batch {LAST}"]
+
+
+def test_a_new_catalog_takes_over_the_deployment_whose_images_it_registers(history: History) -> None:
+    trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    deployment_id = history.shelf.job.catalog.deployment_id
+    lose_the_catalog(history)
+    elsewhere = Catalog(f"sqlite:///{history.shelf.root / 'new-catalog.db'}")
+    assert elsewhere.deployment_id != deployment_id
+
+    rebuild(history.shelf.job, origin="a test")
+
+    assert history.shelf.job.catalog.deployment_id == deployment_id
+    assert elsewhere.deployment_id == deployment_id, "also for a process that had it open"
+    elsewhere.close()
+
+
+def test_a_catalog_in_use_does_not_register_the_images_of_another_deployment(history: History) -> None:
+    checkpoint(history)
+    lose_the_catalog(history)
+    catalog = history.shelf.job.catalog
+    other = replace(history.shelf.job, job_id="other", name="other", asset_key="other")
+    other.register()
+    as_writer(catalog, "other").jobs.switch_live_directory(other.live_directory(1, 1).url)
+    before = catalog.deployment_id
+
+    with pytest.raises(CatalogError, match=r"in which other was started.*new, empty catalog.*take_over_deployment"):
+        rebuild(history.shelf.job, origin="a test")
+
+    assert (catalog.deployment_id, catalog.images.of_job(JOB)) == (before, [])
+
+
+def test_images_of_two_deployments_are_not_mixed(history: History) -> None:
+    mine = trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    first = history.shelf.job.catalog.deployment_id
+    with history.shelf.job.catalog.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE deployment SET deployment_id = 'another'")
+    history.commit(LAST + 1)
+    theirs = trigger_savepoint(history.shelf.job, OPERATOR, label="theirs")
+    lose_the_catalog(history)
+    catalog = history.shelf.job.catalog
+
+    with pytest.raises(CatalogError, match=r"several deployments.*another.*take_over_deployment"):
+        rebuild(history.shelf.job, origin="a test")
+    catalog.take_over_deployment(first)
+    report = rebuild(history.shelf.job, origin="a test")
+
+    assert [image.image_id for image in catalog.images.completed(JOB)] == [mine.image_id]
+    assert [each.split(": ")[0] for each in report.passed_over] == [theirs.location]
+
+
+def test_after_a_rebuild_older_directories_have_lower_tokens_and_are_cleared(history: History) -> None:
+    trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
+    live = history.shelf.live
+    high = live.with_name("live-1-37")
+    live.rename(high)
+    lose_the_catalog(history)
+    job = history.shelf.job
+
+    rebuild(job, origin="a test")
+    kind, prepared = history.start("mine", accept_loss=True)
+
+    assert kind is RecoveryKind.RESTORE
+    (old, new) = job.live_directories()
+    assert (old.live.url, new.live.url) == (str(high), prepared.live.url)
+    assert new.token > 37
+    with keeping(job.catalog, JOB) as lease:
+        delete_older_live_directories(job, prepared.live, lease)
+    assert [each.live.url for each in job.live_directories()] == [prepared.live.url]
+
+
+def test_what_an_empty_start_without_the_catalog_leaves_is_cleared_as_well(history: History) -> None:
+    history.shelf.live.rename(history.shelf.live.with_name("live-1-37"))
+    lose_the_catalog(history)
+    job = history.shelf.job
+    asked: list[str] = []
+
+    def start_query(live: LiveDirectory) -> Never:
+        asked.append(live.url)
+        raise OSError(f"Spark is asked to start in {live.url}")
+
+    start_from = StartFrom.parse("empty", give_up_state=True)
+    with pytest.raises(OSError, match="Spark is asked"):
+        run_job(job, RunRequest("run", start_query, start_from=start_from))
+
+    assert asked == [job.live_directory(2, 38).url]
 
 
 def test_what_is_registered_again_makes_room_and_is_counted_on(history: History) -> None:

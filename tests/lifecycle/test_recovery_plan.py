@@ -22,6 +22,7 @@ from dagster_ckpt.catalog import (
 )
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, is_named, plan_recovery
+from dagster_ckpt.lifecycle.recovery_plan import UnknownState
 from dagster_ckpt.lifecycle.rewind_distance import distance_passed_over
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.spark import LiveState, LiveStatus
@@ -130,8 +131,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         origin_image_is_gone=case.get("origin_image_is_gone", False),
         is_automatic=case.get("is_automatic", False),
         depth=case.get("depth"),
-        unknown_directories=case.get("unknown_directories", ()),
-        unknown_images=case.get("unknown_images", ()),
+        unknown=UnknownState(case.get("unknown_directories", ()), case.get("unknown_images", ())),
     )
 
 

@@ -17,9 +17,13 @@ from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.preflight import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
+from dagster_ckpt.lifecycle.prepare import prepare
 from dagster_ckpt.lifecycle.retention import apply_terminal_retention, subsume
 from dagster_ckpt.lifecycle.roll_back import roll_back
+from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState, UpgradeMode
+from dagster_ckpt.spark import NamedOutput
+from tests.as_writer import keeping
 
 WRONG = LAST + 2
 
@@ -63,6 +67,33 @@ def test_state_and_sinks_go_back_to_where_the_old_code_had_stopped(history: Hist
     assert after.reason == "rolled back to savepoint before at batch 8, because: no batch in time"
     assert (row(history).alert or "").startswith("code version 2: rolled back")
     assert not operations.is_running(history.shelf.job)
+
+
+def test_code_that_had_moved_its_output_goes_back_to_the_folder_before(history: History) -> None:
+    operations.trigger_savepoint(history.shelf.job, operations.Operator("a test"), label="before")
+    old, new = history.sink, history.shelf.root / "moved to"
+    savepoint = history.shelf.job.catalog.images.restorable(JOB)[0]
+    history.sink = new
+    for batch in range(LAST + 1, WRONG + 1):
+        history.commit(batch)
+    history.sinks(f"FileSink[file:{new}]")
+    upgrade_in(history.shelf.job, UpgradePhase.RESTORING, savepoint.image_id)
+    theirs = {path.name: path.read_bytes() for path in (new / "_spark_metadata").iterdir()}
+
+    after = roll_back(history.shelf.job, run_id="a run")
+
+    assert after.phase is UpgradePhase.ROLLED_BACK, after.reason
+    assert {path.name: path.read_bytes() for path in (new / "_spark_metadata").iterdir()} == theirs
+    history.sink = old
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+    # The next start, of the code before, goes on there.
+    plan = operations.preview_start(history.shelf.job, StartFrom())
+    with keeping(history.shelf.job.catalog, JOB) as lease:
+        prepare(history.shelf.job, plan, lease, NamedOutput("parquet", str(old)))
+    stopped = operations.trigger_savepoint(history.shelf.job, operations.Operator("a test"), label="after")
+    noted = stopped.properties["sinks"]
+    assert isinstance(noted, list)
+    assert noted[0]["path"] == f"file:{old}"
 
 
 def test_killed_anywhere_it_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

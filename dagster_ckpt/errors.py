@@ -116,7 +116,7 @@ class StateAtRiskError(RestoreError):
 
 
 class RestartWithdrawnError(CkptError):
-    """A restart was launched, and the job was cancelled or suspended before it began."""
+    """A start or restart was launched, and was taken back before it began, or the job was cancelled or suspended."""
 
 
 class SharedSinkError(CkptError):

@@ -17,7 +17,7 @@ from dagster_ckpt.catalog.records import (
     RunFailure,
     StartCause,
 )
-from dagster_ckpt.catalog.tables import events, executions, jobs
+from dagster_ckpt.catalog.tables import events, executions, jobs, leases
 from dagster_ckpt.errors import CatalogError
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
@@ -319,6 +319,15 @@ class ExecutionStore:
             if isinstance(batch_id, int):
                 return batch_id
         return None
+
+    def beside(self, job_id: str) -> list[ExecutionRecord]:
+        """The executions of other jobs whose lease somebody holds, and for which something is left to do, or that run.
+
+        Args:
+            job_id: The job whose own are left out.
+        """
+        held = select(leases.c.job_id).where(leases.c.execution_id.is_not(None), leases.c.job_id != job_id)
+        return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.job_id.in_(held)))
 
     def last_sinks(self, job_id: str) -> list[str]:
         """The sinks that the newest execution which reported any wrote to, as Spark names them."""

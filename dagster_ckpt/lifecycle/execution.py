@@ -47,6 +47,7 @@ from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_re
 from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.recovery_points import live_point, point_of_origin
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
+from dagster_ckpt.lifecycle.sink_survey import refuse_shared_folder
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
 from dagster_ckpt.lifecycle.supervision import ENDS_BY_REQUEST, EndKind, QueryEnd, Supervisor
 from dagster_ckpt.lifecycle.way_back import keep_way_back
@@ -151,7 +152,7 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
 
     Raises:
         LeaseHeldError: Another execution of the job is alive.
-        RestartWithdrawnError: The job was cancelled or suspended before this restart of it began.
+        RestartWithdrawnError: The start was taken back, or the job cancelled or suspended before this restart began.
         LeaseLostError: Another execution took the lease before the query was started; what is its own is untouched.
         ImageNotFoundError: The image to start from does not exist.
         LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
@@ -174,12 +175,19 @@ def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
         above=job.token_in_use(record),
     )
     with LeaseKeeper(job.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease:
-        _refuse_withdrawn(job, request.restart_of)
+        _refuse_withdrawn(job, request)
         return _Run(job, request, acquired, lease).until_the_end(execution_id)
 
 
-def _refuse_withdrawn(job: StreamingJob, restart_of: str | None) -> None:
-    before = job.catalog.executions.get(restart_of) if restart_of is not None else None
+def _refuse_withdrawn(job: StreamingJob, request: RunRequest) -> None:
+    """Refuse what was taken back while the run that does it was on its way, or waited for its turn."""
+    asked = job.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
+    if asked is not None and asked.status is RequestStatus.WITHDRAWN:
+        raise RestartWithdrawnError(
+            f"Job {job.job_id!r} is not started, nothing was changed: the start that {asked.origin} had asked for was "
+            "taken back. Ask again to have it run."
+        )
+    before = job.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
     if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
         raise RestartWithdrawnError(
             f"Job {job.job_id!r} is not restarted, nothing was changed: {before.reason}. Start it to have it run."
@@ -345,12 +353,15 @@ class _Run:
         kept = keep_way_back(job, facts, plan, start_from, self._lease.record)
         if kept is not None:
             self._request.report(kept)
+        refuse_shared_folder(job, output)
         prepared = prepare(job, plan, self._lease, output)
         self._tell(prepared)
         # What takes long may have outlived the lease: a successor may be at work in these very places.
         self._lease.check()
         job.catalog.jobs.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
         self._note_output(execution_id, output)
+        # Once more, as two that start at the same moment see each other only now.
+        refuse_shared_folder(job, output)
         return prepared
 
     def _supervise(

@@ -33,7 +33,8 @@ SLOW_START_MS = 180_000
 _CLOCK_SLACK_MS = 50
 # /proc/<pid>/stat after the name in parentheses, which may hold anything: field 3 is the first, field 22 the start.
 _STATE, _START_TICKS = 0, 19
-_HAS_PROC = Path("/proc/self/stat").exists()
+_PROC = Path("/proc")
+_HAS_PROC = (_PROC / "self/stat").exists()
 
 
 class Liveness(Enum):
@@ -68,7 +69,8 @@ class ProcessIdentity:
         Raises:
             psutil.NoSuchProcess: There is no such process now.
         """
-        return ProcessIdentity(pid, _seen(pid).start_ticks, socket.gethostname(), boot_id())
+        seen = _seen(pid)
+        return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
 
     def liveness(self) -> Liveness:
         """Whether this very process still runs; a zombie has ended, it writes nothing any more."""
@@ -80,6 +82,8 @@ class ProcessIdentity:
             seen = _seen(self.pid)
         except psutil.NoSuchProcess:
             return Liveness.ENDED
+        if seen is None:
+            return Liveness.UNKNOWN
         return Liveness.ALIVE if seen.start_ticks == self.start_ticks and seen.runs else Liveness.ENDED
 
 
@@ -201,11 +205,21 @@ class _Seen:
     runs: bool
 
 
-def _seen(pid: int) -> _Seen:
+def _seen(pid: int) -> _Seen | None:
+    """A process as the system shows it; None where there is one that it does not show to this user.
+
+    Raises:
+        psutil.NoSuchProcess: There is none.
+    """
     if _HAS_PROC:
         try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            stat = (_PROC / f"{pid}/stat").read_bytes()
+        except PermissionError:
+            return None
         except (FileNotFoundError, ProcessLookupError) as error:
+            # Mounted with `hidepid`, /proc has no entry for the processes of other users.
+            if _is_there(pid):
+                return None
             raise psutil.NoSuchProcess(pid) from error
         fields = stat[stat.rindex(b")") + 1 :].split()
         return _Seen(int(fields[_START_TICKS]), fields[_STATE] not in (b"Z", b"X", b"x"))
@@ -213,6 +227,17 @@ def _seen(pid: int) -> _Seen:
     # What the kernel noted once, in seconds. `create_time()` would be moved with the clock.
     started_s: float = process._proc.create_time(monotonic=True)  # type: ignore[attr-defined]
     return _Seen(round(started_s * 1_000_000), process.status() != psutil.STATUS_ZOMBIE)
+
+
+def _is_there(pid: int) -> bool:
+    """Whether a process has this number, whoever's it is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @cache
@@ -229,6 +254,7 @@ def _may_run_since(pid: int, at_ms: int) -> bool:
     # No proof of anything: it compares two clocks. It only keeps a run from being given up.
     try:
         started_at_ms = psutil.Process(pid).create_time() * 1000
-        return started_at_ms <= at_ms + _CLOCK_SLACK_MS and _seen(pid).runs
-    except psutil.NoSuchProcess:
+        seen = _seen(pid)
+        return started_at_ms <= at_ms + _CLOCK_SLACK_MS and seen is not None and seen.runs
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False

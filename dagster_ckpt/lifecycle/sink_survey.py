@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.liveness import is_held
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan
 from dagster_ckpt.lifecycle.sink_guard import Judgement, NamedFolders, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.lifecycle.sinks_written import sinks_written
@@ -214,6 +215,31 @@ def _survey(job: StreamingJob, aim: Aim, output: NamedOutput | None) -> Survey:
     # A table that the query wrote to is asked by its own id.
     to_settle += [sink for sink in last_sinks if file_sink_path(sink) is None]
     return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
+
+
+def refuse_shared_folder(job: StreamingJob, output: NamedOutput | None) -> None:
+    """Refuse to write files where another stream that runs writes: also before it has written anything there.
+
+    Args:
+        job: The job.
+        output: Where its query is about to write; None where that cannot be seen.
+
+    Raises:
+        SharedSinkError: Another stream writes there.
+    """
+    if output is None or output.folder is None:
+        return
+    for other in job.catalog.executions.beside(job.job_id):
+        sinks = (other.progress or {}).get("sinks")
+        paths = map(file_sink_path, map(str, sinks)) if isinstance(sinks, list) else ()
+        if not any(path is not None and same_folder(path, output.folder) for path in paths):
+            continue
+        if is_held(job.catalog.leases.current(other.job_id)):
+            raise SharedSinkError(
+                f"Job {job.job_id!r} is not started: it would write to {output.folder}, where job {other.job_id!r} "
+                f"writes (run {other.run_id}). Each would pass over the batches of the other without a word. Let it "
+                "write to a folder of its own."
+            )
 
 
 def sink_logs_of_image(job: StreamingJob, location: str) -> dict[str, list[SinkEntry]]:

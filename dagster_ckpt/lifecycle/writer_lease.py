@@ -12,7 +12,7 @@ from types import TracebackType
 from dagster_ckpt.catalog import Catalog, Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
-from dagster_ckpt.lifecycle.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held
+from dagster_ckpt.lifecycle.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held, jvm_of
 
 HolderIsOver = Callable[[LeaseRecord], bool]
 
@@ -165,11 +165,15 @@ class LeaseKeeper:
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=self._ttl_ms / 1000)
-        # A query that does not stop may still write: a successor needs a proof, or goes on elsewhere.
-        if self._lost is None and not isinstance(error, QueryStopError):
+        if self._lost is None and not (isinstance(error, QueryStopError) and self._jvm_may_run()):
             # Where the catalog is away it runs out by itself.
             with suppress(CatalogError):
                 self._catalog.leases.release(self._lease.job_id, self._lease.token)
+
+    def _jvm_may_run(self) -> bool:
+        """Whether a query that does not stop may still write: a successor needs a proof, or goes on elsewhere."""
+        jvm = jvm_of(self._lease)
+        return jvm is None or jvm.liveness() is not Liveness.ENDED
 
     @property
     def _give_up_after_s(self) -> float:

@@ -6,9 +6,11 @@ compaction and at the next read (`CompactibleFileStreamLog.getAllValidBatches`).
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.spark.described_query import described_field
@@ -26,6 +28,8 @@ _FILE_FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 # spark.sql.streaming.fileSink.log.compactInterval
 _COMPACT_INTERVAL = 10
 _NOTHING = b"v1"
+# Drivers of one and the same storage.
+_DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 @dataclass(frozen=True)
@@ -121,4 +125,24 @@ def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
 
 def _plain(url: str) -> str:
     path = local_path(url)
-    return str(path.resolve()) if path is not None else url.replace("s3a://", "s3://").rstrip("/")
+    if path is not None:
+        return _known_by_its_inode(path)
+    scheme, _, rest = url.partition("://")
+    authority, _, below = rest.partition("/")
+    # As Hadoop's `Path` normalises it.
+    return f"{_DRIVERS.get(scheme.lower(), scheme.lower())}://{authority}{posixpath.normpath('/' + below.lstrip('/'))}"
+
+
+def _known_by_its_inode(path: Path) -> str:
+    """A local folder, the same for each way to it: links, mounts of one disk in two places, names without case."""
+    path = path.resolve()
+    for there in (path, *path.parents):
+        try:
+            stat = there.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            # It is not made yet: what is to be below the nearest folder that is.
+            continue
+        except OSError:
+            break
+        return f"{stat.st_dev}:{stat.st_ino}/{path.relative_to(there)}"
+    return str(path)

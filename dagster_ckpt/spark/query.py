@@ -189,12 +189,18 @@ class SupervisedQuery:
                 self._limit_stop(within_ms)
             self._query.stop()
         except Exception as error:  # a stop that fails with the query's own error has stopped it
-            if self._query.isActive:
+            if self._may_run():
                 raise QueryStopError(
                     f"The query {self._query.name!r} does not stop: {error}. It may still write; stop the "
                     "Spark application "
                     "before anything else uses its live directory, or raise spark.sql.streaming.stopTimeout."
                 ) from error
+
+    def _may_run(self) -> bool:
+        try:
+            return bool(self._query.isActive)
+        except Exception:  # noqa: BLE001 - a bridge that is broken says nothing of the JVM behind it
+            return True
 
     def _limit_stop(self, within_ms: int) -> None:
         execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from retention_shelf import HOLDER, Shelf
@@ -19,15 +23,17 @@ from dagster_ckpt.errors import (
     NothingCommittedError,
     QueryStopError,
     RequestFailedError,
+    RestartWithdrawnError,
+    SharedSinkError,
     StorageAccessError,
 )
-from dagster_ckpt.lifecycle import operations, supervision
+from dagster_ckpt.lifecycle import execution, operations, supervision
 from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
 from dagster_ckpt.lifecycle.job import StreamingJob, monotonic_ms
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.spark import LiveDirectory, QueryActivity, QueryFacts, QueryProgress, TaskCounts
+from dagster_ckpt.spark import LiveDirectory, NamedOutput, QueryActivity, QueryFacts, QueryProgress, TaskCounts
 from dagster_ckpt.storage import open_store
 from tests.as_writer import as_writer
 
@@ -503,3 +509,101 @@ def test_a_query_that_does_not_stop_keeps_its_lease(shelf: Shelf) -> None:
     lease = shelf.job.catalog.leases.current("orders")
     assert lease is not None
     assert lease.run_id == "run"
+
+
+def test_one_whose_jvm_has_ended_gives_it_back(shelf: Shelf) -> None:
+    """A bridge that is broken because its JVM was killed: nothing writes any more."""
+    jvm = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    class Stubborn(PlayedQuery):
+        def stop(self, *, within_ms: int | None = None) -> None:
+            jvm.kill()
+            jvm.wait()
+            raise QueryStopError("the answer was lost")
+
+    with pytest.raises(QueryStopError):
+        Stage(shelf.job, [Stubborn()]).run(interrupted=lambda: True, jvm_pid=jvm.pid)
+
+    assert shelf.job.catalog.leases.current("orders") is None
+    assert jvm.stdin is not None
+    jvm.stdin.close()
+
+
+def test_a_start_that_was_taken_back_is_not_made_by_the_run_that_was_launched_for_it(
+    stage: Callable[..., Stage],
+) -> None:
+    play = stage(PlayedQuery(ends=True))
+    play.job.register()
+    request = play.job.catalog.requests.submit("orders", RequestKind.START, origin="a test")
+    play.job.catalog.requests.withdraw(request.request_id)
+
+    with pytest.raises(RestartWithdrawnError, match="taken back"):
+        play.run(start_request_id=request.request_id)
+
+    assert (play.started_in, play.ends()) == ([], [])
+
+
+class TestTwoStreamsThatNameOneFolder:
+    """Neither has written there yet, so no log says whose it is: each would pass over the other's batches."""
+
+    @pytest.fixture
+    def streams(
+        self, stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> tuple[Stage, Stage]:
+        outputs = iter(["out", "link/out"])
+        (tmp_path / "link").symlink_to(tmp_path)
+        monkeypatch.setattr(execution, "plan_of_writer", lambda _writer: None)
+        monkeypatch.setattr(
+            execution, "named_output", lambda _writer: NamedOutput("parquet", f"{tmp_path}/{next(outputs)}")
+        )
+        one = stage(PlayedQuery())
+        other = stage(PlayedQuery())
+        other.job = replace(other.job, job_id="payments", name="payments", asset_key="payments")
+        return one, other
+
+    def test_the_second_is_refused_while_the_first_runs(self, streams: tuple[Stage, Stage]) -> None:
+        one, other = streams
+        refused = False
+
+        def start_the_other() -> bool:
+            nonlocal refused
+            with pytest.raises(SharedSinkError, match="job 'orders' writes"):
+                other.run(describe=Mock(), interrupted=lambda: True)
+            refused = True
+            return True
+
+        one.run(describe=Mock(), interrupted=start_the_other)
+
+        assert refused
+        assert other.started_in == []
+
+    def test_two_that_start_at_the_same_moment_do_not_both_run(
+        self, streams: tuple[Stage, Stage], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one, other = streams
+        prepare, started, stop = execution.prepare, Event(), Event()
+        start_other = other.start_query
+
+        def tell(live: LiveDirectory) -> Any:
+            started.set()
+            return start_other(live)
+
+        request = RunRequest("second", tell, describe=Mock(), interrupted=stop.is_set)
+        second = Thread(target=run_job, args=(other.job, request))
+
+        def and_then_the_other(*how: Any) -> Any:
+            monkeypatch.setattr(execution, "prepare", prepare)
+            # It has looked, and not yet said where it is about to write.
+            second.start()
+            assert started.wait(30)
+            return prepare(*how)
+
+        monkeypatch.setattr(execution, "prepare", and_then_the_other)
+        try:
+            with pytest.raises(SharedSinkError, match="job 'payments' writes"):
+                one.run(describe=Mock(), interrupted=lambda: True)
+        finally:
+            stop.set()
+            second.join()
+
+        assert one.started_in == []

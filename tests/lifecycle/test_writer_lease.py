@@ -16,7 +16,7 @@ import pytest
 
 from dagster_ckpt.catalog import Catalog, EventType, Holder, LeaseRecord
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
-from dagster_ckpt.lifecycle import writer_lease
+from dagster_ckpt.lifecycle import liveness, writer_lease
 from dagster_ckpt.lifecycle.liveness import (
     JVM_GRACE_S,
     Liveness,
@@ -163,6 +163,29 @@ def test_of_another_container_of_this_machine_nothing_can_be_proven(
     monkeypatch.setattr(Path, "readlink", lambda _path: Path("pid:[1]"))
 
     assert not ended(lease)
+
+
+@pytest.mark.parametrize("hidden", ["its entry", "what the entry says"])
+def test_of_a_process_that_proc_does_not_show_to_this_user_nothing_can_be_proven(
+    spawn: Callable[[], Child], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hidden: str
+) -> None:
+    """As `hidepid=2` and `hidepid=1` do with the processes of other users."""
+    living, dead = spawn(), spawn()
+    dead.kill()
+    monkeypatch.setattr(liveness, "_PROC", tmp_path)
+    if hidden == "what the entry says":
+        read = Path.read_bytes
+
+        def refuse(path: Path) -> bytes:
+            if path == tmp_path / f"{living.identity.pid}/stat":
+                raise PermissionError(1, "Operation not permitted")
+            return read(path)
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+
+    assert living.identity.liveness() is Liveness.UNKNOWN
+    assert dead.identity.liveness() is Liveness.ENDED
+    assert ProcessIdentity.of(living.identity.pid).start_ticks is None
 
 
 @pytest.mark.parametrize("step_s", [1, -1, 3600, -3600])

@@ -1,6 +1,7 @@
 """A folder that was given the rows of another file sink is read as that one is."""
 
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -61,3 +62,32 @@ def test_a_log_that_names_files_elsewhere_cannot_be_forked(tmp_path: Path) -> No
 
     with pytest.raises(RestoreError, match="does not lie there"):
         fork_output(str(tmp_path / "out"), str(tmp_path / "new"), 0, [entry], still_mine=nullcontext)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("s3a://bucket/out", "s3n://bucket/out/"),
+        ("s3a://bucket/out//rows", "S3://bucket/out/./rows"),
+        ("s3a://bucket/in/../out", "s3a://bucket/out"),
+        ("hdfs://node//out", "hdfs://node/out"),
+        ("abfss://box@account/out", "abfs://box@account/out"),
+    ],
+)
+def test_a_folder_is_the_same_however_it_is_spelled(one: str, other: str) -> None:
+    assert same_folder(one, other)
+    assert not same_folder(one, f"{other}-2")
+
+
+def test_a_folder_that_is_mounted_in_two_places_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mounted").mkdir()
+    look = Path.stat
+
+    def as_mounted(path: Path, **how: bool) -> os.stat_result:
+        return look(tmp_path / "disk" if path == tmp_path / "mounted" else path, **how)
+
+    monkeypatch.setattr(Path, "stat", as_mounted)
+
+    assert same_folder(f"{tmp_path}/disk/not made yet", f"file:{tmp_path}/mounted/not made yet")
+    assert not same_folder(f"{tmp_path}/disk/a", f"{tmp_path}/mounted/b")

@@ -99,6 +99,21 @@ def test_a_stop_that_fails_is_an_error_only_while_the_query_runs() -> None:
     with pytest.raises(QueryStopError, match="'orders' does not stop: timed out"):
         SupervisedQuery(stuck).stop()
 
+    class BridgeIsBroken:
+        """A JVM that may live, and does not answer any more."""
+
+        name = "orders"
+
+        def stop(self) -> None:
+            raise RuntimeError("the answer was lost")
+
+        @property
+        def isActive(self) -> bool:  # noqa: N802 - Spark's
+            raise ConnectionError("nothing can be asked any more")
+
+    with pytest.raises(QueryStopError, match="the answer was lost"):
+        SupervisedQuery(BridgeIsBroken()).stop()  # type: ignore[arg-type]
+
     ended = Mock(isActive=False, stop=Mock(side_effect=RuntimeError("the query's own error")))
     SupervisedQuery(ended).stop()
     ended.stop.assert_called_once()

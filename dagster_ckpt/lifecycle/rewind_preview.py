@@ -93,8 +93,8 @@ class RewindPreview:
 
     @property
     def losing(self) -> tuple[SinkForecast, ...]:
-        """Sinks that could lose rows."""
-        return tuple(sink for sink in self.sinks if sink.effect is SinkEffect.LOSE)
+        """Sinks that could lose rows, as far as it is proven."""
+        return tuple(sink for sink in self.sinks if sink.effect in (SinkEffect.LOSE, SinkEffect.UNPROVEN))
 
     @property
     def downstream(self) -> str:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from dagster_ckpt.spark.logs import OffsetEntry
-from dagster_ckpt.spark.sinks import can_replay_a_batch
+from dagster_ckpt.spark.sinks import can_replay_a_batch, is_unproven
 
 
 class ExecutionMode(StrEnum):
@@ -105,12 +105,16 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
     if sinks and not forgetful:
         why = "Every batch is replayed with the same offsets and state, and its sink knows batches it has written."
         return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
-    unsure = (
-        f"{forgetful[0]} does not know batches it has written" if forgetful else "it is not known which sinks it has"
-    )
+    unsure = _unsure(forgetful[0]) if forgetful else "it is not known which sinks it has"
     why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may show twice."
     # Carrying the running batch is right for the state; whether its sink may get it twice is for the user to say.
     return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
+
+
+def _unsure(sink: str) -> str:
+    if is_unproven(sink):
+        return f"no test with a real table shows that {sink} passes over batches it has written"
+    return f"{sink} does not know batches it has written"
 
 
 def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:

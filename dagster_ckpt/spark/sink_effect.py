@@ -12,8 +12,9 @@ from dagster_ckpt.spark.file_sink import SinkEntry
 class SinkEffect(StrEnum):
     """What becomes of the rows of a sink.
 
-    EXACT: Each row is there once.
+    EXACT: Each row is there once: a test with the real sink shows it.
     SKIP: The sink passes over batches it has, and these are the very same rows: each row is there once.
+    UNPROVEN: By the sink's own log each row is there once; no test with the real sink shows it.
     DUPLICATE: Rows of the rewound batches are there twice.
     LOSE: Rows may be missing afterwards.
     UNKNOWN: It depends on what cannot be seen from here.
@@ -25,6 +26,7 @@ class SinkEffect(StrEnum):
 
     EXACT = "EXACT"
     SKIP = "SKIP"
+    UNPROVEN = "UNPROVEN"
     DUPLICATE = "DUPLICATE"
     LOSE = "LOSE"
     UNKNOWN = "UNKNOWN"

@@ -21,6 +21,8 @@ from dagster_ckpt.spark.table_forecast import (
 
 _DELTA = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 _ICEBERG_WRITE = re.compile(r"IcebergWrite\(table=(?P<path>[^,)]+).*\)")
+# Spark's own and no other that has such a word in its name.
+_NOOP = re.compile(r"(org\.apache\.spark\.sql\.execution\.datasources\.noop\.)?NoopTable\$?(@[0-9a-f]+)?")
 _CATALOG_TABLE = re.compile(r"[\w`-]+(?:\.[\w`-]+)+")
 
 
@@ -60,7 +62,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Callable[[str, re.Match[str], Replay], Sink
         ),
     ),
     (re.compile(r".*Console(Table|Sink).*"), _always(_REPEATED, "The rewound batches are printed once more.")),
-    (re.compile(r".*Noop.*"), _always(SinkEffect.EXACT, "It keeps nothing.")),
+    (_NOOP, _always(SinkEffect.EXACT, "It keeps nothing.")),
     (
         re.compile(r"MemorySink.*|.*MemoryTable.*"),
         _always(SinkEffect.UNKNOWN, "Its table lives in the session: after any restart it holds only what came since."),

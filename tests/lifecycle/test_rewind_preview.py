@@ -28,11 +28,11 @@ def history(tmp_path: Path) -> Iterator[History]:
     history.close()
 
 
-def write_to_delta(history: History, root: Path) -> str:
-    """Let the query have written to a Delta table as well; returns the sink's name."""
+def write_to_delta(history: History, root: Path, *, last: int = LAST) -> str:
+    """Let the query have written to a Delta table as well, up to a batch; returns the sink's name."""
     log = root / "table/_delta_log"
     log.mkdir(parents=True)
-    for batch in range(LAST + 1):
+    for batch in range(last + 1):
         txn = {"txn": {"appId": "11111111-2222", "version": batch}}
         (log / f"{batch:020}.json").write_text(json.dumps(txn))
     sink = f"DeltaSink[{root}/table]"
@@ -93,6 +93,21 @@ def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(hist
     assert sink in str(refusal.value)
     assert job.catalog.requests.pending(JOB) == []
     assert job.catalog.jobs.get(JOB) == before
+
+
+def test_what_no_test_with_the_real_table_shows_is_not_relied_on_unless_that_is_accepted(
+    history: History, tmp_path: Path
+) -> None:
+    sink = write_to_delta(history, tmp_path, last=3)
+    job = history.shelf.job
+
+    told = {each.sink: each.effect for each in operations.preview(job, StartFrom.parse("batch-3")).sinks}
+    with pytest.raises(RowsAtRiskError, match=r"no test with a real table.*accept_loss"):
+        operations.request_start(job, StartFrom.parse("batch-3"), OPERATOR)
+    operations.request_start(job, StartFrom.parse("batch-3", accept_loss=True), OPERATOR)
+
+    assert told[sink] is SinkEffect.UNPROVEN
+    assert len(job.catalog.requests.pending(JOB)) == 1
 
 
 @pytest.mark.parametrize("how", [{"accept_loss": True}, {"new_query_id": True}])

@@ -109,12 +109,12 @@ def test_an_iceberg_table_is_known_by_its_newest_metadata(tmp_path: Path, name: 
 @pytest.mark.parametrize(
     ("says", "current", "replay", "effect"),
     [
-        ("rolled back, it has forgotten what came after", 2, Replay(0, QUERY), "EXACT"),
-        ("it has no newer batch", 4, Replay(2, QUERY), "EXACT"),
-        ("exactly the last batch comes again", 4, Replay(1, QUERY, in_flight=2), "SKIP"),
+        ("rolled back, it has forgotten what came after", 2, Replay(0, QUERY), "UNPROVEN"),
+        ("it has no newer batch", 4, Replay(2, QUERY), "UNPROVEN"),
+        ("exactly the last batch comes again", 4, Replay(1, QUERY, in_flight=2), "UNPROVEN"),
         ("another query repeats", 4, Replay(0, QUERY, keeps_query_id=False), "DUPLICATE"),
-        ("another query after a roll-back", 2, Replay(0, QUERY, keeps_query_id=False), "EXACT"),
-        ("it is empty", None, Replay(0, QUERY), "EXACT"),
+        ("another query after a roll-back", 2, Replay(0, QUERY, keeps_query_id=False), "UNPROVEN"),
+        ("it is empty", None, Replay(0, QUERY), "UNPROVEN"),
     ],
 )
 def test_iceberg(tmp_path: Path, says: str, current: int | None, replay: Replay, effect: str) -> None:

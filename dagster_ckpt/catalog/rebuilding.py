@@ -9,7 +9,7 @@ from typing import Any
 from dagster_ckpt.catalog.database import Database, as_text
 from dagster_ckpt.catalog.jobs import raise_counter
 from dagster_ckpt.catalog.records import ImageRecord, LeaseRecord
-from dagster_ckpt.catalog.tables import images, jobs, timelines
+from dagster_ckpt.catalog.tables import images, jobs, leases, timelines
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class RebuildStore:
     def register(self, lease: LeaseRecord, rebuilt: RebuiltJob) -> None:
         """Register a job's images, where its query stood, and its timelines.
 
+        What held the job's lease in the catalog before is not known, so its query is fenced off before the next start.
+
         Raises:
             LeaseLostError: The lease is not held any more; nothing was changed.
         """
@@ -80,6 +82,8 @@ class RebuildStore:
                 )
             )
             raise_counter(connection, job_id, rebuilt.next_number)
+            of_job = leases.c.job_id == job_id
+            connection.execute(leases.update().where(of_job).values(predecessor_unproven=True))
 
 
 def _columns(image: ImageRecord) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 After that the next plain start goes on exactly, and retention, labels and `start_from` know the images again. Nothing
 but the catalog is changed, in one transaction; the verb may be called again. A new, empty catalog becomes the record of
-the deployment that the images name; images of another deployment are never registered.
+the deployment that the images name; images of another deployment are never registered. Nobody knows whether the query
+that the lost catalog knew of has ended, so the next start fences it off and goes on in a fresh directory.
 """
 
 from __future__ import annotations

@@ -9,10 +9,12 @@ from urllib.parse import quote
 
 from retention_shelf import JOB, Shelf
 
+from dagster_ckpt.lifecycle.fencing import fence_predecessor
 from dagster_ckpt.lifecycle.operations import preview_start
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.writer_lease import AcquiredLease
 from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
 from tests.as_writer import as_writer, keeping
 
@@ -64,6 +66,7 @@ class History:
     def start(self, text: str = "latest", **how: bool) -> tuple[RecoveryKind, PreparedStart]:
         plan = preview_start(self.shelf.job, StartFrom.parse(text, **how))
         with keeping(self.shelf.job.catalog, JOB) as lease:
+            fence_predecessor(self.shelf.job, AcquiredLease(lease.record))
             return plan.kind, prepare(self.shelf.job, plan, lease)
 
     @property

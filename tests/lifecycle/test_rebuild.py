@@ -15,12 +15,19 @@ from test_claim_modes import taken
 from dagster_ckpt.catalog import Catalog, ImageRecord
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError
 from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle import fencing
 from dagster_ckpt.lifecycle.execution import RunRequest, run_job
+from dagster_ckpt.lifecycle.fencing import fence_predecessor
+from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.operations import Operator, preview_start, rebuild, trigger_savepoint
+from dagster_ckpt.lifecycle.prepare import prepare
+from dagster_ckpt.lifecycle.recovery import plan_recovery
+from dagster_ckpt.lifecycle.recovery_look import recovery_facts
 from dagster_ckpt.lifecycle.recovery_plan import RecoveryKind
 from dagster_ckpt.lifecycle.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.unknown_state import unknown_state
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 from dagster_ckpt.spark import LiveDirectory, NamedOutput
 from tests.as_writer import as_writer, holding, keeping
 
@@ -160,6 +167,7 @@ def test_after_a_rebuild_older_directories_have_lower_tokens_and_are_cleared(his
     live = history.shelf.live
     high = live.with_name("live-1-37")
     live.rename(high)
+    shutil.copytree(high, high.with_name("live-0-36"))
     lose_the_catalog(history)
     job = history.shelf.job
 
@@ -167,12 +175,14 @@ def test_after_a_rebuild_older_directories_have_lower_tokens_and_are_cleared(his
     kind, prepared = history.start("mine", accept_loss=True)
 
     assert kind is RecoveryKind.RESTORE
-    (old, new) = job.live_directories()
+    (_, old, new) = job.live_directories()
     assert (old.live.url, new.live.url) == (str(high), prepared.live.url)
     assert new.token > 37
     with keeping(job.catalog, JOB) as lease:
         delete_older_live_directories(job, prepared.live, lease)
-    assert [each.live.url for each in job.live_directories()] == [prepared.live.url]
+    # The one that the lost catalog's query may still run in keeps its fence.
+    assert old.live.fenced_at() is not None
+    assert [each.live.url for each in job.live_directories()] == [str(high), prepared.live.url]
 
 
 def test_what_an_empty_start_without_the_catalog_leaves_is_cleared_as_well(history: History) -> None:
@@ -305,3 +315,25 @@ def test_nothing_but_the_catalog_is_changed(history: History) -> None:
 
     assert {path for path in history.shelf.root.rglob("*") if "catalog" not in path.name} == before
     assert LiveDirectory(history.live.url).positions().commit == LAST
+
+
+def test_a_query_that_the_lost_catalog_knew_of_is_fenced_before_the_next_start(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog may only be another one by mistake, and the query run all the while."""
+    monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", 0.0)
+    runs_in = history.live
+    lose_the_catalog(history)
+    job = history.shelf.job
+    rebuild(job, origin="a test")
+
+    acquired = acquire(job.catalog, JOB, this_holder("mine", "my run", None))
+    assert not acquired.predecessor_ended
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        fence_predecessor(job, acquired, still_mine=lease.check)
+        plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=acquired.predecessor_ended))
+        live = prepare(job, plan, lease).live
+
+    assert plan.kind is RecoveryKind.ADOPT
+    assert runs_in.fenced_at() == LAST + 1
+    assert (live.url != runs_in.url, history.batch) == (True, LAST)

@@ -13,6 +13,7 @@ import uuid
 from dagster_ckpt.catalog import CompletedImage, ImageRecord, ImageStatus, LeaseRecord
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, StorageAccessError
 from dagster_ckpt.image import ImageKind, Manifest
+from dagster_ckpt.lifecycle.holding import HOLD_TTL_MS
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import Liveness, holder_liveness, this_holder
 from dagster_ckpt.lifecycle.recovery import describe_image
@@ -20,7 +21,7 @@ from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
 
 
 def settle_dead_attempts(job: StreamingJob, lease: LeaseRecord) -> list[str]:
-    """Settle the attempts of every execution before the one that holds the lease.
+    """Settle the attempts of every execution before the one that holds the lease, and of savepoints that nobody takes.
 
     Call it before that execution begins an attempt of its own. Whoever began the others can record nothing any more,
     as each of its writes needs the lease.
@@ -38,8 +39,7 @@ def settle_dead_attempts(job: StreamingJob, lease: LeaseRecord) -> list[str]:
     """
     done = []
     for image in job.catalog.images.of_job(job.job_id, status=ImageStatus.IN_PROGRESS):
-        # A savepoint of a stopped stream needs no lease: the process that takes it may live.
-        if image.execution_id is None:
+        if image.execution_id is None and _is_held(job, image):
             continue
         found = _found(job, image)
         if found is None:
@@ -72,9 +72,17 @@ def attempts_under_way(job: StreamingJob) -> frozenset[int]:
     return frozenset(
         image.number
         for image in begun
-        if image.number is not None
-        and (has_writer if image.execution_id is not None else bool(job.catalog.holds.on(image.image_id)))
+        if image.number is not None and (has_writer if image.execution_id is not None else _is_held(job, image))
     )
+
+
+def _is_held(job: StreamingJob, image: ImageRecord) -> bool:
+    """Whether the process that takes a savepoint without a lease may live: it holds the attempt soon after its begin.
+
+    One that lives all the same, because the catalog was away from it for longer, finds its attempt settled and says so.
+    """
+    is_young = job.catalog.now_ms() - image.created_at_ms <= HOLD_TTL_MS
+    return is_young or bool(job.catalog.holds.on(image.image_id))
 
 
 def settle_while_stopped(job: StreamingJob) -> list[str]:
@@ -101,8 +109,9 @@ def settle_while_stopped(job: StreamingJob) -> list[str]:
 
 
 def _has_something_to_settle(job: StreamingJob) -> bool:
-    under_way = job.catalog.images.of_job(job.job_id, status=ImageStatus.IN_PROGRESS)
-    return any(image.execution_id is not None for image in under_way) or bool(_failed_but_whole(job))
+    begun = job.catalog.images.of_job(job.job_id, status=ImageStatus.IN_PROGRESS)
+    is_dead = (image.execution_id is not None or not _is_held(job, image) for image in begun)
+    return any(is_dead) or bool(_failed_but_whole(job))
 
 
 def _delete_failed(job: StreamingJob, lease: LeaseKeeper) -> list[str]:

@@ -16,6 +16,7 @@ from retention_shelf import JOB, Shelf, storage_clock_ahead
 from rewind_history import History
 
 from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.tables import images
 from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.liveness import this_holder
@@ -131,6 +132,12 @@ def test_what_an_attempt_under_way_has_written_is_swept_by_no_clock(shelf: Shelf
     assert (mine.exists(), crashed.exists()) == (True, dry_run)
 
 
+def begun_before(shelf: Shelf, attempt: ImageRecord, ms: int) -> None:
+    with shelf.job.catalog.database.writing() as connection:
+        this = images.c.image_id == attempt.image_id
+        connection.execute(images.update().where(this).values(created_at_ms=attempt.created_at_ms - ms))
+
+
 def test_what_a_savepoint_of_a_stopped_stream_has_written_stays_as_long_as_its_process_holds_it(shelf: Shelf) -> None:
     attempt = shelf.job.catalog.images.begin_of_stopped(
         JOB, image_id="by hand", number=7, trigger=ImageTrigger.MANUAL, timeline=0
@@ -143,11 +150,13 @@ def test_what_a_savepoint_of_a_stopped_stream_has_written_stays_as_long_as_its_p
 
     with storage_clock_ahead(YEARS_MS):
         with holding(shelf.job.catalog, [attempt], "savepoint"):
+            begun_before(shelf, attempt, HOUR_MS)
             housekeeping(shelf.job)
             assert data.exists()
         housekeeping(shelf.job)
 
     assert not data.exists()
+    assert shelf.job.catalog.images.get("by hand").status is ImageStatus.FAILED
 
 
 def test_what_an_attempt_of_a_killed_process_has_written_is_swept(shelf: Shelf) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
 from dagster_ckpt.catalog.tables import images
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.lifecycle.dead_attempts import settle_dead_attempts
+from dagster_ckpt.lifecycle.holding import HOLD_TTL_MS
+from dagster_ckpt.lifecycle.holding import holding as holding_images
 from dagster_ckpt.lifecycle.retention import housekeeping
 from tests.as_writer import as_writer, holding
 
@@ -111,6 +114,30 @@ def test_while_the_stream_runs_housekeeping_leaves_attempts_under_way_alone(shel
         assert housekeeping(shelf.job).settled == ()
 
     assert status(shelf, under_way) is ImageStatus.IN_PROGRESS
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("state", ["young", "held", "killed"])
+def test_a_savepoint_of_a_stopped_stream_whose_process_was_killed_is_settled(
+    shelf: Shelf, state: str, is_whole: bool
+) -> None:
+    taken = shelf.savepoint("by hand")
+    forget(shelf, taken)
+    with shelf.job.catalog.database.writing() as connection:
+        began_ms = taken.created_at_ms - (0 if state == "young" else 2 * HOLD_TTL_MS)
+        this = images.c.image_id == taken.image_id
+        connection.execute(images.update().where(this).values(execution_id=None, created_at_ms=began_ms))
+    if not is_whole:
+        (Path((taken.location or "").removeprefix("file://")) / "_metadata").unlink()
+
+    with ExitStack() as process:
+        if state == "held":
+            attempt = shelf.job.catalog.images.get(taken.image_id)
+            process.enter_context(holding_images(shelf.job.catalog, [attempt], "savepoint"))
+        housekeeping(shelf.job)
+
+    settled = ImageStatus.COMPLETED if is_whole else ImageStatus.FAILED
+    assert status(shelf, taken) is (settled if state == "killed" else ImageStatus.IN_PROGRESS)
 
 
 def test_what_became_whole_after_its_attempt_had_failed_is_deleted_and_nothing_else(shelf: Shelf) -> None:

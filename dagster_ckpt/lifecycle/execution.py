@@ -41,6 +41,7 @@ from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms, wall_clock_ms
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
+from dagster_ckpt.lifecycle.ownership import check_places
 from dagster_ckpt.lifecycle.plan_check import check_plan
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_recovery
@@ -253,6 +254,7 @@ class _Run:
             code_version=job.code_version,
         )
         try:
+            check_places(job, start_from, predecessor_ended=self._predecessor_ended)
             if not self._predecessor_ended:
                 fence_predecessor(
                     job,

@@ -21,10 +21,11 @@ from dagster_ckpt.catalog import (
     StartCause,
 )
 from dagster_ckpt.catalog.rebuilding import RebuiltJob
-from dagster_ckpt.errors import CatalogError, CkptError, OptionError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError
 from dagster_ckpt.image import ImageHeader
 from dagster_ckpt.lifecycle.job import BuiltDirectory, StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
+from dagster_ckpt.lifecycle.ownership import IF_LOST, owner_of_live_folder
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.start_from import checked_label
 from dagster_ckpt.lifecycle.unlisted import DEPLOYMENT
@@ -61,27 +62,35 @@ class RebuildReport:
         ]
 
 
-def rebuild(job: StreamingJob, *, origin: str) -> RebuildReport:
+def rebuild(job: StreamingJob, *, origin: str, take_over_deployment: str | None = None) -> RebuildReport:
     """Register what lies in a job's storage and live folder, and what the catalog does not list.
 
     Where the catalog knows where the query stands, only missing images are added. The query must not run, also not one
-    that an other catalog knows of. A catalog that holds nothing else takes over the id of the images' deployment.
+    that an other catalog knows of.
 
     Args:
         job: The job.
         origin: Who asks, as the lease shows it meanwhile.
+        take_over_deployment: Id of the deployment whose catalog was lost: what is its own is registered. Nothing of it
+            may run. Without it only what is of this catalog's own deployment is.
 
     Raises:
+        CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over another.
+        LiveDirectoryError: What is there is another deployment's; the message names it.
         LeaseHeldError: The job runs.
-        CatalogError: All images are of another deployment, or of several, and this catalog is the record of its own.
         StorageAccessError: The storage or the live folder cannot be reached; nothing was changed.
     """
+    if take_over_deployment is not None:
+        job.catalog.take_over_deployment(take_over_deployment, only_if_unused=True)
     record = job.register()
     holder = this_holder(f"rebuild-{uuid.uuid4()}", origin, None)
     acquired = acquire(job.catalog, job.job_id, holder, above=job.token_in_use(record))
     with LeaseKeeper(job.catalog, acquired.record) as lease:
         known = {image.image_id for image in job.catalog.images.of_job(job.job_id)}
         found, passed_over = _images(job)
+        owner = owner_of_live_folder(job)
+        if record.live_generation == 0 and not known:
+            _refuse_anothers(job, found, owner)
         found = _of_this_deployment(job, found, passed_over)
         missing = [image for image in found if image.image_id not in known]
         numbers = [image.number or 0 for image in found]
@@ -90,13 +99,29 @@ def rebuild(job: StreamingJob, *, origin: str) -> RebuildReport:
             job.catalog.rebuilding.add_images(lease.record, missing, next_number=next_number)
             live_directory = record.live_directory
         else:
-            rebuilt, batch = _job(job, found, missing, next_number)
+            is_ours = owner is None or owner == job.catalog.deployment_id
+            rebuilt, batch = _job(found, missing, next_number, job.live_directories() if is_ours else [])
             if rebuilt.live_directory is not None or missing:
                 _note_execution(job, lease, rebuilt, batch)
                 job.catalog.rebuilding.register(lease.record, rebuilt)
             live_directory = rebuilt.live_directory
     names = tuple(describe_image(image) for image in missing)
     return RebuildReport(job.job_id, names, live_directory, tuple(passed_over))
+
+
+def _refuse_anothers(job: StreamingJob, found: Sequence[ImageRecord], folder_owner: str | None) -> None:
+    """Refuse to take what is another deployment's for what a lost catalog knew, unless a person says that it is."""
+    own = job.catalog.deployment_id
+    named = {str(image.properties[DEPLOYMENT]) for image in found if DEPLOYMENT in image.properties}
+    if own in named and folder_owner in (None, own):
+        return
+    owners = sorted({*named, *([folder_owner] if folder_owner is not None else [])} - {own})
+    if owners:
+        raise LiveDirectoryError(
+            f"What lies in the places of job {job.job_id!r} is of deployment {', '.join(owners)}, and this catalog is "
+            f"the record of deployment {own}. Nothing was registered. Where that one still exists, the two share "
+            f"folders by mistake: give this one folders of its own. {IF_LOST.format(owner=folder_owner or owners[0])}"
+        )
 
 
 def _images(job: StreamingJob) -> tuple[list[ImageRecord], list[str]]:
@@ -121,18 +146,8 @@ def _images(job: StreamingJob) -> tuple[list[ImageRecord], list[str]]:
 
 
 def _of_this_deployment(job: StreamingJob, found: list[ImageRecord], passed_over: list[str]) -> list[ImageRecord]:
-    """The images of the deployment that this catalog is, or becomes, the record of."""
+    """The images of the deployment that this catalog is the record of."""
     own = job.catalog.deployment_id
-    named = sorted({str(image.properties[DEPLOYMENT]) for image in found if DEPLOYMENT in image.properties})
-    if named and own not in named:
-        if len(named) > 1:
-            raise CatalogError(
-                f"The images of job {job.job_id!r} are of several deployments: {', '.join(named)}. Nothing was "
-                "registered. Say which one this catalog takes the place of: "
-                "Catalog(url).take_over_deployment(<id>), and rebuild again."
-            )
-        job.catalog.take_over_deployment(named[0], only_if_unused=True)
-        own = named[0]
     for image in found:
         if image.properties.get(DEPLOYMENT) != own:
             of = image.properties.get(DEPLOYMENT) or "a deployment that it does not name"
@@ -173,11 +188,13 @@ def _label(said: object) -> str | None:
 
 
 def _job(
-    job: StreamingJob, found: Sequence[ImageRecord], missing: Sequence[ImageRecord], next_number: int
+    found: Sequence[ImageRecord],
+    missing: Sequence[ImageRecord],
+    next_number: int,
+    built: Sequence[BuiltDirectory],
 ) -> tuple[RebuiltJob, int | None]:
     timeline = max((image.timeline for image in found), default=0)
     begins, restored = _begins(found)
-    built = job.live_directories()
     live, batch = _where_it_stood(built, found)
     generation = max((each.generation for each in built), default=0)
     later = [image for image in found if image.timeline == timeline and (image.batch_id or 0) > (batch or 0)]

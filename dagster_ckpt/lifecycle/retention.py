@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
 from dagster_ckpt.errors import CkptError, ImageHeldError, JobNotFoundError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.dead_attempts import attempts_under_way, settle_while_stopped
 from dagster_ckpt.lifecycle.fencing import put_up_fence
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
+from dagster_ckpt.lifecycle.ownership import disown_live_folder
 from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job, retained_kind
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.options import (
@@ -144,12 +146,15 @@ def discard(
     for image in images:
         try:
             job.catalog.images.mark_deleting(image.image_id, lease=record)
-            if image.location is not None:
+            left = ""
+            if image.location is not None and _is_anothers(job, image, image.location):
+                left = f", but not its bytes: {image.location} is outside of the stream's storage"
+            elif image.location is not None:
                 if lease is not None:
                     lease.check()
                 job.store.discard(image.location, protected=protected)
-            job.catalog.images.deleted(image.image_id, reason, lease=record)
-            deleted.append(describe_image(image))
+            job.catalog.images.deleted(image.image_id, reason + left, lease=record)
+            deleted.append(describe_image(image) + left)
         except LeaseLostError:
             raise
         except ImageHeldError as error:
@@ -158,6 +163,11 @@ def discard(
             # One image that cannot be deleted keeps none of the others.
             failed.append(f"{describe_image(image)}: {error}")
     return RetentionReport(deleted=tuple(deleted), kept=tuple(kept), held=tuple(held), failed=tuple(failed))
+
+
+def _is_anothers(job: StreamingJob, image: ImageRecord, location: str) -> bool:
+    # A catalog that was copied names the checkpoints of the one it was copied from. Savepoints go where people say.
+    return image.kind == ImageKind.CHECKPOINT.value and not job.store.is_own(location)
 
 
 def apply_terminal_retention(job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
@@ -293,6 +303,8 @@ def _delete_live_directories(job: StreamingJob, lease: LeaseKeeper, *, spares_fe
     for live in built:
         lease.check()
         live.delete()
+    if not job.live_directories():
+        disown_live_folder(job)
     LiveDirectory(job.live_folder).folder.delete_if_empty()
     return job.live_folder if built else None
 

@@ -26,11 +26,12 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
     if not found or facts.images:
         return
     raise LiveDirectoryError(
-        f"The catalog has no start of job {facts.job.job_id!r}, but there is state of it: the catalog was lost, or its "
-        f"URL is wrong. Nothing was changed. There are:\n{_all_that_is_there(facts)}\n"
+        f"The catalog has no start of job {facts.job.job_id!r}, but there is state of it: the catalog was lost, its "
+        "URL is wrong, or another environment uses the same folders. Nothing was changed. There are:\n"
+        f"{_all_that_is_there(facts)}\n"
         "Name the right catalog, bring it back from a backup, or register what is there by rebuild_catalog_job "
-        "(operations.rebuild). A start from one of the images by its location needs the live directories moved away. "
-        "start_from=empty with give_up_state gives up what is there."
+        "(operations.rebuild). A second environment needs folders of its own. A start from one of the images by its "
+        "location needs the live directories moved away. start_from=empty with give_up_state gives up what is there."
     )
 
 

@@ -48,6 +48,11 @@ class RebuildConfigSchema(dg.Config):
     """Register again what a lost catalog knew."""
 
     job_id: str = Field(description=JOB_ID)
+    take_over_deployment: str | None = Field(
+        default=None,
+        description="Id of the deployment whose catalog was lost, as the refusal of a start names it. Nothing of that "
+        "deployment may run.",
+    )
 
 
 def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
@@ -91,7 +96,11 @@ def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def rebuild_catalog(context: dg.OpExecutionContext, config: RebuildConfigSchema) -> list[str]:
         """Where the catalog was lost: register the images and live directories that are there, and change nothing."""
         with told_as_failure():
-            report = operations.rebuild(job_of(context, config.job_id), origin=operator_of(context).origin)
+            report = operations.rebuild(
+                job_of(context, config.job_id),
+                origin=operator_of(context).origin,
+                take_over_deployment=config.take_over_deployment,
+            )
         for sentence in report.sentences():
             context.log.info(sentence)
         context.add_output_metadata(

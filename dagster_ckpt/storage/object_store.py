@@ -242,6 +242,12 @@ class ObjectImageStore:
         space = self._open_space(self._layout.savepoint_root)
         return [f"{space.url}/{directory}" for directory in savepoint_directories(space)]
 
+    def is_own(self, location: str) -> bool:
+        """Whether a location lies in this store's own folders: the job's, or the configured one of savepoints."""
+        root = _folder(location).rpartition("/")[0]
+        savepoints = self._layout.savepoint_root
+        return root == self._job_space.url or (savepoints is not None and root == self._open_space(savepoints).url)
+
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
         """Delete an image: its metadata first, so that nobody can find it, then bytes only it refers to.
 

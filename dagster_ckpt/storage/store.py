@@ -141,6 +141,10 @@ class ImageStore(Protocol):
         """Locations of all whole savepoints in the configured folder, of other jobs too, by name."""
         ...
 
+    def is_own(self, location: str) -> bool:
+        """Whether a location lies in this store's own folders: the job's, or the configured one of savepoints."""
+        ...
+
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
         """Delete an image, and of the bytes it shares those that no other image refers to.
 

@@ -39,12 +39,14 @@ def history(tmp_path: Path) -> History:
     return History(tmp_path)
 
 
-def lose_the_catalog(history: History) -> None:
-    """Another catalog, which knows the job as its first start would make it known."""
+def lose_the_catalog(history: History) -> str:
+    """Another catalog, which knows the job as its first start would make it known; returns whose the lost one was."""
     job = history.shelf.job
+    lost = job.catalog.deployment_id
     job.catalog.close()
     history.shelf.job = replace(job, catalog=Catalog(f"sqlite:///{history.shelf.root / 'new-catalog.db'}"))
     history.shelf.job.register()
+    return lost
 
 
 def checkpoint(history: History) -> ImageRecord:
@@ -56,12 +58,12 @@ def test_a_lost_catalog_is_rebuilt_and_the_next_plain_start_goes_on_exactly(hist
     mine = trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
     history.commit(LAST + 1)
     newest = trigger_savepoint(history.shelf.job, OPERATOR, label="newest")
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     job = history.shelf.job
     with pytest.raises(LiveDirectoryError, match="rebuild_catalog_job"):
         preview_start(job, StartFrom())
 
-    report = rebuild(job, origin="a test")
+    report = rebuild(job, origin="a test", take_over_deployment=lost)
 
     assert len(report.registered) == 2
     assert report.passed_over == ()
@@ -121,7 +123,7 @@ def test_a_new_catalog_takes_over_the_deployment_whose_images_it_registers(histo
     elsewhere = Catalog(f"sqlite:///{history.shelf.root / 'new-catalog.db'}")
     assert elsewhere.deployment_id != deployment_id
 
-    rebuild(history.shelf.job, origin="a test")
+    rebuild(history.shelf.job, origin="a test", take_over_deployment=deployment_id)
 
     assert history.shelf.job.catalog.deployment_id == deployment_id
     assert elsewhere.deployment_id == deployment_id, "also for a process that had it open"
@@ -130,7 +132,7 @@ def test_a_new_catalog_takes_over_the_deployment_whose_images_it_registers(histo
 
 def test_a_catalog_in_use_does_not_register_the_images_of_another_deployment(history: History) -> None:
     checkpoint(history)
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     catalog = history.shelf.job.catalog
     other = replace(history.shelf.job, job_id="other", name="other", asset_key="other")
     other.register()
@@ -138,7 +140,7 @@ def test_a_catalog_in_use_does_not_register_the_images_of_another_deployment(his
     before = catalog.deployment_id
 
     with pytest.raises(CatalogError, match=r"in which other was started.*new, empty catalog.*take_over_deployment"):
-        rebuild(history.shelf.job, origin="a test")
+        rebuild(history.shelf.job, origin="a test", take_over_deployment=lost)
 
     assert (catalog.deployment_id, catalog.images.of_job(JOB)) == (before, [])
 
@@ -153,10 +155,9 @@ def test_images_of_two_deployments_are_not_mixed(history: History) -> None:
     lose_the_catalog(history)
     catalog = history.shelf.job.catalog
 
-    with pytest.raises(CatalogError, match=r"several deployments.*another.*take_over_deployment"):
+    with pytest.raises(LiveDirectoryError, match=rf"({first}, another|another, {first}).*take_over_deployment"):
         rebuild(history.shelf.job, origin="a test")
-    catalog.take_over_deployment(first)
-    report = rebuild(history.shelf.job, origin="a test")
+    report = rebuild(history.shelf.job, origin="a test", take_over_deployment=first)
 
     assert [image.image_id for image in catalog.images.completed(JOB)] == [mine.image_id]
     assert [each.split(": ")[0] for each in report.passed_over] == [theirs.location]
@@ -168,10 +169,10 @@ def test_after_a_rebuild_older_directories_have_lower_tokens_and_are_cleared(his
     high = live.with_name("live-1-37")
     live.rename(high)
     shutil.copytree(high, high.with_name("live-0-36"))
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     job = history.shelf.job
 
-    rebuild(job, origin="a test")
+    rebuild(job, origin="a test", take_over_deployment=lost)
     kind, prepared = history.start("mine", accept_loss=True)
 
     assert kind is RecoveryKind.RESTORE
@@ -207,9 +208,9 @@ def test_what_is_registered_again_makes_room_and_is_counted_on(history: History)
     for batch in range(LAST + 1, LAST + 5):
         images.append(checkpoint(history))
         history.commit(batch)
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     job = history.shelf.job
-    rebuild(job, origin="a test")
+    rebuild(job, origin="a test", take_over_deployment=lost)
 
     dropped = subsume(job)
     discard(job, dropped, reason="subsumed", lease=None)
@@ -226,9 +227,9 @@ def test_without_a_whole_live_directory_the_newest_image_is_restored(history: Hi
     newest = trigger_savepoint(history.shelf.job, OPERATOR)
     history.commit(LAST + 2)
     history.shelf.break_live_directory(damage)
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
 
-    report = rebuild(history.shelf.job, origin="a test")
+    report = rebuild(history.shelf.job, origin="a test", take_over_deployment=lost)
 
     assert report.live_directory is None
     plan = preview_start(history.shelf.job, StartFrom())
@@ -243,10 +244,10 @@ def test_after_a_rewind_the_newest_directory_counts_and_images_left_behind_do_no
     left = trigger_savepoint(history.shelf.job, OPERATOR, label="left")
     history.start("kept", accept_loss=True)
     stands_in = history.live.url
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     job = history.shelf.job
 
-    report = rebuild(job, origin="a test")
+    report = rebuild(job, origin="a test", take_over_deployment=lost)
 
     assert report.live_directory == stands_in
     restorable = {image.image_id for image in job.catalog.images.restorable(JOB)}
@@ -261,9 +262,9 @@ def test_an_image_that_cannot_be_read_is_told_and_passed_over(history: History) 
     bad = checkpoint(history)
     path = Path((bad.location or "").removeprefix("file://")) / "_metadata"
     path.write_bytes(path.read_bytes()[:-9])
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
 
-    report = rebuild(history.shelf.job, origin="a test")
+    report = rebuild(history.shelf.job, origin="a test", take_over_deployment=lost)
 
     assert [image.image_id for image in history.shelf.job.catalog.images.completed(JOB)] == [good.image_id]
     assert len(report.passed_over) == 1
@@ -273,10 +274,10 @@ def test_an_image_that_cannot_be_read_is_told_and_passed_over(history: History) 
 
 def test_images_of_another_job_in_the_same_folder_are_none_of_its_business(history: History) -> None:
     trigger_savepoint(history.shelf.job, OPERATOR)
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     other = replace(history.shelf.job, job_id="other", live_root=str(history.shelf.root / "other-live"))
 
-    report = rebuild(other, origin="a test")
+    report = rebuild(other, origin="a test", take_over_deployment=lost)
 
     assert (report.registered, report.live_directory) == ((), None)
 
@@ -300,18 +301,18 @@ def test_a_rebuild_of_what_is_known_adds_only_what_is_missing(history: History) 
 
 
 def test_a_job_that_runs_is_not_rebuilt(history: History) -> None:
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     with holding(history.shelf.job.catalog, JOB), pytest.raises(LeaseHeldError):
-        rebuild(history.shelf.job, origin="a test")
+        rebuild(history.shelf.job, origin="a test", take_over_deployment=lost)
     assert history.shelf.job.catalog.jobs.get(JOB).live_generation == 0
 
 
 def test_nothing_but_the_catalog_is_changed(history: History) -> None:
     checkpoint(history)
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     before = {path for path in history.shelf.root.rglob("*") if "catalog" not in path.name}
 
-    rebuild(history.shelf.job, origin="a test")
+    rebuild(history.shelf.job, origin="a test", take_over_deployment=lost)
 
     assert {path for path in history.shelf.root.rglob("*") if "catalog" not in path.name} == before
     assert LiveDirectory(history.live.url).positions().commit == LAST

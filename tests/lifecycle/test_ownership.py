@@ -1,0 +1,159 @@
+"""What lies in the places of a job may be another deployment's: shared folders, and a catalog that was copied."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from retention_shelf import JOB
+from rewind_history import LAST, History
+from test_claim_modes import taken
+
+from dagster_ckpt.catalog import Catalog, ImageStatus
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.image import ImageKind
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.operations import Operator, rebuild, trigger_savepoint
+from dagster_ckpt.lifecycle.ownership import OWNER, check_places
+from dagster_ckpt.lifecycle.retention import delete_live_directories, discard
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
+from dagster_ckpt.options import FileSystemCheckpointStorage
+from dagster_ckpt.storage import ImageStore, open_store
+from tests.as_writer import holding
+
+OPERATOR = Operator("a test")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return History(tmp_path)
+
+
+def own_store(folder: Path) -> ImageStore:
+    return open_store(FileSystemCheckpointStorage(f"file://{folder}", savepoint_path=f"file://{folder}/saved"), JOB)
+
+
+def staging(history: History, **own: object) -> StreamingJob:
+    """The same code in a second environment with a catalog of its own, and folders that are shared unless given."""
+    job = replace(history.shelf.job, catalog=Catalog(f"sqlite:///{history.shelf.root / 'staging.db'}"), **own)
+    job.register()
+    return job
+
+
+def copy_of_the_catalog(history: History, **own: object) -> StreamingJob:
+    """The same code in a second environment whose catalog was copied, with folders of its own."""
+    root = history.shelf.root
+    history.shelf.job.catalog.close()
+    shutil.copy(root / "catalog.db", root / "copy.db")
+    return replace(
+        history.shelf.job,
+        catalog=Catalog(f"sqlite:///{root / 'copy.db'}"),
+        store=own_store(root / "staging-images"),
+        live_root=str(root / "staging-live"),
+        **own,
+    )
+
+
+@pytest.mark.parametrize("start_from", ["latest", "batch-3", "empty", "chk-1"])
+def test_a_second_environment_does_not_start_in_the_live_folder_of_the_first(history: History, start_from: str) -> None:
+    """An empty start there deleted the live directory of the other one at its first checkpoint."""
+    job = history.shelf.job
+    check_places(job, StartFrom(), predecessor_ended=True)
+    check_places(job, StartFrom(), predecessor_ended=True)
+    other = staging(history)
+
+    with pytest.raises(LiveDirectoryError, match=f"share a folder by mistake.*{job.catalog.deployment_id}"):
+        check_places(other, StartFrom.parse(start_from, give_up_state=start_from == "empty"), predecessor_ended=True)
+
+    assert (Path(job.live_folder) / OWNER).read_text() == job.catalog.deployment_id
+
+
+def test_a_rebuild_registers_nothing_of_another_deployment(history: History) -> None:
+    """It handed the first environment's checkpoints to the second one, which subsumed and deleted them."""
+    image = taken(history.shelf, ImageKind.CHECKPOINT)
+    other = staging(history, live_root=str(history.shelf.root / "staging-live"))
+
+    with pytest.raises(LiveDirectoryError, match="rebuild_catalog_job with take_over_deployment"):
+        rebuild(other, origin="a test")
+
+    assert other.catalog.images.completed(JOB) == []
+    lost = history.shelf.job.catalog.deployment_id
+    rebuild(other, origin="a test", take_over_deployment=lost)
+    assert [each.image_id for each in other.catalog.images.completed(JOB)] == [image.image_id]
+
+
+def test_a_rebuild_goes_on_in_no_live_directory_of_another_deployment(history: History) -> None:
+    """With the live folder shared and no image in sight it went on in the directory of a query that runs."""
+    check_places(history.shelf.job, StartFrom(), predecessor_ended=True)
+    root = history.shelf.root
+    other = staging(history, store=own_store(root / "own"))
+
+    with pytest.raises(LiveDirectoryError, match=history.shelf.job.catalog.deployment_id):
+        rebuild(other, origin="a test")
+
+    assert other.catalog.jobs.get(JOB).live_generation == 0
+
+
+def test_a_second_environment_registers_its_own_images_in_a_shared_storage(history: History) -> None:
+    taken(history.shelf, ImageKind.CHECKPOINT)
+    theirs = trigger_savepoint(history.shelf.job, OPERATOR, label="theirs")
+    job = history.shelf.job
+    with job.catalog.database.writing() as connection:
+        connection.exec_driver_sql("DELETE FROM images")
+        connection.exec_driver_sql("UPDATE deployment SET deployment_id = 'another'")
+    again = replace(job, catalog=Catalog(f"sqlite:///{history.shelf.root / 'catalog.db'}"))
+
+    report = rebuild(again, origin="a test")
+
+    assert report.registered == ()
+    assert any(str(theirs.location) in each and "of deployment" in each for each in report.passed_over)
+
+
+@pytest.mark.parametrize(
+    ("start_from", "predecessor_ended", "passes"),
+    [
+        ("latest", True, False),
+        ("batch-3", True, False),
+        ("chk-1", True, True),
+        ("latest-checkpoint", True, True),
+        ("chk-1", False, False),
+        ("latest-checkpoint", False, False),
+    ],
+)
+def test_a_live_directory_outside_of_the_streams_folder_is_not_started_in(
+    history: History, start_from: str, predecessor_ended: bool, passes: bool
+) -> None:
+    """A catalog that was copied for staging names production's directory: staging's query ran there."""
+    copy = copy_of_the_catalog(history)
+
+    if passes:
+        check_places(copy, StartFrom.parse(start_from), predecessor_ended=predecessor_ended)
+    else:
+        with pytest.raises(LiveDirectoryError, match="copy of another environment's"):
+            check_places(copy, StartFrom.parse(start_from), predecessor_ended=predecessor_ended)
+    assert history.batch == LAST
+
+
+def test_a_copied_catalog_deletes_no_checkpoint_of_the_one_it_was_copied_from(history: History) -> None:
+    """Its first checkpoint subsumed production's: all of them were gone from production's storage."""
+    image = taken(history.shelf, ImageKind.CHECKPOINT)
+    copy = copy_of_the_catalog(history)
+
+    report = discard(copy, [image], reason="subsumed", lease=None)
+
+    assert "outside of the stream's storage" in report.deleted[0]
+    assert copy.catalog.images.get(image.image_id).status is ImageStatus.DELETED
+    assert history.shelf.job.store.verify(str(image.location)) == []
+
+
+def test_the_folder_of_live_directories_is_given_back_once_they_are_gone(history: History) -> None:
+    job = history.shelf.job
+    check_places(job, StartFrom(), predecessor_ended=True)
+    with holding(job.catalog, JOB) as lease, LeaseKeeper(job.catalog, lease) as keeper:
+        delete_live_directories(job, keeper)
+
+    assert not Path(job.live_folder).exists()
+    check_places(staging(history), StartFrom(), predecessor_ended=True)

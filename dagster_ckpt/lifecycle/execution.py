@@ -41,7 +41,7 @@ from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import Clock, StreamingJob, monotonic_ms, wall_clock_ms
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
-from dagster_ckpt.lifecycle.ownership import check_places
+from dagster_ckpt.lifecycle.ownership import check_places, claim_live_folder
 from dagster_ckpt.lifecycle.plan_check import check_plan
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryPlan, plan_recovery
@@ -348,6 +348,7 @@ class _Run:
         job = self._job
         self._weigh(preview_rewind(job, facts, plan, output), accept_loss=start_from.accept_loss)
         job.store.check_access()
+        claim_live_folder(job)
         count_beyond_what_is_used(job, plan.image, self._lease.record)
         for sentence in check_backend(job, plan):
             self._request.report(sentence)

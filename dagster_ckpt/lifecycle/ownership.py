@@ -39,11 +39,23 @@ def check_places(job: StreamingJob, start_from: StartFrom, *, predecessor_ended:
             "directories was changed, set it back, or name an image with start_from (such as chk-7): it is restored "
             "into the new folder."
         )
-    owner = owner_of_live_folder(job)
-    if owner is None:
+    _refuse_anothers_folder(job, owner_of_live_folder(job))
+
+
+def claim_live_folder(job: StreamingJob) -> None:
+    """Say whose the folder of the job's live directories is, before one is made there.
+
+    Raises:
+        LiveDirectoryError: It is another deployment's.
+        StorageAccessError: The folder cannot be reached.
+    """
+    if owner_of_live_folder(job) is None:
         LiveDirectory(job.live_folder).folder.create_if_absent(OWNER, job.catalog.deployment_id.encode())
-        owner = owner_of_live_folder(job)
-    if owner != job.catalog.deployment_id:
+    _refuse_anothers_folder(job, owner_of_live_folder(job))
+
+
+def _refuse_anothers_folder(job: StreamingJob, owner: str | None) -> None:
+    if owner is not None and owner != job.catalog.deployment_id:
         raise LiveDirectoryError(
             f"{job.live_folder} holds the live directories of deployment {owner}, and this catalog is the record of "
             f"deployment {job.catalog.deployment_id}. Nothing was changed. Where that one still exists, the two share "

@@ -171,8 +171,14 @@ def preview_rewind(
 
 
 def _is_told(sink: str, told: Sequence[SinkForecast]) -> bool:
+    return _is_one_of(sink, [each.sink for each in told])
+
+
+def _is_one_of(sink: str, sinks: Sequence[str]) -> bool:
+    """Whether a file sink is among others, however each spells its folder."""
     path = file_sink_path(sink)
-    return path is not None and any(same_folder(path, file_sink_path(each.sink) or "") for each in told)
+    others = [other for other in map(file_sink_path, sinks) if other is not None]
+    return path is not None and any(same_folder(path, other) for other in others)
 
 
 def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool) -> None:
@@ -205,8 +211,9 @@ def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool)
 
 def _sinks(job: StreamingJob, plan: RecoveryPlan) -> list[str]:
     """Sinks the query wrote to when the image was taken, and those it writes to now."""
-    then = sinks_of_image(job, plan.image) if plan.image is not None else ()
-    return list(dict.fromkeys([*then, *sinks_written(job)]))
+    then = list(sinks_of_image(job, plan.image)) if plan.image is not None else []
+    now = dict.fromkeys(sinks_written(job))
+    return [*then, *(sink for sink in now if sink not in then and not _is_one_of(sink, then))]
 
 
 def _sinks_that_go_on(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from dagster_ckpt.errors import CkptError, StorageAccessError
-from dagster_ckpt.spark.file_sink import LOG
+from dagster_ckpt.spark.file_sink import LOG, SinkEntry
 from dagster_ckpt.spark.file_source import entry_id
 from dagster_ckpt.spark.opening import open_folder
+from dagster_ckpt.spark.output import same_folder
 from dagster_ckpt.spark.rewind import own_past
 from dagster_ckpt.spark.sink_effect import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.spark.sinks import file_sink_path
@@ -26,9 +29,9 @@ def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
             return SinkForecast(sink, SinkEffect.EXACT, "Its log is emptied: readers see what the new run writes.")
         if replay.log_entries is None:
             own_past([sink], replay.to_batch)
-        elif path not in replay.log_entries:
+        elif (entries := _noted(path, replay.log_entries)) is None:
             return _not_in_the_image(sink, max(names, default=-1), replay)
-        elif not folder.exists() and replay.log_entries.get(path):
+        elif not folder.exists() and entries:
             return SinkForecast(
                 sink,
                 SinkEffect.LOSE,
@@ -42,6 +45,11 @@ def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
     undone = sum(1 for number in names if number > replay.to_batch)
     reason = f"Its log is rolled back to batch {replay.to_batch}: {undone} entries go"
     return SinkForecast(sink, SinkEffect.EXACT, f"{reason}, and readers see each row once.")
+
+
+def _noted(path: str, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
+    # The catalog may have the folder as Spark spells it, and the image as a person does.
+    return next((entries for noted, entries in log_entries.items() if same_folder(noted, path)), None)
 
 
 def _not_in_the_image(sink: str, last_batch: int, replay: Replay) -> SinkForecast:

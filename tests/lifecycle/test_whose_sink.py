@@ -163,3 +163,19 @@ def test_a_log_that_is_ahead_of_the_query_is_not_gone_on_in(history: History, ah
 
     with pytest.raises(SharedSinkError, match="does not stand where"):
         start(history, "latest", history.sink)
+
+
+@pytest.mark.parametrize("spelled", [("{}", "file:{}"), ("file:{}", "{}")], ids=["as it was named", "as Spark says"])
+def test_a_folder_is_one_sink_however_image_and_catalog_spell_it(history: History, spelled: tuple[str, str]) -> None:
+    """A start notes the folder as the query names it, Spark reports it otherwise: no recovery from that image began."""
+    then, now = (f"FileSink[{each.format(history.sink)}]" for each in spelled)
+    history.sinks(then)
+    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="then")
+    history.sinks(now)
+    history.commit(LAST + 1)
+
+    preview = operations.preview(history.shelf.job, StartFrom.parse("then"))
+
+    assert [(sink.sink, sink.effect) for sink in preview.sinks] == [(then, SinkEffect.EXACT)]
+    history.start("then")
+    assert history.sink_batch == LAST

@@ -324,9 +324,9 @@ def test_a_query_that_the_lost_catalog_knew_of_is_fenced_before_the_next_start(
     """The catalog may only be another one by mistake, and the query run all the while."""
     monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", 0.0)
     runs_in = history.live
-    lose_the_catalog(history)
+    lost = lose_the_catalog(history)
     job = history.shelf.job
-    rebuild(job, origin="a test")
+    rebuild(job, origin="a test", take_over_deployment=lost)
 
     acquired = acquire(job.catalog, JOB, this_holder("mine", "my run", None))
     assert not acquired.predecessor_ended

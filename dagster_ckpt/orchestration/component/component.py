@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import dagster as dg
+from pydantic import BaseModel
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.lifecycle.health import HealthCheck
+from dagster_ckpt.orchestration.component.field_names import telling
 from dagster_ckpt.orchestration.component.in_yaml import as_text, imported, in_yaml, said, settings_in_yaml
 from dagster_ckpt.orchestration.component.job import StreamingJobDeclaration
 from dagster_ckpt.orchestration.component.scaffolder import StreamingJobsScaffolder
@@ -77,6 +79,11 @@ class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
         StreamResources | None,
         said("Their resources. Default: those of the code location, under the same names."),
     ] = None
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        """What its YAML is checked against."""
+        return telling(super().model())
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, ImageStatus
+from dagster_ckpt.catalog import EventType, ExecutionStatus, ImageRecord, ImageStatus, JobRecord
 from dagster_ckpt.errors import CkptError, ImageHeldError, JobNotFoundError, LeaseHeldError, LeaseLostError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.dead_attempts import attempts_under_way, settle_while_stopped
 from dagster_ckpt.lifecycle.fencing import put_up_fence
-from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.job import BuiltDirectory, StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.ownership import disown_live_folder
 from dagster_ckpt.lifecycle.recovery import describe_image, is_owned_by_job, retained_kind
@@ -28,11 +28,13 @@ from dagster_ckpt.options import (
     images_to_keep_at,
     subsumed,
 )
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory, same_folder
 from dagster_ckpt.storage import Garbage
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000
+# So many of the live directories that a job had are looked at for where they were.
+_MADE = 100
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ def _forgotten_live_directories(job: StreamingJob) -> str | None:
         return None
     if record.live_directory is not None or job.catalog.leases.current(job.job_id) is not None:
         return None
-    if not job.live_directories():
+    if not _own_live_directories(job, record):
         return None
     try:
         # A start that comes meanwhile waits for this, or has a higher token and directories of its own.
@@ -274,7 +276,7 @@ def _forgotten_live_directories(job: StreamingJob) -> str | None:
         return None
     with LeaseKeeper(job.catalog, acquired.record) as lease:
         try:
-            return _delete_live_directories(job, lease) if acquired.predecessor_ended else None
+            return _delete_live_directories(job, record, lease) if acquired.predecessor_ended else None
         except LeaseLostError:
             return None
 
@@ -292,12 +294,17 @@ def delete_live_directories(job: StreamingJob, acquired: AcquiredLease, lease: L
         put_up_fence(job, acquired, still_mine=lease.check, is_followed=False)
     record = job.catalog.jobs.get(job.job_id)
     job.catalog.jobs.forget_live_directory(lease.record)
-    _delete_live_directories(job, lease, spares_fenced=not acquired.predecessor_ended)
+    _delete_live_directories(job, record, lease, spares_fenced=not acquired.predecessor_ended)
     return job.live_folder if record.live_directory is not None else None
 
 
-def _delete_live_directories(job: StreamingJob, lease: LeaseKeeper, *, spares_fenced: bool = False) -> str | None:
-    built = [each.live for each in job.live_directories() if each.token <= lease.record.token]
+def _delete_live_directories(
+    job: StreamingJob, record: JobRecord, lease: LeaseKeeper, *, spares_fenced: bool = False
+) -> str | None:
+    built = [each.live for each in _own_live_directories(job, record) if each.token <= lease.record.token]
+    if record.live_directory is not None and not _is_in(job.live_folder, record.live_directory):
+        # It was made before the job was configured to another folder.
+        built.append(LiveDirectory(record.live_directory))
     if spares_fenced:
         built = [live for live in built if live.fenced_at() is None]
     for live in built:
@@ -307,6 +314,23 @@ def _delete_live_directories(job: StreamingJob, lease: LeaseKeeper, *, spares_fe
         disown_live_folder(job)
     LiveDirectory(job.live_folder).folder.delete_if_empty()
     return job.live_folder if built else None
+
+
+def _own_live_directories(job: StreamingJob, record: JobRecord) -> list[BuiltDirectory]:
+    """The live directories in the job's folder, if the catalog knows that the job has run there.
+
+    Else they are of another deployment, or of this one before its catalog was lost: nobody gave them up.
+    """
+    known = {record.live_directory} | {each.live_directory for each in job.catalog.executions.of_job(job.job_id)}
+    events = job.catalog.events
+    made = events.last_of([job.job_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
+    known |= {event.payload.get("live_directory") for event in made.get(job.job_id, ())}
+    is_own = any(isinstance(url, str) and _is_in(job.live_folder, url) for url in known)
+    return job.live_directories() if is_own else []
+
+
+def _is_in(folder: str, url: str) -> bool:
+    return same_folder(folder, url.rstrip("/").rpartition("/")[0])
 
 
 def delete_older_live_directories(job: StreamingJob, current: LiveDirectory, lease: LeaseKeeper) -> None:
@@ -322,7 +346,7 @@ def delete_older_live_directories(job: StreamingJob, current: LiveDirectory, lea
     Raises:
         LeaseLostError: Another execution is the writer now.
     """
-    built = job.live_directories()
+    built = _own_live_directories(job, job.catalog.jobs.get(job.job_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
     mine = names.get(current.url.rstrip("/").rpartition("/")[2])
     token = lease.record.token

@@ -1,0 +1,81 @@
+"""Live directories are deleted only where the catalog says that they are this stream's, and not needed any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from retention_shelf import JOB
+from rewind_history import History
+
+from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.lifecycle.execution import RunRequest, run_job
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.retention import (
+    apply_terminal_retention,
+    delete_older_live_directories,
+    housekeeping,
+)
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from tests.as_writer import keeping
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path)
+    yield history
+    history.close()
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+def test_housekeeping_leaves_those_of_a_lost_catalog_which_the_starts_refuse_to_forget(history: History) -> None:
+    shelf = history.shelf
+    before = files(shelf.live)
+    shelf.job.catalog.close()
+    job = shelf.job = replace(shelf.job, catalog=Catalog(f"sqlite:///{shelf.root / 'new-catalog.db'}"))
+    for _ in range(2):
+        with pytest.raises(LiveDirectoryError, match="there is state of it"):
+            run_job(job, RunRequest(run_id="run", start_query=lambda _live: pytest.fail("it was started")))
+
+    housekeeping(job)
+
+    assert files(shelf.live) == before
+
+
+@pytest.fixture
+def moved(history: History) -> StreamingJob:
+    """Configured to a folder where another deployment has the live directories of a stream of the same id."""
+    theirs = history.shelf.root / f"elsewhere/{JOB}"
+    for name in ("live-1-0", "live-2-0"):
+        (theirs / name / "commits").mkdir(parents=True)
+        (theirs / name / "commits/7").write_text("theirs")
+    return replace(history.shelf.job, live_root=str(theirs.parent))
+
+
+def test_those_beside_which_the_query_does_not_run_are_not_its_older_ones(
+    history: History, moved: StreamingJob
+) -> None:
+    before = files(Path(moved.live_folder))
+
+    with keeping(moved.catalog, JOB) as lease:
+        delete_older_live_directories(moved, history.live, lease)
+
+    assert files(Path(moved.live_folder)) == before
+
+
+def test_a_clean_up_deletes_the_one_that_the_catalog_names(history: History, moved: StreamingJob) -> None:
+    before = files(Path(moved.live_folder))
+    cleanup = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
+
+    job = replace(moved, options=replace(moved.options, cleanup=cleanup))
+    apply_terminal_retention(job, "first", TerminalState.CANCELED)
+    housekeeping(job)
+
+    assert files(Path(moved.live_folder)) == before
+    assert not history.shelf.live.exists()

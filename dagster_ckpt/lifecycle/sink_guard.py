@@ -134,6 +134,10 @@ def _goes_on(facts: SinkFacts) -> Verdict | Refusal:
         return Verdict.BEGIN
     if not facts.ours and facts.others_known and not facts.blank:
         return Refusal.ANOTHERS_LOG
+    planned = facts.planned if facts.planned is not None else facts.batch_id
+    if not facts.ours and facts.last > max(facts.batch_id, planned):
+        # The query that has this live directory never wrote it: to undo it as a batch in flight would undo another's.
+        return Refusal.ANOTHERS_LOG
     return _where_the_query_stands(facts)
 
 

@@ -16,6 +16,7 @@ from dagster_ckpt.errors import CatalogError, ImageNotFoundError, SharedSinkErro
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.operations import Operator
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
+from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.spark import NamedOutput, SinkEffect
 
@@ -179,3 +180,21 @@ def test_a_folder_is_one_sink_however_image_and_catalog_spell_it(history: Histor
     assert [(sink.sink, sink.effect) for sink in preview.sinks] == [(then, SinkEffect.EXACT)]
     history.start("then")
     assert history.sink_batch == LAST
+
+
+def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(history: History, tmp_path: Path) -> None:
+    """A query that was begun and has planned nothing yet, in the folder of one that has written its first batch."""
+    job = history.shelf.job
+    # Killed before the catalog was told where it writes.
+    history.sinks()
+    shutil.rmtree(history.shelf.live)
+    history.shelf.live.mkdir()
+    theirs = tmp_path / "theirs"
+    (theirs / "_spark_metadata").mkdir(parents=True)
+    (theirs / "_spark_metadata/0").write_text('v1\n{"path":"file:///theirs","action":"add"}')
+    plan = RecoveryPlan(RecoveryKind.RESUME, "it begins again")
+
+    with keeping(job.catalog, JOB) as lease, pytest.raises(SharedSinkError, match="not this stream's"):
+        prepare(job, plan, lease, NamedOutput("parquet", str(theirs)))
+
+    assert list(log_of(theirs)) == ["0"]

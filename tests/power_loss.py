@@ -177,10 +177,10 @@ def every_call(
         call += step
 
 
-class _Calls:
+class Calls:
     """The file calls of this process below a folder, and what of it is durable."""
 
-    def __init__(self, root: Path, trouble: Trouble, die: Callable[[_Calls], None]) -> None:
+    def __init__(self, root: Path, trouble: Trouble, die: Callable[[Calls], None]) -> None:
         self.root = str(root)
         self.trouble = trouble
         self.made: list[str] = []
@@ -347,7 +347,7 @@ class _Calls:
 def _in_child(root: Path, work: Callable[[], object], trouble: Trouble, writer: int) -> None:
     write, end = os.write, os._exit
 
-    def tell(calls: _Calls, *, reached: bool, error: BaseException | None) -> None:
+    def tell(calls: Calls, *, reached: bool, error: BaseException | None) -> None:
         told = (calls.made, reached, error, calls.flushed, calls.names)
         try:
             data = pickle.dumps(told)
@@ -358,7 +358,7 @@ def _in_child(root: Path, work: Callable[[], object], trouble: Trouble, writer: 
         end(_DEAD if reached else 0)
 
     try:
-        calls = _Calls(root, trouble, lambda calls: tell(calls, reached=True, error=None))
+        calls = Calls(root, trouble, lambda calls: tell(calls, reached=True, error=None))
         calls.install()
         problem: BaseException | None = None
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
+from places import is_local, path_of, place
 
 from dagster_ckpt.catalog import Catalog, CompletedImage, ExecutionStatus, Holder, ImageRecord, ImageTrigger, StartCause
 from dagster_ckpt.image import FileEntry, ImageKind
@@ -45,7 +46,7 @@ class GoldenJob:
     def __post_init__(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         storage = FileSystemCheckpointStorage(
-            f"file://{self.root}/images", 256, savepoint_path=f"file://{self.root}/savepoints"
+            place(self.root / "images"), 256, savepoint_path=place(self.root / "savepoints")
         )
         self.job = StreamingJob(
             job_id=JOB,
@@ -55,7 +56,7 @@ class GoldenJob:
             store=open_store(storage, JOB),
             options=CheckpointConfig(num_retained=self.num_retained).options,
             restart=RestartStrategies.no_restart(),
-            live_root=str(self.root / "live"),
+            live_root=str(self.root / "live") if is_local() else place(self.root / "live"),
         )
 
     def make(self) -> GoldenJob:
@@ -75,7 +76,7 @@ class GoldenJob:
 
     def run_again(self, status: ExecutionStatus) -> None:
         """Let it have run once more in its live directory, to this end."""
-        self._begin("second", f"file://{self.live}")
+        self._begin("second", self.live_url)
         self._writer.executions.end("second", status, "because", settled=True)
 
     def _begin(self, execution_id: str, live_directory: str) -> None:
@@ -95,14 +96,17 @@ class GoldenJob:
     @property
     def live(self) -> Path:
         """Its live directory now."""
-        path = LiveDirectory(self.job.catalog.jobs.get(JOB).live_directory or "").local_path
-        assert path is not None
-        return path
+        return path_of(self.live_url)
+
+    @property
+    def live_url(self) -> str:
+        """The same as the job knows it."""
+        return self.job.catalog.jobs.get(JOB).live_directory or ""
 
     @property
     def status(self) -> LiveStatus:
         """What its live directory is good for."""
-        return inspect_live_directory(LiveDirectory(str(self.live))).status
+        return inspect_live_directory(LiveDirectory(self.live_url)).status
 
     def commit(self, batch: int) -> None:
         """Write what a batch writes that changes no row."""
@@ -132,7 +136,7 @@ class GoldenJob:
             timeline=record.timeline,
             label=label,
         )
-        taken = take_snapshot(job, LiveDirectory(str(self.live)), order, now_ms=1)
+        taken = take_snapshot(job, LiveDirectory(self.live_url), order, now_ms=1)
         facts = CompletedImage(
             location=taken.stored.location,
             batch_id=taken.batch_id,

@@ -19,14 +19,22 @@ from typing import Any, ClassVar
 
 import pytest
 from retention_shelf import JOB
-from rewind_history import History
+from rewind_history import SINK, History
 from sqlalchemy import text
 
 from dagster_ckpt.catalog import Catalog, CompletedImage, Holder, ImageTrigger, LeaseRecord, StartCause
 from dagster_ckpt.catalog.database import Database
-from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.errors import (
+    CatalogError,
+    CkptError,
+    LeaseHeldError,
+    LeaseLostError,
+    RequestFailedError,
+    SharedSinkError,
+)
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.execution import recovery_facts
+from dagster_ckpt.lifecycle.fork import check_output, fork
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.prepare import prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
@@ -39,7 +47,11 @@ from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.storage import open_store
 from dagster_ckpt.storage.local_space import LocalSpace
 
+# The job that is forked from the other one, and where it writes.
+FORK, FORK_OUTPUT = "copy", "copied output"
 LONG_MS = 10**9
+# How long the new process waits for a step of the old one that holds the lease.
+HARDLY_S = 0.05
 OLD = Holder("old", "run of the old", "one host", 1, 1, "boot")
 NEW = Holder("new", "run of the new", "another host", 2, 1, "boot")
 TABLES = ("jobs", "executions", "leases", "images", "requests", "desired_states", "events")
@@ -51,15 +63,19 @@ FILE_STEPS = [
 CATALOG_STEPS = [(Database, "reading"), (Database, "writing")]
 
 
-def job_at(root: Path, catalog_url: str) -> StreamingJob:
+def storage_at(root: Path) -> FileSystemCheckpointStorage:
+    """Where the images of a scene are."""
+    return FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
+
+
+def job_at(root: Path, catalog_url: str, job_id: str = JOB) -> StreamingJob:
     """The job of a scene, in a process that knows no more than where it is."""
-    storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
     return StreamingJob(
-        job_id=JOB,
-        name=JOB,
-        asset_key=JOB,
+        job_id=job_id,
+        name=job_id,
+        asset_key=job_id,
         catalog=Catalog(catalog_url),
-        store=open_store(storage, JOB),
+        store=open_store(storage_at(root), job_id),
         options=CheckpointConfig(num_retained=3).options,
         restart=RestartStrategies.no_restart(),
         live_root=str(root / "live"),
@@ -79,6 +95,10 @@ class Scene:
         job = job_at(self.root, self.catalog_url)
         return replace(job, options=replace(job.options, **options))
 
+    def fork(self) -> StreamingJob:
+        """The job that is forked from it, as another process opens it."""
+        return job_at(self.root, self.catalog_url, FORK)
+
     def rows(self) -> dict[str, list[tuple[Any, ...]]]:
         """All that the catalog has."""
         with self.history.shelf.job.catalog.database.reading() as connection:
@@ -96,12 +116,25 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha1(path.read_bytes()).hexdigest() for path in files}
 
 
+def make_fork(job: StreamingJob) -> None:
+    """Fork the job of a scene, with the rows that it has."""
+    root = Path(job.live_root).parent
+    store = open_store(storage_at(root), FORK)
+    forked = replace(job, job_id=FORK, name=FORK, asset_key=FORK, store=store)
+    outputs = {str(root / SINK): str(root / FORK_OUTPUT)}
+    fork(job, forked, StartFrom.parse("latest"), origin="me", outputs=outputs)
+
+
 @dataclass
 class Successor:
-    """The new process: takes the lease, starts from the latest state, commits three batches, takes a checkpoint."""
+    """The new process: takes the lease, starts from the latest state, commits three batches, takes a checkpoint.
+
+    Where the job is a fork, it forks it first, as the old process was about to.
+    """
 
     scene: Scene
     job: StreamingJob
+    is_fork: bool = False
     lease: LeaseRecord | None = None
     live: LiveDirectory | None = None
     last_batch: int = -1
@@ -109,17 +142,27 @@ class Successor:
     directory: dict[str, str] = field(default_factory=dict)
     sink: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def output(self) -> Path:
+        """Where it writes."""
+        return self.scene.root / FORK_OUTPUT if self.is_fork else self.scene.history.sink
+
     def takes_over(self) -> bool:
         """Becomes the writer, without any proof that the one before has ended; False where it has to wait for it."""
-        leases = self.job.catalog.leases
+        leases, job_id = self.job.catalog.leases, self.job.job_id
         try:
-            before = leases.current(JOB)
-            token = before.token if before is not None else None
-            self.lease = leases.acquire(JOB, NEW, LONG_MS, take_over=token)
+            with hardly_waiting(self.job.catalog.database):
+                before = leases.current(job_id)
+                token = before.token if before is not None else None
+                self.lease = leases.acquire(job_id, NEW, LONG_MS, take_over=token)
         except CatalogError:
             # The old one is in a transaction that holds the lease.
             return False
         try:
+            if self.is_fork:
+                leases.release(job_id, self.lease.token)
+                make_fork(self.scene.process())
+                self.lease = leases.acquire(job_id, NEW, LONG_MS)
             self._works(self.lease)
         except CkptError as error:
             raise AssertionError(f"the successor could not do its work: {error}") from error
@@ -129,11 +172,13 @@ class Successor:
         job, catalog = self.job, self.job.catalog
         keeper = LeaseKeeper(catalog, lease, ttl_ms=LONG_MS)
         catalog.executions.begin(lease, "new", run_id="run of the new", cause=StartCause.RESTART_NEW_RUN, holder=NEW)
-        sinks = catalog.executions.last_sinks(JOB)
+        sinks = [f"FileSink[file:{self.output}]"] if self.is_fork else catalog.executions.last_sinks(JOB)
         plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=False))
         self.live = prepare(job, plan, keeper).live
         catalog.executions.running(lease, "new", live_directory=self.live.url, recovery=plan.as_record())
-        if catalog.jobs.get(JOB).pending_restore is not None:
+        if self.is_fork:
+            check_output(job, str(self.output))
+        if catalog.jobs.get(job.job_id).pending_restore is not None:
             catalog.jobs.restore_finished(lease)
         folder = Path(self.live.url)
         first = self.live.positions().commit
@@ -142,13 +187,13 @@ class Successor:
             (folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
         begin = 0 if first is None else first + 1
         for batch in range(begin, begin + 3):
-            self.scene.history.commit(batch, folder)
+            self.scene.history.commit(batch, folder, self.output)
             self.last_batch = batch
         catalog.executions.heartbeat(lease, "new", {"batch_id": self.last_batch, "sinks": sinks})
         take_checkpoint(job, lease, "new", sinks)
         self.rows = self.scene.rows()
         self.directory = tree(folder)
-        self.sink = tree(self.scene.history.sink)
+        self.sink = tree(self.output)
 
     def is_untouched(self) -> None:
         """What it wrote is as it left it, and its own next start goes on from there."""
@@ -156,20 +201,30 @@ class Successor:
         assert self.live is not None
         assert self.scene.rows() == self.rows
         assert tree(Path(self.live.url)) == self.directory
-        assert tree(self.scene.history.sink) == self.sink
-        job = self.scene.process()
+        assert tree(self.output) == self.sink
+        job = self.scene.fork() if self.is_fork else self.scene.process()
         try:
-            for image in job.catalog.images.completed(JOB):
+            for image in job.catalog.images.completed(job.job_id):
                 assert job.store.verify(image.location or "") == [], image
-            assert job.catalog.images.restorable(JOB)[0].batch_id == self.last_batch
+            assert job.catalog.images.restorable(job.job_id)[0].batch_id == self.last_batch
             plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=True))
             assert (plan.kind, plan.to_batch) == (RecoveryKind.RESUME, self.last_batch), plan.reason
         finally:
             job.catalog.close()
 
 
+@contextmanager
+def hardly_waiting(database: Database) -> Iterator[None]:
+    """Whoever holds the database is not waited for."""
+    usual, database._call_limit_s = database._call_limit_s, HARDLY_S
+    try:
+        yield
+    finally:
+        database._call_limit_s = usual
+
+
 def take_checkpoint(job: StreamingJob, lease: LeaseRecord, execution_id: str, sinks: list[str]) -> None:
-    record = job.catalog.jobs.get(JOB)
+    record = job.catalog.jobs.get(job.job_id)
     base = sharing_base(job)
     order = SnapshotOrder(
         ImageKind.CHECKPOINT,
@@ -208,29 +263,41 @@ class Steps:
         self._at = at
         self._come = come
         self.has_come = False
-        self._is_new_at_work = False
-        for owner, name in FILE_STEPS:
+        self.is_new_at_work = False
+        for owner, name in self.counted():
             patch.setattr(owner, name, self._counted(getattr(owner, name), name))
-        for owner, name in CATALOG_STEPS:
-            patch.setattr(owner, name, self._counted(getattr(owner, name), name))
+
+    @staticmethod
+    def counted() -> list[tuple[Any, str]]:
+        """What is a step."""
+        return [*FILE_STEPS, *CATALOG_STEPS]
 
     def _counted(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            if not self._is_new_at_work:
-                self.seen.append(name)
-                if len(self.seen) > self._at and not self.has_come:
-                    self._is_new_at_work = True
-                    try:
-                        self.has_come = self._come()
-                    finally:
-                        self._is_new_at_work = False
+            self.take(name)
             return step(*arguments, **named)
 
         return call
 
+    def take(self, name: str) -> None:
+        """The old process is about to take a step."""
+        if self.is_new_at_work:
+            return
+        self.seen.append(name)
+        if len(self.seen) > self._at and not self.has_come:
+            self.is_new_at_work = True
+            try:
+                self.has_come = self._come()
+            finally:
+                self.is_new_at_work = False
+
 
 # Prepared under the lease; what it returns is watched step by step.
 Old = Callable[[StreamingJob], Callable[[], None]]
+
+
+# Given what to patch, the number of a step, and what comes before it.
+StepsOf = Callable[[pytest.MonkeyPatch, int, Callable[[], bool]], Steps]
 
 
 class Pristine:
@@ -256,21 +323,26 @@ class Pristine:
             self._scene.history.close()
 
 
-def lost_at(scene: Scene, old: Old, at: int, **options: Any) -> tuple[bool, list[str]]:
+def lost_at(
+    scene: Scene, old: Old, at: int, *, is_fork: bool = False, steps_of: StepsOf = Steps, **options: Any
+) -> tuple[bool, list[str]]:
     """Let the old process work, and lose its lease before a step; False where it had fewer steps."""
     job = scene.process(**options)
-    successor = Successor(scene, scene.process())
+    successor = Successor(scene, scene.fork() if is_fork else scene.process(), is_fork)
     # It does not wait long where the old one has to be waited for: it comes at the next step.
     successor.job.catalog.database.limit_calls(1)
     work = old(job)
     with pytest.MonkeyPatch.context() as patch:
-        steps = Steps(patch, at, successor.takes_over)
+        steps = steps_of(patch, at, successor.takes_over)
         try:
             work()
         except (LeaseLostError, LeaseHeldError):
             assert steps.has_come
         except CkptError as error:
-            raise AssertionError(f"at step {at} ({steps.seen[at:][:1]}) not for its lease: {error}") from error
+            # A fork may find the batches of its successor, or their log, before it asks for the lease.
+            has_found_it = steps.has_come and isinstance(error, RequestFailedError | SharedSinkError)
+            if not (is_fork and has_found_it):
+                raise AssertionError(f"at step {at} ({steps.seen[at:][:1]}) not for its lease: {error}") from error
     try:
         if steps.has_come:
             successor.is_untouched()

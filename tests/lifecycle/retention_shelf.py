@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
+from places import is_local, place
 from sqlalchemy import text
 
 from dagster_ckpt.catalog import (
@@ -91,7 +92,7 @@ class Shelf:
     ) -> Shelf:
         """The job as another process finds it."""
         storage = storage or FileSystemCheckpointStorage(
-            f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints"
+            place(root / "images"), 64, savepoint_path=place(root / "savepoints")
         )
         job = StreamingJob(
             job_id=JOB,
@@ -101,7 +102,7 @@ class Shelf:
             store=open_store(storage, JOB),
             options=CheckpointConfig(num_retained=num_retained).options,
             restart=RestartStrategies.no_restart(),
-            live_root=str(root / "live"),
+            live_root=str(root / "live") if is_local() else place(root / "live"),
         )
         return Shelf(root, job, storage)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from places import SCHEME, is_local, path_of, place
 from retention_shelf import JOB, Shelf
 
 from dagster_ckpt.lifecycle.fencing import fence_predecessor
@@ -19,6 +20,7 @@ from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
 from tests.as_writer import as_writer, keeping
 
 LAST = 8
+SINK = "out put"
 
 
 class History:
@@ -28,7 +30,7 @@ class History:
         self._open(Shelf.at(root, catalog_url=catalog_url))
         for batch in range(LAST + 1):
             self.commit(batch)
-        self.sinks(f"FileSink[file:{self.sink}]", "ForeachBatchSink")
+        self.sinks(self.file_sink, "ForeachBatchSink")
 
     @staticmethod
     def reopened(root: Path) -> History:
@@ -39,25 +41,18 @@ class History:
 
     def _open(self, shelf: Shelf) -> None:
         self.shelf = shelf
-        self.sink = shelf.root / "out put"
+        self.sink = shelf.root / SINK
 
-    def commit(self, batch: int, live: Path | None = None) -> None:
-        """Write what a batch writes, by default in the first live directory."""
-        live = live or self.shelf.live
-        offsets = {
-            "batchWatermarkMs": 0,
-            "batchTimestampMs": 1_000 * batch,
-            "conf": {"spark.sql.shuffle.partitions": "1"},
-        }
-        entries = [{"path": f"file:///in/{b}.json", "timestamp": 1, "batchId": b} for b in range(batch + 1)]
-        self._entry(live / "sources/0", batch, entries)
-        folder = quote(str(self.sink))
-        parts = [{"path": f"file://{folder}/part-{b}", "action": "add"} for b in range(batch + 1)]
-        self._entry(self.sink / "_spark_metadata", batch, parts)
-        self._write(self.sink / f"part-{batch}", "rows")
-        planned = "\n".join(["v1", json.dumps(offsets), json.dumps({"logOffset": batch})])
-        self._write(live / f"offsets/{batch}", planned)
-        self._write(live / f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+    def commit(self, batch: int, live: Path | None = None, sink: Path | None = None) -> None:
+        """Write what a batch writes, by default in the first live directory and its own sink."""
+        live, sink = live or self.shelf.live, sink or self.sink
+        folder = f"{SCHEME.get()}://{quote(str(sink))}"
+        parts = [{"path": f"{folder}/part-{b}", "action": "add"} for b in range(batch + 1)]
+        files = {f"{live}/{name}": text for name, text in _of_batch(batch).items()}
+        files |= {f"{sink}/_spark_metadata/{_name(batch)}": _entry(batch, parts), f"{sink}/part-{batch}": "rows"}
+        for path, text in files.items():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text)
 
     def sinks(self, *sinks: str) -> None:
         """What the query reports to write to."""
@@ -68,6 +63,11 @@ class History:
         with keeping(self.shelf.job.catalog, JOB) as lease:
             fence_predecessor(self.shelf.job, AcquiredLease(lease.record))
             return plan.kind, prepare(self.shelf.job, plan, lease)
+
+    @property
+    def file_sink(self) -> str:
+        """Its sink as Spark describes it."""
+        return f"FileSink[file:{self.sink}]" if is_local() else f"FileSink[{place(self.sink)}]"
 
     @property
     def live(self) -> LiveDirectory:
@@ -88,16 +88,45 @@ class History:
         names = [path.name for path in (self.sink / "_spark_metadata").iterdir()]
         return max(int(name.removesuffix(".compact")) for name in names)
 
+    def unlike_uninterrupted(self) -> list[str]:
+        """What its live directory and its sink have that an uninterrupted run up to their batches has not."""
+        live = path_of(self.live.url)
+        found = [
+            f"{live.name}/{name} has another content"
+            for batch in range(1, LAST + 1)
+            for name, text in _of_batch(batch).items()
+            if (live / name).is_file() and (live / name).read_text() != text
+        ]
+        lines: list[str] = []
+        for batch in range(self.sink_batch, -1, -1):
+            path = self.sink / "_spark_metadata" / _name(batch)
+            lines += path.read_text().splitlines()[1:]
+            if path.suffix:
+                break
+        rows = sorted(json.loads(line)["path"].rsplit("-", 1)[1] for line in lines)
+        if rows != sorted(str(batch) for batch in range(self.sink_batch + 1)):
+            found.append(f"at batch {self.sink_batch} the sink's log has the rows of batches {rows}")
+        gone = [row for row in rows if (self.sink / f"part-{row}").read_text() != "rows"]
+        return [*found, *(f"part-{row} is not what the batch wrote" for row in gone)]
+
     def close(self) -> None:
         self.shelf.job.catalog.close()
 
-    def _entry(self, log: Path, number: int, lines: list[dict[str, Any]]) -> None:
-        compact = (number + 1) % 4 == 0
-        self._write(
-            log / (f"{number}.compact" if compact else str(number)),
-            "\n".join(["v1", *map(json.dumps, lines if compact else lines[-1:])]),
-        )
 
-    def _write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def _of_batch(batch: int) -> dict[str, str]:
+    """What a batch writes into the live directory; its commit comes last."""
+    offsets = {"batchWatermarkMs": 0, "batchTimestampMs": 1_000 * batch, "conf": {"spark.sql.shuffle.partitions": "1"}}
+    entries = [{"path": f"file:///in/{b}.json", "timestamp": 1, "batchId": b} for b in range(batch + 1)]
+    return {
+        f"sources/0/{_name(batch)}": _entry(batch, entries),
+        f"offsets/{batch}": "\n".join(["v1", json.dumps(offsets), json.dumps({"logOffset": batch})]),
+        f"commits/{batch}": 'v1\n{"nextBatchWatermarkMs":0}',
+    }
+
+
+def _name(batch: int) -> str:
+    return f"{batch}.compact" if (batch + 1) % 4 == 0 else str(batch)
+
+
+def _entry(batch: int, lines: list[dict[str, Any]]) -> str:
+    return "\n".join(["v1", *map(json.dumps, lines if _name(batch).endswith(".compact") else lines[-1:])])

@@ -9,10 +9,12 @@ import sys
 import time
 
 import tests.torture.paths  # noqa: F401 - first
-from tests.torture.faults import CatalogFault, FileFault
+from tests.torture import leases
+from tests.torture.bucket import ObjectFault
+from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault
 from tests.torture.page import PAGE, written
 from tests.torture.scenarios import SCENARIOS
-from tests.torture.trial import Fault, Outcome, torture
+from tests.torture.trial import Outcome, torture
 
 
 def _one(task: tuple[str, Fault, int]) -> Outcome:
@@ -20,17 +22,24 @@ def _one(task: tuple[str, Fault, int]) -> Outcome:
     return torture(name, fault, step=step)
 
 
+# What is done, and what happens meanwhile.
+TASKS = [
+    *itertools.product(SCENARIOS, (*FileFault, *CatalogFault, *ObjectFault)),
+    *itertools.product(leases.CASES, LeaseFault),
+]
+
+
 def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=SCENARIOS, help="one operation; the page is not written")
-    parser.add_argument("--fault", choices=[fault.name for fault in (*FileFault, *CatalogFault)])
+    parser.add_argument("--only", choices=[*SCENARIOS, *leases.CASES], help="one operation; the page is not written")
+    parser.add_argument("--fault", choices=sorted({fault.name for _, fault in TASKS}))
     parser.add_argument("--step", type=int, default=1, help="only every so many calls")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
     tasks = [
         (name, fault, asked.step)
-        for name, fault in itertools.product(SCENARIOS, (*FileFault, *CatalogFault))
+        for name, fault in TASKS
         if asked.only in (None, name) and asked.fault in (None, fault.name)
     ]
     began = time.monotonic()

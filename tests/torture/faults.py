@@ -6,9 +6,8 @@ import errno
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -17,6 +16,7 @@ from sqlalchemy import Connection
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.errors import CatalogError
 from tests.power_loss import Disk, Ran, Survivors, Trouble
+from tests.torture.bucket import ObjectFault, Requests
 
 _CHILD_S = 120
 
@@ -51,6 +51,13 @@ class FileFault(Enum):
                 return Trouble(call, error=errno.EIO, done=True)
 
 
+class LeaseFault(Enum):
+    """What happens before a step: a file call, or a transaction with the catalog."""
+
+    LOST = "the lease is lost; a successor starts, commits batches and takes a checkpoint, then the old process goes on"
+    LOST_WITHOUT_RENAME = "the same where directories cannot be renamed, as in an object store"
+
+
 class CatalogFault(Enum):
     """What happens at a transaction with the catalog."""
 
@@ -61,59 +68,61 @@ class CatalogFault(Enum):
     ANSWER_LOST = "it is committed, and its answer is lost"
 
 
-@dataclass(frozen=True)
-class _Told:
-    calls: int
-    reached: bool
-    error: BaseException | None
+Fault = FileFault | ObjectFault | CatalogFault | LeaseFault
 
 
-def run_into(disk: Disk, work: Callable[[], object], fault: FileFault | CatalogFault, call: int) -> Ran:
+def run_into(disk: Disk, work: Callable[[], object], fault: FileFault | ObjectFault | CatalogFault, call: int) -> Ran:
     """Do something, from the frozen disk, in a process that meets a fault at a call."""
     disk.thaw()
     if isinstance(fault, FileFault):
         return disk.run(work, fault.trouble(call))
-    told = _in_child(work, fault, call)
-    return Ran(tuple(map(str, range(told.calls))), told.reached, told.error)
 
-
-def _in_child(work: Callable[[], object], fault: CatalogFault, call: int) -> _Told:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        signal.alarm(_CHILD_S)
-        transactions = _Transactions(fault, call, lambda told: _tell(writer, told))
-        transactions.install()
+    def counted(die: Callable[[Sequence[str]], None]) -> Ran:
+        calls: Requests | _Transactions
+        calls = Requests(fault, call, die) if isinstance(fault, ObjectFault) else _Transactions(fault, call, die)
+        calls.install()
         error: BaseException | None = None
         try:
             work()
         except BaseException as raised:  # noqa: BLE001 - told to the parent
             error = raised
-        _tell(writer, _Told(transactions.count, transactions.count >= call, error))
+        return Ran(tuple(calls.made), len(calls.made) >= call, error)
+
+    return in_child(counted)
+
+
+def in_child(work: Callable[[Callable[[Sequence[str]], None]], Ran]) -> Ran:
+    """Do something in a process of its own, which may die in it; it is given a way to."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        signal.alarm(_CHILD_S)
+        _tell(writer, work(lambda made: _tell(writer, Ran(tuple(made), reached=True))))
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         data = stream.read()
     _, status = os.waitpid(child, 0)
     assert data, f"the child did not come to its end: {status}"
-    told: _Told = pickle.loads(data)
-    return told
+    ran: Ran = pickle.loads(data)
+    return ran
 
 
-def _tell(writer: int, told: _Told) -> None:
+def _tell(writer: int, ran: Ran) -> None:
     try:
-        data = pickle.dumps(told)
+        data = pickle.dumps(ran)
     except Exception:  # noqa: BLE001 - an exception that cannot be sent is sent by its words
-        data = pickle.dumps(_Told(told.calls, told.reached, RuntimeError(repr(told.error))))
-    os.write(writer, data)
+        data = pickle.dumps(Ran(ran.calls, ran.reached, RuntimeError(f"{type(ran.error).__name__}: {ran.error}")))
+    while data:
+        data = data[os.write(writer, data) :]
     os._exit(0)
 
 
 class _Transactions:
     """The transactions of this process."""
 
-    def __init__(self, fault: CatalogFault, call: int, die: Callable[[_Told], None]) -> None:
-        self.count = 0
+    def __init__(self, fault: CatalogFault, call: int, die: Callable[[Sequence[str]], None]) -> None:
+        self.made: list[str] = []
         self._fault = fault
         self._call = call
         self._die = die
@@ -125,18 +134,18 @@ class _Transactions:
 
     def _of(self, real: Callable[..., AbstractContextManager[Connection]]) -> Any:
         @contextmanager
-        def counted(database: Database) -> Iterator[Connection]:
-            self.count += 1
-            number, fault = self.count, self._fault
+        def counted(database: Database, **named: Any) -> Iterator[Connection]:
+            self.made.append(real.__name__)
+            number, fault = len(self.made), self._fault
             is_it = number == self._call
             if is_it and fault is CatalogFault.KILLED_BEFORE:
-                self._die(_Told(number, True, None))
+                self._die(self.made)
             if (is_it and fault is CatalogFault.FAILS) or (number >= self._call and fault is CatalogFault.AWAY):
                 raise CatalogError("The catalog does not answer: a fault of the torture.")
-            with real(database) as connection:
+            with real(database, **named) as connection:
                 yield connection
             if is_it and fault is CatalogFault.KILLED_AFTER:
-                self._die(_Told(number, True, None))
+                self._die(self.made)
             if is_it and fault is CatalogFault.ANSWER_LOST:
                 raise CatalogError("The catalog's answer was lost: a fault of the torture.")
 

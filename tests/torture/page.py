@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.torture.faults import CatalogFault, FileFault
+from tests.torture.bucket import ObjectFault
+from tests.torture.faults import CatalogFault, FileFault, LeaseFault
 from tests.torture.trial import Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
@@ -67,21 +68,13 @@ def written(outcomes: Sequence[Outcome], seconds: float, step: int) -> str:
     return (
         _HEAD
         + f"**{points:,} faults in {seconds / 60:.0f} minutes; {sum(len(each.violations) for each in bad)} violations.** Tried: {calls}.\n\n"
-        + _in_progress(sum(outcome.left_in_progress for outcome in outcomes), points)
         + _table("File calls", outcomes, FileFault)
         + _table("Catalog calls", outcomes, CatalogFault)
+        + _table("Requests to an object store", outcomes, ObjectFault)
+        + _table("The lease", outcomes, LeaseFault)
         + _violated(bad)
         + _TAIL
         + _elsewhere()
-    )
-
-
-def _in_progress(left: int, points: int) -> str:
-    return (
-        f"After {left:,} of the {points:,} faults the catalog listed an image as in progress whose attempt had ended; "
-        "it is restored from by nobody, and takes no part in what is deleted.\n\n"
-        if left
-        else ""
     )
 
 
@@ -90,12 +83,16 @@ def _elsewhere() -> str:
     return "\n".join(["| what | where |", "|---|---|", *rows, ""])
 
 
-def _table(title: str, outcomes: Sequence[Outcome], faults: type[FileFault] | type[CatalogFault]) -> str:
+def _table(
+    title: str,
+    outcomes: Sequence[Outcome],
+    faults: type[FileFault] | type[CatalogFault] | type[ObjectFault] | type[LeaseFault],
+) -> str:
     lines = [f"## {title}", "", "Points tried; violations, where there are any, after a slash.", ""]
     lines += [f"- {fault.name}: {fault.value}" for fault in faults]
     columns = " | ".join(fault.name for fault in faults)
     lines += ["", f"| operation | calls | {columns} |", "|---|---:|" + "---:|" * len(faults)]
-    for name in dict.fromkeys(outcome.scenario for outcome in outcomes):
+    for name in dict.fromkeys(outcome.scenario for outcome in outcomes if isinstance(outcome.fault, faults)):
         of_fault = {outcome.fault: outcome for outcome in outcomes if outcome.scenario == name}
         cells = [_cell(of_fault.get(fault)) for fault in faults]
         calls = max((of_fault[fault].calls for fault in faults if fault in of_fault), default=0)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from golden_job import GoldenJob
+from lost_lease import take_checkpoint
 from lost_power import SCENARIOS as OF_POWER_LOSS
-from lost_power import Scenario, problems_of
+from lost_power import Scenario, problems_of, problems_of_history
 from rewind_history import LAST, History
+from test_roll_back import WRONG, failed_upgrade, row
 from test_run_job_refusals import PlayedQuery
 
-from dagster_ckpt.catalog import Holder, RequestKind
+from dagster_ckpt.catalog import Holder, ImageStatus, RequestKind, UpgradePhase
+from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.execution import RunRequest, _Run
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
-from dagster_ckpt.lifecycle.retention import housekeeping
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention, housekeeping
+from dagster_ckpt.lifecycle.roll_back import roll_back
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from tests.as_writer import holding
 
 _TTL_MS = 10**9
 _HOLDER = Holder("next", "run-next", "host", 1, 1, "boot")
@@ -57,7 +65,7 @@ def _make_history(root: Path) -> None:
     history = History(root)
     trigger_savepoint(history.shelf.job, Operator("torture"), label="sp")
     history.commit(LAST + 1)
-    history.sinks(f"FileSink[file:{history.sink}]")
+    history.sinks(history.file_sink)
     history.close()
 
 
@@ -84,22 +92,96 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
     return work
 
 
+def _without_lease(job: StreamingJob) -> None:
+    # The process that held it is dead, or gave it back: who comes next waits for its end.
+    current = job.catalog.leases.current(job.job_id)
+    if current is not None:
+        job.catalog.leases.release(current.job_id, current.token)
+
+
 def _problems_of_history(root: Path) -> list[str]:
     history = History.reopened(root)
+    _without_lease(history.shelf.job)
+    history.close()
+    return problems_of_history(LAST, LAST + 1)(root)
+
+
+def _make_failed_upgrade(root: Path) -> None:
+    history = History(root)
+    failed_upgrade(history)
+    history.sinks(history.file_sink)
+    history.close()
+
+
+def _roll_upgrade_back(root: Path) -> None:
+    roll_back(History.reopened(root).shelf.job, run_id="torture")
+
+
+def _problems_of_upgrade(root: Path) -> list[str]:
+    history = History.reopened(root)
+    job = history.shelf.job
     try:
-        # The process that held it is dead, or gave it back: who comes next waits for its end.
-        current = history.shelf.job.catalog.leases.current(history.shelf.job.job_id)
-        if current is not None:
-            history.shelf.job.catalog.leases.release(current.job_id, current.token)
-        found = problems_of(history.shelf.job)
-        if not found and history.batch not in (LAST, LAST + 1):
-            found.append(f"the job is at batch {history.batch}")
-        if not found and history.sink_batch != history.batch:
-            found.append(f"the sink is at batch {history.sink_batch}, the job at {history.batch}")
+        _without_lease(job)
+        found = problems_of_history(LAST, WRONG)(root)
+        if row(history).upgrade is not None and not found:
+            # Whatever was left of it: rolling it back ends, and the old code goes on where it had stopped.
+            with suppress(RequestFailedError):
+                roll_back(job, run_id="torture again")
+            upgrade = row(history).upgrade
+            if upgrade is None or upgrade.phase is not UpgradePhase.ROLLED_BACK:
+                found.append(f"the upgrade ends as {upgrade}")
+            found += problems_of_history(LAST)(root)
         return found
     finally:
         history.close()
 
+
+def _cancelling(root: Path) -> History:
+    history = History.reopened(root)
+    history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+    return history
+
+
+def _make_cancelled(root: Path) -> None:
+    history = History(root)
+    job = history.shelf.job
+    trigger_savepoint(job, Operator("torture"), label="sp")
+    for batch in (LAST + 1, LAST + 2):
+        history.commit(batch)
+        with holding(job.catalog, job.job_id) as lease:
+            take_checkpoint(job, lease, "first", [history.file_sink])
+    history.close()
+
+
+def _delete_at_cancellation(root: Path) -> None:
+    apply_terminal_retention(_cancelling(root).shelf.job, "first", TerminalState.CANCELED)
+
+
+def _problems_of_cancelled(root: Path) -> list[str]:
+    """The rest of it goes by the next pass; the savepoint stays, and the stream starts from it."""
+    history = _cancelling(root)
+    job = history.shelf.job
+    try:
+        _without_lease(job)
+        apply_terminal_retention(job, "first", TerminalState.CANCELED)
+        housekeeping(job, older_than_ms=0)
+        left = [each for each in job.catalog.images.of_job(job.job_id) if each.status is not ImageStatus.DELETED]
+        found = [f"{each.kind} {each.number} is left" for each in left if each.kind == "CHECKPOINT"]
+        folder = root / "images" / job.job_id
+        found += [f"{path.parent.name} is left on storage" for path in folder.glob("chk-*/_metadata")]
+        if not found:
+            history.start("sp")
+            found = problems_of(job)
+        if not found and (history.batch, history.sink_batch) != (LAST, LAST):
+            found.append(f"from the savepoint the job is at batch {history.batch}, the sink at {history.sink_batch}")
+        return found
+    finally:
+        history.close()
+
+
+# Who deletes what was promised, because that is asked for.
+DELETES_SAVEPOINTS = frozenset({"claim"})
+DELETES_ALL = frozenset({"end of the run: all is deleted"})
 
 SCENARIOS = {
     scenario.name: scenario
@@ -118,5 +200,7 @@ SCENARIOS = {
         Scenario(
             "run: roll back to a savepoint", _make_history, _run("sp", predecessor_ended=True), _problems_of_history
         ),
+        Scenario("an upgrade rolled back", _make_failed_upgrade, _roll_upgrade_back, _problems_of_upgrade),
+        Scenario("end of the run: all is deleted", _make_cancelled, _delete_at_cancellation, _problems_of_cancelled),
     )
 }

@@ -11,16 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lost_power import Scenario
+from places import SCHEME, place
 
 from dagster_ckpt.errors import CkptError
 from tests.power_loss import CATALOG, Disk, Ran, Trouble
-from tests.torture.faults import CatalogFault, FileFault, run_into
-from tests.torture.scenarios import SCENARIOS
+from tests.torture import bucket, leases
+from tests.torture.bucket import ObjectFault
+from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault, run_into
+from tests.torture.scenarios import DELETES_ALL, DELETES_SAVEPOINTS, SCENARIOS
 
-Fault = FileFault | CatalogFault
 _NEVER = 10**9
+_OTHER = "other"
 # Other streams, other people's files: nothing of it is ever touched.
 _FOREIGN = (
     "images/other/chk-1/_metadata",
@@ -30,7 +34,11 @@ _FOREIGN = (
 )
 # Here what Spark does is played as well, and it says what fails in its own words.
 _PLAYS_SPARK = "checkpoint of what is not flushed"
-_TWICE = {FileFault.KILLED, FileFault.ANSWER_LOST, CatalogFault.KILLED_AFTER, CatalogFault.ANSWER_LOST}
+_TWICE = {
+    *(FileFault.KILLED, FileFault.ANSWER_LOST),
+    *(CatalogFault.KILLED_AFTER, CatalogFault.ANSWER_LOST),
+    *(ObjectFault.KILLED, ObjectFault.ANSWER_LOST),
+}
 
 
 @dataclass
@@ -43,7 +51,6 @@ class Outcome:
         calls: Calls that the operation makes without a fault.
         points: Calls at which the fault was tried.
         violations: What did not hold, and where.
-        left_in_progress: After how many faults the catalog had an image in progress that nobody takes any more.
     """
 
     scenario: str
@@ -51,26 +58,27 @@ class Outcome:
     calls: int = 0
     points: int = 0
     violations: list[str] = field(default_factory=list)
-    left_in_progress: int = 0
 
 
 def torture(scenario_name: str, fault: Fault, *, first: int = 1, step: int = 1, at_most: int = 10_000) -> Outcome:
     """Do an operation again and again, with the fault some calls later each time, until it is not met any more."""
-    scenario, outcome = SCENARIOS[scenario_name], Outcome(scenario_name, fault)
+    if isinstance(fault, LeaseFault):
+        return _lease_lost(scenario_name, fault, first=first, step=step, at_most=at_most)
+    with _in_place(fault), _disk() as disk:
+        return _tortured(disk, SCENARIOS[scenario_name], fault, first=first, step=step, at_most=at_most)
+
+
+def _lease_lost(name: str, fault: LeaseFault, *, first: int, step: int, at_most: int) -> Outcome:
+    outcome = Outcome(name, fault)
     with _disk() as disk:
-        scenario.make(disk.root)
-        for name in _FOREIGN:
-            path = disk.root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("not ours")
+        leases.make(name, disk.root)
         disk.freeze()
         call = first
         while outcome.points < at_most:
-            ran = run_into(disk, lambda: scenario.work(disk.root), fault, call)
+            ran = leases.lose(name, disk, fault, call)
             outcome.calls = max(outcome.calls, len(ran.calls))
-            found = _violations(scenario, disk, ran, fault)
-            outcome.violations += [f"call {call} ({ran.calls[-1] if ran.calls else ''}): {each}" for each in found]
-            outcome.left_in_progress += _images(disk, "IN_PROGRESS") > 0
+            if ran.error is not None:
+                outcome.violations.append(f"step {call}: {type(ran.error).__name__}: {ran.error}")
             if not ran.reached:
                 break
             outcome.points += 1
@@ -78,7 +86,56 @@ def torture(scenario_name: str, fault: Fault, *, first: int = 1, step: int = 1, 
     return outcome
 
 
-def _violations(scenario: Scenario, disk: Disk, ran: Ran, fault: Fault) -> Iterator[str]:
+@contextmanager
+def _in_place(fault: Fault) -> Iterator[None]:
+    """Let the job have its files where the fault happens."""
+    before = SCHEME.set(bucket.SCHEME if isinstance(fault, ObjectFault) else SCHEME.get())
+    try:
+        yield
+    finally:
+        SCHEME.reset(before)
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What the catalog said before the fault: images that somebody was promised, and rows of another stream."""
+
+    images: list[tuple[Any, ...]]
+    foreign_rows: list[tuple[Any, ...]]
+
+
+def _tortured(
+    disk: Disk,
+    scenario: Scenario,
+    fault: FileFault | ObjectFault | CatalogFault,
+    *,
+    first: int,
+    step: int,
+    at_most: int,
+) -> Outcome:
+    outcome = Outcome(scenario.name, fault)
+    scenario.make(disk.root)
+    for name in _FOREIGN:
+        path = disk.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("not ours")
+    _add_foreign_rows(disk)
+    before = _Before(_images(disk, "COMPLETED"), _foreign_rows(disk))
+    disk.freeze()
+    call = first
+    while outcome.points < at_most:
+        ran = run_into(disk, lambda: scenario.work(disk.root), fault, call)
+        outcome.calls = max(outcome.calls, len(ran.calls))
+        found = _violations(scenario, disk, ran, fault, before)
+        outcome.violations += [f"call {call} ({ran.calls[-1] if ran.calls else ''}): {each}" for each in found]
+        if not ran.reached:
+            break
+        outcome.points += 1
+        call += step
+    return outcome
+
+
+def _violations(scenario: Scenario, disk: Disk, ran: Ran, fault: Fault, before: _Before) -> Iterator[str]:
     is_ours = scenario.name != _PLAYS_SPARK
     if ran.error is not None and not isinstance(ran.error, CkptError) and is_ours:
         yield f"{type(ran.error).__name__} came out of it: {ran.error}"
@@ -86,12 +143,14 @@ def _violations(scenario: Scenario, disk: Disk, ran: Ran, fault: Fault) -> Itera
         yield f"without a fault it fails: {ran.error}"
     yield from _problems(scenario, disk)
     yield from _left_over(disk)
+    yield from _lost(scenario, disk, before)
     if fault in _TWICE:
         # By a process that meets no fault.
         again = disk.run(lambda: scenario.work(disk.root), Trouble(_NEVER))
         if again.error is not None and not isinstance(again.error, CkptError) and is_ours:
             yield f"done once more, {type(again.error).__name__} came out of it: {again.error}"
         yield from (f"done once more: {each}" for each in _problems(scenario, disk))
+        yield from (f"done once more: {each}" for each in _lost(scenario, disk, before))
 
 
 def _problems(scenario: Scenario, disk: Disk) -> list[str]:
@@ -103,17 +162,69 @@ def _problems(scenario: Scenario, disk: Disk) -> list[str]:
 
 def _left_over(disk: Disk) -> Iterator[str]:
     """What nobody would ever look at again, and what was never ours."""
-    if _images(disk, "DELETING"):
-        yield "an image is still half deleted after housekeeping"
+    for status in ("DELETING", "IN_PROGRESS"):
+        if _images(disk, status):
+            yield f"after housekeeping an image is still {status}"
     for name in _FOREIGN:
         path = disk.root / name
         if not path.is_file() or path.read_text() != "not ours":
             yield f"{name}, which is not ours, was touched"
 
 
-def _images(disk: Disk, status: str) -> int:
+def _lost(scenario: Scenario, disk: Disk, before: _Before) -> Iterator[str]:
+    """What was promised before the fault, and is not kept; rows of the catalog that belong to another stream."""
+    if _foreign_rows(disk) != before.foreign_rows:
+        yield "rows of another stream were changed in the catalog"
+    if scenario.name in DELETES_ALL:
+        return
+    left = _images(disk, "COMPLETED")
+    newest = max((number for _, kind, number in left if kind == "CHECKPOINT"), default=-1)
+    for image_id, kind, number in before.images:
+        is_listed = any(image_id == each for each, _, _ in left)
+        if kind == "SAVEPOINT" and not is_listed and scenario.name not in DELETES_SAVEPOINTS:
+            yield f"savepoint {number} is not listed any more"
+        if kind == "CHECKPOINT" and not is_listed and newest <= number:
+            yield f"checkpoint {number} is not listed any more, and no newer one is"
+
+
+def _images(disk: Disk, status: str) -> list[tuple[Any, ...]]:
+    wanted = "SELECT image_id, kind, number FROM images WHERE job_id != ? AND status = ?"
     with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
-        return int(catalog.execute("SELECT count(*) FROM images WHERE status = ?", (status,)).fetchone()[0])
+        return catalog.execute(wanted, (_OTHER, status)).fetchall()
+
+
+def _add_foreign_rows(disk: Disk) -> None:
+    """Another stream and a checkpoint of it, in the same catalog."""
+    with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
+        columns = [row[1] for row in catalog.execute("PRAGMA table_info(jobs)")]
+        values = dict(zip(columns, catalog.execute("SELECT * FROM jobs LIMIT 1").fetchone(), strict=True))
+        values |= dict.fromkeys(("job_id", "name", "asset_key"), _OTHER)
+        values["live_directory"] = f"{disk.root}/live/other/live-1"
+        catalog.execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(columns))})", list(values.values()))
+        image = {
+            "image_id": "of-another",
+            "job_id": _OTHER,
+            "kind": "CHECKPOINT",
+            "number": 1,
+            "status": "COMPLETED",
+            "trigger": "PERIODIC",
+            "timeline": 1,
+            "location": f"{place(disk.root)}/images/other/chk-1",
+            "properties": "{}",
+            "created_at_ms": 1,
+        }
+        names = ", ".join(f'"{name}"' for name in image)
+        catalog.execute(f"INSERT INTO images ({names}) VALUES ({', '.join('?' * len(image))})", list(image.values()))
+        catalog.commit()
+
+
+def _foreign_rows(disk: Disk) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
+        return [
+            row
+            for table in ("jobs", "images")
+            for row in catalog.execute(f"SELECT * FROM {table} WHERE job_id = ?", (_OTHER,))
+        ]
 
 
 @contextmanager

@@ -1,0 +1,204 @@
+"""What a process is about when it loses its lease: every operation that writes for a job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lost_lease import LONG_MS, OLD, Old, Scene, Steps, make_fork, take_checkpoint
+from retention_shelf import JOB
+from test_roll_back import failed_upgrade
+from test_run_job_refusals import PlayedQuery
+
+from dagster_ckpt.catalog import RequestKind, StartCause
+from dagster_ckpt.coordinator import (
+    Alignment,
+    Attempt,
+    AttemptCompleted,
+    AttemptFailed,
+    CleaningChanged,
+    Event,
+    TriggerKind,
+)
+from dagster_ckpt.errors import LeaseLostError, SinkRollbackError
+from dagster_ckpt.lifecycle import prepare
+from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
+from dagster_ckpt.lifecycle.batch_log import BatchLog
+from dagster_ckpt.lifecycle.execution import RunRequest, _Run
+from dagster_ckpt.lifecycle.job import StreamingJob
+from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
+from dagster_ckpt.lifecycle.owed_changes import OwedChanges
+from dagster_ckpt.lifecycle.prepare import PreparedStart
+from dagster_ckpt.lifecycle.retention import apply_terminal_retention
+from dagster_ckpt.lifecycle.roll_back import roll_back
+from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper
+from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.spark import LiveDirectory, QueryFacts
+from tests.as_writer import holding
+
+
+def with_savepoint(scene: Scene) -> None:
+    """A savepoint at batch 8, three batches since, and what a start left behind long ago."""
+    trigger_savepoint(scene.history.shelf.job, Operator("me"), label="sp")
+    for batch in (9, 10, 11):
+        scene.history.commit(batch)
+    scene.history.sinks(f"FileSink[file:{scene.history.sink}]")
+    shutil.copytree(scene.history.shelf.live, scene.history.shelf.live.with_name("live-0"))
+
+
+def with_checkpoint(scene: Scene) -> None:
+    with_savepoint(scene)
+    job = scene.history.shelf.job
+    with holding(job.catalog, JOB) as lease:
+        take_checkpoint(job, lease, "first", job.catalog.executions.last_sinks(JOB))
+    scene.history.commit(12)
+
+
+def with_unfinished_restore(scene: Scene) -> None:
+    with_savepoint(scene)
+
+    def die(*_: Any, **_named: Any) -> None:
+        raise SinkRollbackError("the process died here")
+
+    with pytest.MonkeyPatch.context() as patch, suppress(SinkRollbackError):
+        patch.setattr(prepare, "roll_back", die)
+        scene.history.start("sp")
+
+
+def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old:
+    """A whole run of a query that ends at once: lease, plan, restore, roll-back, start, end."""
+
+    def ready(job: StreamingJob) -> Callable[[], None]:
+        request = job.catalog.requests.submit(JOB, RequestKind.START, origin="me")
+        lease = job.catalog.leases.acquire(JOB, OLD, LONG_MS)
+        keeper = LeaseKeeper(job.catalog, lease, ttl_ms=LONG_MS)
+
+        def start_query(live: LiveDirectory) -> Any:
+            assert not Steps.now().has_come, "a query is started beside the successor's"
+            if not live.exists():
+                Path(live.url).mkdir(parents=True)
+                (Path(live.url) / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+            return PlayedQuery(ends=True)
+
+        asked = RunRequest(
+            "run of the old",
+            start_query,
+            start_from=StartFrom.parse(start_from, accept_loss=True, **how),
+            start_request_id=request.request_id,
+        )
+
+        def run() -> None:
+            outcome = _Run(
+                job, asked, AcquiredLease(replace(lease, predecessor_unproven=not predecessor_ended)), keeper
+            ).until_the_end("old")
+            if outcome.end.kind is EndKind.LEASE_LOST:
+                raise LeaseLostError(outcome.end.reason)
+
+        return run
+
+    return ready
+
+
+def checkpoint(job: StreamingJob) -> Callable[[], None]:
+    """A checkpoint in its threads, which subsumes the one before; then older live directories go."""
+    lease = job.catalog.leases.acquire(JOB, OLD, LONG_MS)
+    keeper = LeaseKeeper(job.catalog, lease, ttl_ms=LONG_MS)
+    job.catalog.executions.begin(lease, "old", run_id="run of the old", cause=StartCause.MANUAL, holder=OLD)
+    record = job.catalog.jobs.get(JOB)
+    runner = AttemptRunner(
+        job,
+        "old",
+        PreparedStart(LiveDirectory(record.live_directory or "")),
+        BatchLog(),
+        keeper,
+        owed=OwedChanges(),
+        facts=QueryFacts,
+        predecessor_ended=True,
+        wall_clock=lambda: 1,
+    )
+
+    def until(kind: type[Event]) -> None:
+        while True:
+            for event in runner.news():
+                if isinstance(event, kind):
+                    return
+                assert not isinstance(event, AttemptFailed), event
+            time.sleep(0.001)
+
+    def run() -> None:
+        try:
+            number = record.next_number
+            runner.begin(Attempt(number, TriggerKind.CHECKPOINT, None, Alignment.NEWEST_COMMIT, None, 1 << 60))
+            runner.order_cuts(lambda _number: None)
+            until(AttemptCompleted)
+            if runner.make_room():
+                until(CleaningChanged)
+        finally:
+            runner.close("the test is over")
+
+    return run
+
+
+def retention(job: StreamingJob) -> Callable[[], None]:
+    """A cancellation that deletes everything; it takes the lease itself."""
+    return lambda: print(apply_terminal_retention(job, "first", TerminalState.CANCELED))
+
+
+def forked(job: StreamingJob) -> Callable[[], None]:
+    """A fork, which takes the lease of the new job itself."""
+    return lambda: make_fork(job)
+
+
+def upgrade_rolled_back(job: StreamingJob) -> Callable[[], None]:
+    return lambda: print(roll_back(job, run_id="run of the old"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation whose process loses its lease.
+
+    Attributes:
+        old: What the old process does.
+        before: What there is already.
+        options: Of the job.
+        beside_disk: Whether it makes directories, which is another way where nothing can be renamed.
+        every: The suite takes only every so many steps; `make torture` takes all.
+    """
+
+    old: Old
+    before: Callable[[Scene], None] = with_savepoint
+    options: Mapping[str, Any] = field(default_factory=dict)
+    beside_disk: bool = True
+    every: int = 1
+
+
+CASES = {
+    "RESUME": Case(start("latest"), beside_disk=False),
+    "ADOPT": Case(start("latest", predecessor_ended=False)),
+    "RESTORE": Case(start("sp")),
+    "RESTORE as a query of its own": Case(start("sp", new_query_id=True), beside_disk=False, every=3),
+    "REWIND": Case(start("batch-3")),
+    "START_EMPTY": Case(start("empty", give_up_state=True), beside_disk=False),
+    "FINISH_RESTORE": Case(start("latest"), with_unfinished_restore),
+    "checkpoint, subsume, clean up": Case(checkpoint, with_checkpoint, {"num_retained": 1}, beside_disk=False),
+    "retention": Case(
+        retention,
+        with_checkpoint,
+        {"cleanup": ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION},
+        beside_disk=False,
+    ),
+    "fork": Case(forked, options={"is_fork": True}),
+    "an upgrade rolled back": Case(
+        upgrade_rolled_back, lambda scene: failed_upgrade(scene.history), beside_disk=False, every=3
+    ),
+}

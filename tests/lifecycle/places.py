@@ -1,0 +1,23 @@
+"""Where the jobs of these tests have their files: on the local disk, or wherever else a test says."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from pathlib import Path
+
+SCHEME: ContextVar[str] = ContextVar("scheme", default="file")
+
+
+def place(path: Path) -> str:
+    """URL of a folder."""
+    return f"{SCHEME.get()}://{path}"
+
+
+def is_local() -> bool:
+    """Whether it is the local disk."""
+    return SCHEME.get() == "file"
+
+
+def path_of(url: str) -> Path:
+    """Where the files of a URL are to be found on this machine, as all of these places lie there."""
+    return Path(url.partition("://")[2] if "://" in url else url)

@@ -61,6 +61,8 @@ class Trouble:
         error: The call fails with this `errno`, and nothing else happens. None: the process ends there.
         lasts: All calls from there on that change something fail, not only this one.
         done: The call is done before it fails: only its answer is lost.
+        only_changes: Calls that change nothing of what others see, which is to flush, are not numbered: a process that
+            is killed before one leaves what it leaves before the next.
     """
 
     call: int
@@ -69,6 +71,7 @@ class Trouble:
     error: int | None = None
     lasts: bool = False
     done: bool = False
+    only_changes: bool = False
 
 
 @dataclass(frozen=True)
@@ -237,6 +240,8 @@ class Calls:
         return text if is_ours and not _is_database(Path(self.root), Path(text)) else None
 
     def _hit(self, what: str, *, changes: bool = True) -> None:
+        if self.trouble.only_changes and not changes:
+            return
         self.made.append(what)
         number, trouble = len(self.made), self.trouble
         if trouble.error is None:

@@ -48,6 +48,7 @@ class Scenario:
 
 def problems_of(job: StreamingJob) -> list[str]:
     """Whatever a job lost: listed images that are not whole, or a next start that does not go on, or never ends."""
+    without_lease(job)
     found = _broken_images(job, "at first")
     try:
         plan = preview_start(job, StartFrom())
@@ -65,6 +66,13 @@ def problems_of(job: StreamingJob) -> list[str]:
     if not found:
         found += _not_over(job, live, state.batch_id)
     return found
+
+
+def without_lease(job: StreamingJob) -> None:
+    """The process that held it is dead, or gave it back: who comes next waits for its end."""
+    current = job.catalog.leases.current(job.job_id)
+    if current is not None:
+        job.catalog.leases.release(current.job_id, current.token)
 
 
 def _not_over(job: StreamingJob, live: LiveDirectory, batch_id: int | None) -> list[str]:

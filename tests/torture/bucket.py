@@ -30,7 +30,7 @@ _UNFINISHED = ".put~"
 class ObjectFault(Enum):
     """What happens at a request to an object store."""
 
-    KILLED = "the process is killed before a request that changes something, or before a transaction with the catalog"
+    KILLED = "the process is killed before a request that changes something, or before a transaction that writes"
     FAILS = "a request fails once, also one that only reads"
     AWAY = "the store is away from there on, also for what only reads"
     ANSWER_LOST = "a request that changes something is done, and its answer is lost"
@@ -57,13 +57,12 @@ class Requests:
         """Count from now on; where the process is killed, transactions with the catalog are numbered along."""
         Requests.now = self
         if self._fault is ObjectFault.KILLED:
-            Database.reading = self._transactions(Database.reading, "read the catalog")  # type: ignore[method-assign]
-            Database.writing = self._transactions(Database.writing, "write the catalog")  # type: ignore[method-assign]
+            Database.writing = self._transactions(Database.writing)  # type: ignore[method-assign]
 
-    def _transactions(self, real: Callable[..., AbstractContextManager[Connection]], what: str) -> Any:
+    def _transactions(self, real: Callable[..., AbstractContextManager[Connection]]) -> Any:
         @contextmanager
         def counted(database: Database, **named: Any) -> Iterator[Connection]:
-            with self.request(what, changes=True), real(database, **named) as connection:
+            with self.request("write the catalog", changes=True), real(database, **named) as connection:
                 yield connection
 
         return counted

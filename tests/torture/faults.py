@@ -24,19 +24,19 @@ _CHILD_S = 120
 class FileFault(Enum):
     """What happens at a file call; each with what a page says of it."""
 
-    KILLED = "the process is killed"
+    KILLED = "the process is killed (not at a flush: that leaves the same as at the next call)"
     POWER_FLUSHED = "power loss: only what was flushed survives"
     POWER_NAMES = "power loss: names survive, data does not"
     POWER_SOME = "power loss: a part of both survives"
     FAILS = "the call fails once (EIO)"
-    DISK_FULL = "the disk is full from there on (ENOSPC)"
+    DISK_FULL = "the disk is full from there on (ENOSPC; not at a flush, which needs no space)"
     ANSWER_LOST = "the call is done, and its answer is lost"
 
     def trouble(self, call: int) -> Trouble:
         """The fault at a call."""
         match self:
             case FileFault.KILLED:
-                return Trouble(call)
+                return Trouble(call, only_changes=True)
             case FileFault.POWER_FLUSHED:
                 return Trouble(call, Survivors.FLUSHED)
             case FileFault.POWER_NAMES:
@@ -46,7 +46,7 @@ class FileFault(Enum):
             case FileFault.FAILS:
                 return Trouble(call, error=errno.EIO)
             case FileFault.DISK_FULL:
-                return Trouble(call, error=errno.ENOSPC, lasts=True)
+                return Trouble(call, error=errno.ENOSPC, lasts=True, only_changes=True)
             case _:
                 return Trouble(call, error=errno.EIO, done=True)
 
@@ -61,11 +61,15 @@ class LeaseFault(Enum):
 class CatalogFault(Enum):
     """What happens at a transaction with the catalog."""
 
-    KILLED_BEFORE = "the process is killed before it"
-    KILLED_AFTER = "the process is killed after it"
-    FAILS = "it fails once"
-    AWAY = "the catalog is away from there on"
-    ANSWER_LOST = "it is committed, and its answer is lost"
+    KILLED = "the process is killed before one that writes; after one, it is killed before the next, or at a file call"
+    FAILS = "it fails once, also one that only reads"
+    AWAY = "the catalog is away from there on, also for what only reads"
+    ANSWER_LOST = "one that writes is committed, and its answer is lost"
+
+    @property
+    def only_writes(self) -> bool:
+        """Whether only transactions that write count: at others it would be the same as at the next, or as FAILS."""
+        return self in (CatalogFault.KILLED, CatalogFault.ANSWER_LOST)
 
 
 Fault = FileFault | ObjectFault | CatalogFault | LeaseFault
@@ -129,7 +133,8 @@ class _Transactions:
 
     def install(self) -> None:
         """Count from now on."""
-        Database.reading = self._of(Database.reading)  # type: ignore[method-assign]
+        if not self._fault.only_writes:
+            Database.reading = self._of(Database.reading)  # type: ignore[method-assign]
         Database.writing = self._of(Database.writing)  # type: ignore[method-assign]
 
     def _of(self, real: Callable[..., AbstractContextManager[Connection]]) -> Any:
@@ -138,14 +143,12 @@ class _Transactions:
             self.made.append(real.__name__)
             number, fault = len(self.made), self._fault
             is_it = number == self._call
-            if is_it and fault is CatalogFault.KILLED_BEFORE:
+            if is_it and fault is CatalogFault.KILLED:
                 self._die(self.made)
             if (is_it and fault is CatalogFault.FAILS) or (number >= self._call and fault is CatalogFault.AWAY):
                 raise CatalogError("The catalog does not answer: a fault of the torture.")
             with real(database, **named) as connection:
                 yield connection
-            if is_it and fault is CatalogFault.KILLED_AFTER:
-                self._die(self.made)
             if is_it and fault is CatalogFault.ANSWER_LOST:
                 raise CatalogError("The catalog's answer was lost: a fault of the torture.")
 

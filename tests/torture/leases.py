@@ -1,4 +1,4 @@
-"""The lease lost before each file call and each transaction of an operation; `lost_lease` does it before larger steps."""
+"""The lease lost before each file call and transaction of an operation; `lost_lease` does it before larger steps."""
 
 from __future__ import annotations
 

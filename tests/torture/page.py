@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.torture.bucket import ObjectFault
@@ -17,16 +18,23 @@ _HEAD = """# Reliability: what was broken, and what held
 Written by `make torture`; a slice of it runs with `make test`.
 
 Each operation below is done again and again, in a process of its own, and at each of its numbered calls something goes wrong: of the calls that change a
-local disk (open, write, flush, rename, link, delete, ...), and of the transactions with the catalog (SQLite). All but the fault is real: catalog, storage, live
-directories, sink logs. What Spark writes is written by hand as it does, so no JVM is started. After each fault, with the process that met it gone:
+local disk (open, write, flush, rename, link, delete, ...), of the requests to an object store (one without rename or folders, with images, live directories
+and the sink's output in it), and of the transactions with the catalog (SQLite). All but the fault is real: catalog, storage, live directories, sink logs. What
+Spark writes is written by hand as it does, so no JVM is started. After each fault, with the process that met it gone:
 
 - the next plain start recovers without a person, at a right batch, in a live directory that is whole and has, byte for byte, what Spark wrote; it never starts empty;
-- the log of the file sink is at the batch of the query, neither ahead nor behind;
-- every listed checkpoint and savepoint passes verification with every byte, before and after housekeeping; a savepoint that was there still is;
-- after housekeeping nothing is left half deleted;
-- files of another stream in the same storage and live folder, and files beside them, are as they were;
+- done once more, recovery finds nothing left to do: it ends;
+- the sink's log has exactly the rows that an uninterrupted run has up to the batch of the query, each file once, and the files are there;
+- every listed checkpoint and savepoint passes verification with every byte, before and after housekeeping; what is on storage and what is in the catalog is the same;
+- a checkpoint that was listed before is listed still, or a newer one is; a savepoint is, unless the operation was to delete it;
+- after housekeeping nothing is left half deleted or in progress;
+- files of another stream in the same storage and live folder, files beside them, and rows of another stream in the catalog are as they were;
 - what failed said so by an error of this package;
-- where the process was killed or its answer lost: the same operation, done once more, is fine, and all of this holds again.
+- where the process was killed or an answer lost: the same operation, done once more, is fine, and all of this holds again.
+
+Where the lease is lost, a successor takes it before the step, starts from the latest state, commits three batches, and takes a checkpoint; then the old process goes on
+to its end. All rows of the catalog, the successor's live directory and its sink are then, byte for byte, as the successor left them, its images pass
+verification, and its own next start resumes after its last batch.
 
 """
 _TAIL = """
@@ -37,45 +45,71 @@ $ make torture                                  # all of it; rewrites this page
 $ .venv/bin/python -m tests.torture --only 'fork' --fault POWER_SOME    # one operation, one fault
 ```
 
-A number beside a point in a message is the call: `tests.torture.trial.torture('fork', FileFault.POWER_SOME, first=17, at_most=1)` does that one alone.
+A number beside a point in a message is the call: add `--first 17 --minutes 0.01` for that one alone. A run ends after 19.5 minutes; on a machine that is too slow
+for all of it, what is left out is listed here. The order is drawn from the day, so that it is something else each day (`--seed` repeats a run).
 
 ## Tried elsewhere
 
 """
 
 _ELSEWHERE = {
-    "tests/lifecycle/test_lease_lost_at_every_step.py": "the lease is lost at any catalog call or file step of any operation",
-    "tests/storage/test_store_crashes.py": "kills and errors at each call of an object store",
-    "tests/lifecycle/test_upgrade_crashes.py": "an upgrade, and its rollback, that die at each of their steps",
+    "tests/lifecycle/test_lease_lost_at_every_step.py": "the lease is lost by a process that is frozen (SIGSTOP), by a stalled connection, and in PostgreSQL",
+    "tests/storage/test_store_crashes.py": "kills and errors at each call of a store of images",
+    "tests/lifecycle/test_upgrade_crashes.py": "an upgrade that dies at each of its steps",
     "tests/fuzz": "crafted and damaged bytes for every reader (`make fuzz`)",
     "tests/soak": "random kills of real Spark queries, compared row for row (`make soak`)",
 }
+_KINDS: dict[str, type[FileFault] | type[CatalogFault] | type[ObjectFault] | type[LeaseFault]] = {
+    "File calls": FileFault,
+    "Catalog calls": CatalogFault,
+    "Requests to an object store": ObjectFault,
+    "The lease, before each file call and each transaction": LeaseFault,
+}
 
 
-def written(outcomes: Sequence[Outcome], seconds: float, step: int) -> str:
-    """The page.
+@dataclass(frozen=True)
+class Run:
+    """A run.
 
-    Args:
+    Attributes:
         outcomes: What came of each operation and fault.
         seconds: How long it took.
+        processes: On how many processes.
+        seed: Of its order.
         step: Every so many calls were tried.
     """
-    calls = (
-        "every call" if step == 1 else f"every {step}th call, beginning with the first; `make torture` tries every one"
-    )
-    points = sum(outcome.points for outcome in outcomes)
-    bad = [outcome for outcome in outcomes if outcome.violations]
+
+    outcomes: Sequence[Outcome]
+    seconds: float
+    processes: int
+    seed: int
+    step: int
+
+
+def written(run: Run) -> str:
+    """The page."""
+    tried = "every call" if run.step == 1 else f"every {run.step}th call; `make torture` tries every one"
+    points = sum(outcome.points for outcome in run.outcomes)
+    bad = [outcome for outcome in run.outcomes if outcome.violations]
+    cut = [outcome for outcome in run.outcomes if outcome.is_cut]
     return (
         _HEAD
-        + f"**{points:,} faults in {seconds / 60:.0f} minutes; {sum(len(each.violations) for each in bad)} violations.** Tried: {calls}.\n\n"
-        + _table("File calls", outcomes, FileFault)
-        + _table("Catalog calls", outcomes, CatalogFault)
-        + _table("Requests to an object store", outcomes, ObjectFault)
-        + _table("The lease", outcomes, LeaseFault)
+        + f"**{points:,} faults in {run.seconds / 60:.0f} minutes on {run.processes} processes; {sum(len(each.violations) for each in bad)} violations.** "
+        + f"Tried: {tried}{', but for what time did not allow (below)' if cut else ''}. Seed of the order: {run.seed}.\n\n"
+        + "".join(_table(title, run.outcomes, faults) for title, faults in _KINDS.items())
         + _violated(bad)
+        + _left_out(cut)
         + _TAIL
         + _elsewhere()
     )
+
+
+def _left_out(cut: Sequence[Outcome]) -> str:
+    if not cut:
+        return ""
+    lines = ["## What this run left out", "", "Time was up; the calls after those counted above were not tried:", ""]
+    lines += [f"- {outcome.scenario}, {type(outcome.fault).__name__} {outcome.fault.name}" for outcome in cut]
+    return "\n".join([*lines, ""])
 
 
 def _elsewhere() -> str:

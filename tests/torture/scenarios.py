@@ -10,7 +10,7 @@ from pathlib import Path
 from golden_job import GoldenJob
 from lost_lease import take_checkpoint
 from lost_power import SCENARIOS as OF_POWER_LOSS
-from lost_power import Scenario, problems_of, problems_of_history
+from lost_power import Scenario, problems_of, problems_of_history, without_lease
 from rewind_history import LAST, History
 from test_roll_back import WRONG, failed_upgrade, row
 from test_run_job_refusals import PlayedQuery
@@ -19,7 +19,6 @@ from dagster_ckpt.catalog import Holder, ImageStatus, RequestKind, UpgradePhase
 from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.execution import RunRequest, _Run
-from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
 from dagster_ckpt.lifecycle.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.lifecycle.roll_back import roll_back
@@ -92,20 +91,6 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
     return work
 
 
-def _without_lease(job: StreamingJob) -> None:
-    # The process that held it is dead, or gave it back: who comes next waits for its end.
-    current = job.catalog.leases.current(job.job_id)
-    if current is not None:
-        job.catalog.leases.release(current.job_id, current.token)
-
-
-def _problems_of_history(root: Path) -> list[str]:
-    history = History.reopened(root)
-    _without_lease(history.shelf.job)
-    history.close()
-    return problems_of_history(LAST, LAST + 1)(root)
-
-
 def _make_failed_upgrade(root: Path) -> None:
     history = History(root)
     failed_upgrade(history)
@@ -121,7 +106,6 @@ def _problems_of_upgrade(root: Path) -> list[str]:
     history = History.reopened(root)
     job = history.shelf.job
     try:
-        _without_lease(job)
         found = problems_of_history(LAST, WRONG)(root)
         if row(history).upgrade is not None and not found:
             # Whatever was left of it: rolling it back ends, and the old code goes on where it had stopped.
@@ -162,7 +146,7 @@ def _problems_of_cancelled(root: Path) -> list[str]:
     history = _cancelling(root)
     job = history.shelf.job
     try:
-        _without_lease(job)
+        without_lease(job)
         apply_terminal_retention(job, "first", TerminalState.CANCELED)
         housekeeping(job, older_than_ms=0)
         left = [each for each in job.catalog.images.of_job(job.job_id) if each.status is not ImageStatus.DELETED]
@@ -183,22 +167,30 @@ def _problems_of_cancelled(root: Path) -> list[str]:
 DELETES_SAVEPOINTS = frozenset({"claim"})
 DELETES_ALL = frozenset({"end of the run: all is deleted"})
 
+_AFTER_A_RUN = problems_of_history(LAST, LAST + 1)
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         *OF_POWER_LOSS,
         Scenario("retention and sweep", _make_swept, _sweep, _problems_of_golden),
         Scenario(
-            "run: resume, end of the run", _make_history, _run("latest", predecessor_ended=True), _problems_of_history
+            "run: resume, end of the run",
+            _make_history,
+            _run("latest", predecessor_ended=True),
+            _AFTER_A_RUN,
         ),
         Scenario(
             "run: adopt beside a writer that may live",
             _make_history,
             _run("latest", predecessor_ended=False),
-            _problems_of_history,
+            _AFTER_A_RUN,
         ),
         Scenario(
-            "run: roll back to a savepoint", _make_history, _run("sp", predecessor_ended=True), _problems_of_history
+            "run: roll back to a savepoint",
+            _make_history,
+            _run("sp", predecessor_ended=True),
+            _AFTER_A_RUN,
         ),
         Scenario("an upgrade rolled back", _make_failed_upgrade, _roll_upgrade_back, _problems_of_upgrade),
         Scenario("end of the run: all is deleted", _make_cancelled, _delete_at_cancellation, _problems_of_cancelled),

@@ -6,20 +6,23 @@ import zlib
 
 import pytest
 
-from tests.torture.faults import CatalogFault, FileFault
-from tests.torture.scenarios import SCENARIOS
-from tests.torture.trial import Fault, torture
+from tests.torture.__main__ import TASKS
+from tests.torture.bucket import ObjectFault
+from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault
+from tests.torture.trial import Calls, torture
 
 # Of what the power leaves, `test_restore_and_power_loss.py` has a slice.
-TRIED = (
+TRIED = {
     *(FileFault.KILLED, FileFault.FAILS, FileFault.ANSWER_LOST),
-    *(CatalogFault.KILLED_AFTER, CatalogFault.AWAY, CatalogFault.ANSWER_LOST),
-)
-SLICE = [(name, fault) for name in SCENARIOS for fault in TRIED]
+    *(CatalogFault.KILLED, CatalogFault.AWAY, CatalogFault.ANSWER_LOST),
+    *(ObjectFault.KILLED, ObjectFault.FAILS, ObjectFault.ANSWER_LOST),
+    LeaseFault.LOST,
+}
+SLICE = [(name, fault) for name, fault in TASKS if fault in TRIED]
 
 
 @pytest.mark.parametrize(("name", "fault"), SLICE, ids=lambda value: value if isinstance(value, str) else value.name)
 def test_a_fault_somewhere_in_an_operation_loses_nothing(name: str, fault: Fault) -> None:
     # Always the same call, and each case another one.
     first = 1 + zlib.crc32(f"{name} {fault.name}".encode()) % 10
-    assert torture(name, fault, first=first, at_most=1).violations == []
+    assert torture(name, fault, Calls(first, at_most=1)).violations == []

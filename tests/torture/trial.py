@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +38,7 @@ _FOREIGN = (
 _PLAYS_SPARK = "checkpoint of what is not flushed"
 _TWICE = {
     *(FileFault.KILLED, FileFault.ANSWER_LOST),
-    *(CatalogFault.KILLED_AFTER, CatalogFault.ANSWER_LOST),
+    *(CatalogFault.KILLED, CatalogFault.ANSWER_LOST),
     *(ObjectFault.KILLED, ObjectFault.ANSWER_LOST),
 }
 
@@ -51,6 +53,7 @@ class Outcome:
         calls: Calls that the operation makes without a fault.
         points: Calls at which the fault was tried.
         violations: What did not hold, and where.
+        is_cut: Time was up before all calls were tried.
     """
 
     scenario: str
@@ -58,23 +61,51 @@ class Outcome:
     calls: int = 0
     points: int = 0
     violations: list[str] = field(default_factory=list)
+    is_cut: bool = False
 
 
-def torture(scenario_name: str, fault: Fault, *, first: int = 1, step: int = 1, at_most: int = 10_000) -> Outcome:
+@dataclass(frozen=True)
+class Calls:
+    """At which calls a fault is tried.
+
+    Attributes:
+        first: The first of them; 1 is the first that there is.
+        step: How many calls later the next one is.
+        at_most: How many at most.
+        until: When to stop, by the monotonic clock.
+    """
+
+    first: int = 1
+    step: int = 1
+    at_most: int = 10_000
+    until: float = math.inf
+
+    def tried(self, outcome: Outcome) -> Iterator[int]:
+        """One after the other, for as long as there is time."""
+        for call in range(self.first, self.first + self.step * self.at_most, self.step):
+            if time.monotonic() > self.until:
+                outcome.is_cut = True
+                return
+            yield call
+
+
+def torture(name: str, fault: Fault, calls: Calls = Calls()) -> Outcome:
     """Do an operation again and again, with the fault some calls later each time, until it is not met any more."""
-    if isinstance(fault, LeaseFault):
-        return _lease_lost(scenario_name, fault, first=first, step=step, at_most=at_most)
-    with _in_place(fault), _disk() as disk:
-        return _tortured(disk, SCENARIOS[scenario_name], fault, first=first, step=step, at_most=at_most)
-
-
-def _lease_lost(name: str, fault: LeaseFault, *, first: int, step: int, at_most: int) -> Outcome:
     outcome = Outcome(name, fault)
+    if isinstance(fault, LeaseFault):
+        _lose_lease(outcome, fault, calls)
+        return outcome
+    with _in_place(fault), _disk() as disk:
+        _torture(disk, SCENARIOS[name], outcome, fault, calls)
+    return outcome
+
+
+def _lose_lease(outcome: Outcome, fault: LeaseFault, calls: Calls) -> None:
+    name = outcome.scenario
     with _disk() as disk:
         leases.make(name, disk.root)
         disk.freeze()
-        call = first
-        while outcome.points < at_most:
+        for call in calls.tried(outcome):
             ran = leases.lose(name, disk, fault, call)
             outcome.calls = max(outcome.calls, len(ran.calls))
             if ran.error is not None:
@@ -82,8 +113,6 @@ def _lease_lost(name: str, fault: LeaseFault, *, first: int, step: int, at_most:
             if not ran.reached:
                 break
             outcome.points += 1
-            call += step
-    return outcome
 
 
 @contextmanager
@@ -104,16 +133,9 @@ class _Before:
     foreign_rows: list[tuple[Any, ...]]
 
 
-def _tortured(
-    disk: Disk,
-    scenario: Scenario,
-    fault: FileFault | ObjectFault | CatalogFault,
-    *,
-    first: int,
-    step: int,
-    at_most: int,
-) -> Outcome:
-    outcome = Outcome(scenario.name, fault)
+def _torture(
+    disk: Disk, scenario: Scenario, outcome: Outcome, fault: FileFault | ObjectFault | CatalogFault, calls: Calls
+) -> None:
     scenario.make(disk.root)
     for name in _FOREIGN:
         path = disk.root / name
@@ -122,8 +144,11 @@ def _tortured(
     _add_foreign_rows(disk)
     before = _Before(_images(disk, "COMPLETED"), _foreign_rows(disk))
     disk.freeze()
-    call = first
-    while outcome.points < at_most:
+    if calls.at_most > 1:
+        # What is compiled and imported here is there in each child.
+        scenario.work(disk.root)
+        _problems(scenario, disk)
+    for call in calls.tried(outcome):
         ran = run_into(disk, lambda: scenario.work(disk.root), fault, call)
         outcome.calls = max(outcome.calls, len(ran.calls))
         found = _violations(scenario, disk, ran, fault, before)
@@ -131,8 +156,6 @@ def _tortured(
         if not ran.reached:
             break
         outcome.points += 1
-        call += step
-    return outcome
 
 
 def _violations(scenario: Scenario, disk: Disk, ran: Ran, fault: Fault, before: _Before) -> Iterator[str]:

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dagster_ckpt.catalog import UpgradePhase, UpgradeRecord
-from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError, RequestFailedError, RestoreError, SharedSinkError
+from dagster_ckpt.errors import (
+    ImageCorruptError,
+    ImageNotFoundError,
+    RequestFailedError,
+    RestoreError,
+    SharedSinkError,
+    SinkRollbackError,
+    StorageAccessError,
+)
 from dagster_ckpt.lifecycle.fencing import fence_predecessor
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
@@ -79,6 +87,11 @@ def _restore(job: StreamingJob, image_id: str, lease: LeaseKeeper, report: Calla
     for sentence in preview.sentences():
         report(sentence)
     refuse_loss(job, preview, accept_loss=False)
-    for path in prepare(job, plan, lease, output).rolled_back:
+    try:
+        prepared = prepare(job, plan, lease, output)
+    except SinkRollbackError as error:
+        # Refusals came before: a file could not be read or written, and the next try goes on there.
+        raise StorageAccessError(str(error)) from error
+    for path in prepared.rolled_back:
         report(f"rolled back the file sink {path}")
     return describe_image(job.catalog.images.get(image_id))

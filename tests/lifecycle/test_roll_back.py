@@ -12,7 +12,7 @@ from retention_shelf import JOB, Shelf
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog import DesiredRecord, ImageRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.errors import LeaseHeldError, RequestFailedError
+from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, StorageAccessError
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
@@ -23,6 +23,7 @@ from dagster_ckpt.lifecycle.roll_back import roll_back
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState, UpgradeMode
 from dagster_ckpt.spark import NamedOutput
+from dagster_ckpt.spark.local_folder import LocalFolder
 from tests.as_writer import keeping
 
 WRONG = LAST + 2
@@ -127,6 +128,26 @@ def test_where_the_image_is_gone_a_person_has_to_say_what_follows(history: Histo
     assert after.phase is UpgradePhase.ROLLBACK_FAILED
     assert "cannot be rolled back" in (row(history).alert or "")
     assert (history.batch, history.sink_batch) == (WRONG, WRONG)
+
+
+def test_where_the_sink_cannot_be_written_for_a_moment_it_is_tried_again(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed_upgrade(history)
+
+    def fails(_folder: LocalFolder, path: str) -> None:
+        raise StorageAccessError(f"Cannot write {path}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFolder, "flush", fails)
+        with pytest.raises(StorageAccessError, match="could not be brought back to batch 8"):
+            roll_back(history.shelf.job, run_id="a run")
+    waiting = row(history).upgrade
+    assert waiting is not None
+    assert waiting.phase is UpgradePhase.RESTORING
+
+    assert roll_back(history.shelf.job, run_id="another run").phase is UpgradePhase.ROLLED_BACK
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
 
 
 def test_where_a_sink_could_lose_rows_nothing_is_changed(history: History) -> None:

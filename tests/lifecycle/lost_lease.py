@@ -34,7 +34,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.image import ImageKind
 from dagster_ckpt.lifecycle.execution import recovery_facts
-from dagster_ckpt.lifecycle.fork import check_output, fork
+from dagster_ckpt.lifecycle.fork import fork
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.prepare import prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
@@ -42,7 +42,7 @@ from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_sn
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
 from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.spark import LiveDirectory, NamedOutput
 from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.storage import open_store
 from dagster_ckpt.storage.local_space import LocalSpace
@@ -174,10 +174,9 @@ class Successor:
         catalog.executions.begin(lease, "new", run_id="run of the new", cause=StartCause.RESTART_NEW_RUN, holder=NEW)
         sinks = [f"FileSink[file:{self.output}]"] if self.is_fork else catalog.executions.last_sinks(JOB)
         plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=False))
-        self.live = prepare(job, plan, keeper).live
+        output = NamedOutput.of_sinks(sinks) if self.is_fork else None
+        self.live = prepare(job, plan, keeper, output).live
         catalog.executions.running(lease, "new", live_directory=self.live.url, recovery=plan.as_record())
-        if self.is_fork:
-            check_output(job, str(self.output))
         if catalog.jobs.get(job.job_id).pending_restore is not None:
             catalog.jobs.restore_finished(lease)
         folder = Path(self.live.url)

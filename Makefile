@@ -3,7 +3,7 @@
 # make test   formatting, types, room order, and every test
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
-# make torture  every call of every operation killed, failed, its answer lost, the power gone; writes docs/reliability.md (20 minutes)
+# make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes)
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
 # make mutants  how much the tests of Flink's rules would miss; writes docs/mutation-testing.md

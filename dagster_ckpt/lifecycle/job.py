@@ -45,6 +45,11 @@ class BuiltDirectory:
     generation: int
     token: int
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it was not moved to its place yet, or never will be."""
+        return self.live.url.endswith(".partial")
+
 
 @dataclass(frozen=True)
 class StreamingJob:

@@ -109,11 +109,12 @@ def _latest(facts: RecoveryFacts) -> RecoveryPlan:
         if point in failed:
             return _go_back(facts, "an earlier restore cannot be finished", PassedPoint("that restore", failed[point]))
         forked_from = job.pending_restore.get("fork_of")
+        what = "an import" if "imported_from" in job.pending_restore else "a fork"
         return RecoveryPlan(
             RecoveryKind.FINISH_RESTORE,
             "an earlier restore was cut off before the sinks were rolled back: it is finished first"
             if forked_from is None
-            else f"a fork of job {forked_from} after its batch {job.pending_restore.get('batch_id')}",
+            else f"{what} of job {forked_from} after its batch {job.pending_restore.get('batch_id')}",
             point=point,
         )
     if live is None:

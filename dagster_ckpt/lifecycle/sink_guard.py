@@ -54,6 +54,7 @@ class Refusal(StrEnum):
     """Why a query is not started on a folder."""
 
     ORIGINALS = "it is the output of the stream that the state comes from"
+    NOT_MAPPED = "no sink of the imported image is mapped to it"
     ANOTHERS_LOG = "its log is not this stream's"
     ANOTHER_STREAMS = "another stream of this catalog writes there"
     LOG_IS_GONE = "its log is gone, and with it the rows that the stream has written there"
@@ -74,6 +75,7 @@ class SinkFacts:
         noted: The image names the folder.
         originals: It is the output of the stream that a fork or an import comes from.
         anothers: The catalog says that another of its streams wrote there last.
+        mapped: No import is to be started, or the import maps a sink to the folder.
         last: Newest batch of its log; None where it has none.
         planned: Newest batch that the query has planned, looked at after its log; None where that is not known.
         blank: Its log names no file.
@@ -89,6 +91,7 @@ class SinkFacts:
     noted: bool = False
     originals: bool = False
     anothers: bool = False
+    mapped: bool = True
     last: int | None = None
     planned: int | None = None
     blank: bool = False
@@ -119,6 +122,8 @@ def judge(path: str, facts: SinkFacts) -> Judgement:
         return Judgement(path, Verdict.REFUSE, Refusal.ORIGINALS)
     if facts.anothers and facts.last is not None and (not facts.ours or facts.start is Start.CLEAN):
         return Judgement(path, Verdict.REFUSE, Refusal.ANOTHER_STREAMS)
+    if not facts.mapped:
+        return Judgement(path, Verdict.REFUSE, Refusal.NOT_MAPPED)
     decided = _RULES[facts.start](facts)
     if isinstance(decided, Refusal):
         return Judgement(path, Verdict.REFUSE, decided)

@@ -10,7 +10,7 @@ from dagster_ckpt.image import FileEntry
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import is_held
 from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan
-from dagster_ckpt.lifecycle.sink_guard import Judgement, NamedFolders, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.lifecycle.sink_guard import Judgement, NamedFolders, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.lifecycle.sinks_written import sinks_written
 from dagster_ckpt.spark import (
     SINKS_FOLDER,
@@ -46,6 +46,7 @@ class Aim:
         is_unfinished: It was judged before, and was cut off while sinks were brought back.
         log_names: Names of the entries of a log that ends at the batch.
         noted_batch: The batch of the image; None: the one it goes on after.
+        mapped: Places that an import maps sinks to, the only ones that its query may write to; None for no import.
     """
 
     start: Start
@@ -57,6 +58,11 @@ class Aim:
     is_unfinished: bool = False
     log_names: Sequence[str] = ()
     noted_batch: int | None = None
+    mapped: Sequence[str] | None = None
+
+    def is_mapped(self, place: str) -> bool:
+        """Whether a query may write to a place as far as an import says."""
+        return self.mapped is None or _is_among(place, self.mapped)
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,7 @@ def _survey(job: StreamingJob, aim: Aim, output: NamedOutput | None) -> Survey:
             noted=entries is not None,
             originals=_is_among(path, aim.originals),
             anothers=_is_among(path, anothers),
+            mapped=aim.is_mapped(path),
             last=next((last for each, last in lasts.items() if same_folder(each, path)), None),
             planned=planned,
             left_behind=left_behind,
@@ -210,6 +217,8 @@ def _survey(job: StreamingJob, aim: Aim, output: NamedOutput | None) -> Survey:
             if entries is not None:
                 facts = replace(facts, past=past_of(at_hand, files_of(entries, path)))
         judgements.append(judge(path, facts))
+    if output is not None and output.place is not None and output.folder is None and not aim.is_mapped(output.place):
+        judgements.append(Judgement(output.place, Verdict.REFUSE, Refusal.NOT_MAPPED))
     names = next(([entry.name for entry in log] for log in noted.values() if log), list(aim.log_names))
     to_settle = [f"FileSink[{path}]" for path in named.folders]
     # A table that the query wrote to is asked by its own id.
@@ -284,6 +293,7 @@ def _aim(job: StreamingJob, plan: RecoveryPlan) -> Aim:
             sinks=[f"FileSink[{path}]" for path in pending.get("outputs", ())],
             originals=[str(path) for path in pending["parent_outputs"]],
             log_names=[str(name) for name in pending["log_names"]],
+            mapped=[str(place) for place in pending["mapped"]] if "mapped" in pending else None,
         )
     if "location" in pending:
         return Aim(Start.TO_IMAGE, batch_id, str(pending["location"]), is_unfinished=True)

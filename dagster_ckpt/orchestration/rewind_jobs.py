@@ -1,4 +1,4 @@
-"""Ops and jobs around going back: see what a rewind would do, fork a stream, clean up behind a rewind."""
+"""Ops and jobs around going back: see what a rewind would do, fork or import a stream, clean up behind a rewind."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,6 +8,7 @@ from pydantic import Field
 
 from dagster_ckpt.lifecycle import operations
 from dagster_ckpt.lifecycle.fork import fork
+from dagster_ckpt.lifecycle.import_image import import_image
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
@@ -56,6 +57,26 @@ class ForkConfigSchema(dg.Config):
     replace_state: bool = Field(default=False, description="Give up what the fork's own job has committed before.")
 
 
+class ImportConfigSchema(dg.Config):
+    """Let a stream go on from a checkpoint or savepoint of another deployment."""
+
+    into_job_id: str = Field(description="Job id (or asset key) of the stream that is to go on; it must not run.")
+    location: str = Field(
+        description="Where the checkpoint or savepoint of the other deployment is, as a URL that this one's storage "
+        "can read. It is read at once and left as it is.",
+    )
+    outputs: dict[str, str] = Field(
+        description="Each sink of the original (a file sink by its folder, another as Spark names it) to the folder, "
+        "table or topic that the stream writes to instead. A start that names another place is refused.",
+    )
+    with_rows: bool = Field(
+        default=False,
+        description="Copy the rows that the original's file sinks had by then to the new folders. Without it these "
+        "hold only what comes after.",
+    )
+    replace_state: bool = Field(default=False, description="Give up what the stream itself has committed before.")
+
+
 class CleanSinkConfigSchema(dg.Config):
     """Find part files that a rolled-back file sink does not name any more."""
 
@@ -68,7 +89,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     """The jobs around going back.
 
     Returns:
-        `preview_rewind_job`, `fork_stream_job` and `clean_sink_job`.
+        `preview_rewind_job`, `fork_stream_job`, `import_stream_job` and `clean_sink_job`.
     """
 
     def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
@@ -105,6 +126,21 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata(fork_metadata(made))
 
     @dg.op(required_resource_keys=RESOURCES)
+    def import_stream(context: dg.OpExecutionContext, config: ImportConfigSchema) -> None:
+        """Let a stream go on from an image of another deployment, as a query of its own, at its next start."""
+        with told_as_failure():
+            made = import_image(
+                job_of(context, config.into_job_id),
+                config.location,
+                outputs=config.outputs,
+                origin=f"{context.job_name} run {context.run_id}",
+                with_rows=config.with_rows,
+                replace_state=config.replace_state,
+            )
+        context.log.info(f"{made.job_id} goes on after batch {made.batch_id} of {made.of_job_id}: {made.source}")
+        context.add_output_metadata(fork_metadata(made))
+
+    @dg.op(required_resource_keys=RESOURCES)
     def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
         """List, or delete, part files that a rolled-back file sink does not name any more."""
         with told_as_failure():
@@ -120,5 +156,6 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     return [
         job_of_op("preview_rewind_job", preview_rewind),
         job_of_op("fork_stream_job", fork_stream),
+        job_of_op("import_stream_job", import_stream),
         job_of_op("clean_sink_job", clean_sink),
     ]

@@ -1,4 +1,4 @@
-"""Tables for the result pages of the jobs that preview rewinds, fork streams and clean sinks."""
+"""Tables for the result pages of the jobs that preview rewinds, fork and import streams, and clean sinks."""
 
 from collections.abc import Sequence
 
@@ -62,14 +62,19 @@ def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.
 
 
 def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
-    """What was forked, as metadata of a run."""
+    """What was forked or imported, as metadata of a run."""
+    is_import = made.of_deployment is not None
     facts = [
         ("job", made.job_id),
-        ("forked from", f"{made.of_job_id}, {made.source}"),
+        ("imported from" if is_import else "forked from", f"{made.of_job_id}, {made.source}"),
+        *([("of deployment", made.of_deployment)] if is_import else []),
         ("goes on after batch", made.batch_id),
         ("query id", made.query_id),
         ("live directory", made.live_directory),
-        *((f"output forked from {old}", new) for old, new in made.outputs.items()),
+        *(
+            (f"writes in place of {old} to" if is_import else f"output forked from {old}", new)
+            for old, new in made.outputs.items()
+        ),
         *(("must not write to", path) for path in made.parent_outputs),
     ]
     return {"dagster_ckpt/fork": dg.MetadataValue.md(markdown_table(("", "value"), facts))}

@@ -35,11 +35,12 @@ from dagster_ckpt.spark.output import (
     NamedOutput,
     begin_log,
     empty_log,
+    folders_overlap,
     logged_batch,
     named_output,
     same_folder,
 )
-from dagster_ckpt.spark.output_fork import copied_files, fork_output
+from dagster_ckpt.spark.output_fork import copied_files, fork_output, strange_file
 from dagster_ckpt.spark.part_files import (
     PartFile,
     SinkLog,
@@ -66,7 +67,7 @@ from dagster_ckpt.spark.settings import apply_state_backend, settings_for_a_whil
 from dagster_ckpt.spark.sink_effect import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.spark.sink_forecast import forecast
 from dagster_ckpt.spark.sink_past import Past, files_of, past_of, read_log_at_hand
-from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path
+from dagster_ckpt.spark.sinks import can_replay_a_batch, file_sink_path, sink_place
 from dagster_ckpt.spark.source_distance import Distance, SourceDistance, distance
 from dagster_ckpt.spark.staging import StagedCut, staged_cut, until_not_overtaken
 from dagster_ckpt.spark.timestamps import with_time
@@ -134,6 +135,7 @@ __all__ = [
     "fence",
     "file_sink_path",
     "files_of",
+    "folders_overlap",
     "forecast",
     "forecast_in_flight",
     "fork_output",
@@ -170,10 +172,12 @@ __all__ = [
     "settings_for_a_while",
     "settle_in_flight",
     "sink_entry",
+    "sink_place",
     "staged_cut",
     "start_application",
     "start_query",
     "storage_time_ms",
+    "strange_file",
     "trace_of",
     "until_not_overtaken",
     "with_time",

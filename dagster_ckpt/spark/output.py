@@ -84,6 +84,12 @@ def same_folder(one: str, other: str) -> bool:
     return _plain(one) == _plain(other)
 
 
+def folders_overlap(one: str, other: str) -> bool:
+    """Whether two folders are one, or one lies in the other."""
+    first, second = f"{_plain(one)}/", f"{_plain(other)}/"
+    return first.startswith(second) or second.startswith(first)
+
+
 def logged_batch(path: str) -> int | None:
     """The newest batch in the log of a file sink's folder, or None where it has none.
 

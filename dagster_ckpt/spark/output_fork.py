@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from dagster_ckpt.errors import RestoreError, StorageAccessError
-from dagster_ckpt.spark.file_sink import SinkEntry, StillMine, roll_back
+from dagster_ckpt.spark.file_sink import LOG, SinkEntry, StillMine, roll_back
 from dagster_ckpt.spark.folder import local_path
 from dagster_ckpt.spark.local_folder import LocalFolder
 from dagster_ckpt.spark.logs import parse_log_lines
@@ -77,6 +77,23 @@ def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[
         LiveDirectoryError: An entry of the log cannot be read.
     """
     return frozenset(_place(new, _below(old, where)) for where in files_of(entries, old))
+
+
+def strange_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
+    """A file in a folder that `fork_output` would not have brought there, or None where there is none.
+
+    Args:
+        new: The folder.
+        old: Folder of the file sink whose rows it is to have.
+        entries: The log of `old`, as far as its rows are brought; none of it: the folder has to be empty.
+
+    Raises:
+        RestoreError: The log names a file that lies elsewhere.
+        LiveDirectoryError: An entry of the log cannot be read.
+        StorageAccessError: The folder cannot be reached.
+    """
+    known = {_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
+    return next((path for path, _ in open_folder(new).files() if path not in known), None)
 
 
 def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[str, Any]:

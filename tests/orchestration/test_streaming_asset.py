@@ -42,6 +42,7 @@ OPERATOR_JOBS = [
     "verify_state_job",
     "preview_rewind_job",
     "fork_stream_job",
+    "import_stream_job",
     "clean_sink_job",
     "set_desired_state_job",
     "roll_back_upgrade_job",

@@ -170,30 +170,36 @@ def _refuse_taken(
     """
     originals = [sink.old or sink.name for sink in sinks]
     others = list(_places_of_others(job))
-    for place, sink in enumerate(sinks):
-        why = next(
-            (f"it is, or overlaps, {old}, where the original writes" for old in originals if _meet(sink, old)), None
-        )
-        if (
-            why is None
-            and image.location is not None
-            and _is_folder(sink)
-            and folders_overlap(sink.new, image.location)
-        ):
-            why = "it overlaps the image"
-        if why is None:
-            two = (each.name for each in sinks[:place] if same_folder(each.new, sink.new))
-            why = next((f"{name} is mapped to it as well" for name in two), None)
-        if why is None and any(_meet(sink, place) for place in others):
-            why = "another stream of this catalog writes there, or will"
-        if why is None and _is_folder(sink):
-            strange = strange_file(sink.new, sink.old or sink.name, logs.get(sink.name, ()))
-            why = f"there is {strange} already" if strange is not None else None
+    for before, sink in enumerate(sinks):
+        why = _why_taken(sink, image, originals, others, sinks[:before])
+        strange = strange_file(sink.new, originals[before], logs.get(sink.name, ())) if _is_folder(sink) else None
+        if why is None and strange is not None:
+            why = f"there is {strange} already"
         if why is not None:
             raise SharedSinkError(
                 f"{image.location} is not imported, nothing was changed: {sink.name} is mapped to {sink.new}, but "
                 f"{why}. Name an empty folder, or a table or topic that nothing else writes to."
             )
+
+
+def _why_taken(
+    sink: _MovedSink,
+    image: ImageRecord,
+    originals: Sequence[str],
+    others: Sequence[str],
+    before: Sequence[_MovedSink],
+) -> str | None:
+    for original in originals:
+        if _meet(sink, original):
+            return f"it is, or overlaps, {original}, where the original writes"
+    if _is_folder(sink) and folders_overlap(sink.new, image_location(image)):
+        return "it overlaps the image"
+    for other in before:
+        if _meet(sink, other.new):
+            return f"{other.name} is mapped to it as well"
+    if any(_meet(sink, place) for place in others):
+        return "another stream of this catalog writes there, or will"
+    return None
 
 
 def _is_folder(sink: _MovedSink) -> bool:

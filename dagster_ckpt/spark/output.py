@@ -86,8 +86,7 @@ def same_folder(one: str, other: str) -> bool:
 
 def folders_overlap(one: str, other: str) -> bool:
     """Whether two folders are one, or one lies in the other."""
-    first, second = f"{_plain(one)}/", f"{_plain(other)}/"
-    return first.startswith(second) or second.startswith(first)
+    return _lies_in(one, other) or _lies_in(other, one)
 
 
 def logged_batch(path: str) -> int | None:
@@ -127,6 +126,14 @@ def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     """
     # Only where there is none yet, and alike whoever writes it: nothing of a successor is destroyed.
     roll_back(path, batch_id, entries, still_mine=still_mine)
+
+
+def _lies_in(inner: str, outer: str) -> bool:
+    path = local_path(inner)
+    if path is None:
+        return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")
+    path = path.resolve()
+    return _plain(outer) in {_known_by_its_inode(each) for each in (path, *path.parents)}
 
 
 def _plain(url: str) -> str:

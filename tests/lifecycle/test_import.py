@@ -38,7 +38,7 @@ from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.spark import LiveStatus, NamedOutput, inspect_live_directory
+from dagster_ckpt.spark import LiveStatus, NamedOutput, folders_overlap, inspect_live_directory
 from dagster_ckpt.storage import open_store
 from tests.as_writer import as_writer, holding, keeping
 
@@ -232,6 +232,21 @@ def test_its_query_is_started_only_on_a_place_that_a_sink_is_mapped_to(
     changed = {path for path, content in tree(two.root).items() if before.get(path) != content}
     assert changed <= {"staging/catalog.db"}
     two.start(format="delta", place="a table of staging")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("s3a://bucket/out", "s3://bucket/out/rows", True),
+        ("s3a://bucket", "s3a://bucket/out", True),
+        ("s3a://bucket/out", "s3a://bucket/out-2", False),
+        ("s3a://bucket/out", "/bucket/out", False),
+        ("/a/out", "file:/a/out/../out/rows", True),
+        ("/a/out", "/a/out-2", False),
+    ],
+)
+def test_folders_overlap_where_one_lies_in_the_other(one: str, other: str, overlap: bool) -> None:
+    assert folders_overlap(one, other) is folders_overlap(other, one) is overlap
 
 
 def test_what_is_no_image_of_another_deployment_is_refused(two: Deployments) -> None:

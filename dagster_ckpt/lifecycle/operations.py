@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
-from dagster_ckpt.catalog import DesiredRecord, ExecutionStatus, ImageRecord, RequestKind, RequestRecord
+from dagster_ckpt.catalog import DesiredRecord, ExecutionStatus, ImageRecord, PointFailure, RequestKind, RequestRecord
 from dagster_ckpt.errors import (
     CkptError,
     ImageNotFoundError,
@@ -26,6 +27,7 @@ from dagster_ckpt.lifecycle.asking import (
     is_running,
     require_running,
 )
+from dagster_ckpt.lifecycle.damage import damage_of
 from dagster_ckpt.lifecycle.holding import holding
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.keeping import promote_checkpoint, release_checkpoint, tag_checkpoint
@@ -299,11 +301,21 @@ def preview(job: StreamingJob, start_from: StartFrom) -> RewindPreview:
         JobNotFoundError: The job was never started.
         ImageNotFoundError: The image named does not exist.
         LiveDirectoryError: Nothing is left to start from, or the batch is not retained.
+        RecoveryExhaustedError: Every point that the job could go on from is damaged.
     """
     facts = recovery_facts(job, start_from, predecessor_ended=True, remembers=False)
-    plan = plan_recovery(facts)
-    with holding(job.catalog, [plan.image], "preview"):
-        return preview_rewind(job, facts, plan)
+    while True:
+        plan = plan_recovery(facts)
+        try:
+            with holding(job.catalog, [plan.image], "preview"):
+                return preview_rewind(job, facts, plan)
+        except CkptError as error:
+            damage = damage_of(error)
+            if damage is None or plan.point is None or start_from.point is not StartPoint.LATEST:
+                raise
+            # The start will pass over it as well.
+            failed = PointFailure(0, "preview", plan.point, damage.error, damage.detail, True, plan.to_batch, 0)
+            facts = replace(facts, failures=[*facts.failures, failed])
 
 
 def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) -> RequestRecord:

@@ -14,11 +14,11 @@ from retention_shelf import JOB
 from rewind_history import LAST, History
 from test_run_job_refusals import PlayedQuery, Stage
 
-from dagster_ckpt.catalog import EventType, ExecutionStatus, ImageRecord, StartCause
+from dagster_ckpt.catalog import EventType, ExecutionStatus, ImageRecord, RequestStatus, StartCause
 from dagster_ckpt.errors import ImageCorruptError, RecoveryExhaustedError
 from dagster_ckpt.lifecycle.execution import RunRequest, run_job
 from dagster_ckpt.lifecycle.image_verification import ImageVerification, record_verification
-from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
+from dagster_ckpt.lifecycle.operations import Operator, preview, request_start, trigger_savepoint
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
@@ -125,6 +125,17 @@ def test_known_defect_6_a_damaged_newest_image_gives_way_to_the_one_before_in_th
     assert recovery is not None
     assert (recovery["kind"], recovery["to_batch"]) == (RecoveryKind.RESTORE.value, 10)
     assert [point["name"] for point in recovery["passed"]] == ["savepoint at 12 at batch 12"]
+
+
+def test_a_start_that_is_asked_for_passes_over_a_damaged_image_as_the_start_itself_does(ladder: Ladder) -> None:
+    """`restart_stream_job` with `latest` refused, with the error of the damaged image, what a plain run recovers."""
+    flip(Path(str(ladder.images[0].location).removeprefix("file://")) / "_metadata")
+    ladder.lose_live_directory()
+
+    assert preview(ladder.job, StartFrom()).plan.to_batch == 10
+    assert request_start(ladder.job, StartFrom(), Operator("a test")).status is RequestStatus.PENDING
+    with pytest.raises(ImageCorruptError):
+        preview(ladder.job, StartFrom.parse("at 12"))
 
 
 def test_known_defect_5_state_that_spark_cannot_load_gives_way_to_the_newest_image(ladder: Ladder) -> None:

@@ -487,7 +487,9 @@ class _Run:
             reason = f"{request.kind.value.lower()} asked for by {request.origin}, between two restarts"
             settled = kind is EndKind.SUSPENDED
             catalog.executions.stopped(self._lease.record, execution_id, status, reason, settled=settled)
-            catalog.requests.resolve(self._lease.record, request.request_id, RequestStatus.COMPLETED)
+            # It is decided now. Who asks sees that the run is over where this is not recorded.
+            with suppress(CatalogError):
+                catalog.requests.resolve(self._lease.record, request.request_id, RequestStatus.COMPLETED)
         except LeaseLostError as error:
             return QueryEnd(EndKind.LEASE_LOST, str(error))
         except CatalogError:

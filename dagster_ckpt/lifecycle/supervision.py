@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from random import Random
 
 from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, RequestKind, RequestStatus
@@ -332,8 +333,11 @@ class Supervisor:
                 # suspended keeps everything, so nothing is left to do for it.
                 settled = end is EndKind.SUSPENDED
                 self._catalog.executions.end(lease, self._execution_id, status, reason, settled=settled)
-                self._catalog.requests.resolve(lease, request.request_id, RequestStatus.COMPLETED)
+                # It is decided now: where the catalog's next answer is lost, nobody may take the query for stopped
+                # that runs on.
                 self._end = QueryEnd(end, reason)
+                resolve = self._catalog.requests.resolve
+                self._owed.make(partial(resolve, lease, request.request_id, RequestStatus.COMPLETED))
                 return
             kind = _TRIGGERS.get(request.kind)
             if kind is not None and self._is_ready and self._catalog.requests.accept(lease, request.request_id):

@@ -607,3 +607,55 @@ class TestTwoStreamsThatNameOneFolder:
             second.join()
 
         assert one.started_in == []
+
+
+@pytest.mark.parametrize("lost", ["end", "resolve"])
+def test_a_stop_whose_answer_from_the_catalog_was_lost_stops_the_query_all_the_same(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    play = stage(PlayedQuery())
+    catalog = play.job.catalog
+    play.job.register()
+    request = catalog.requests.submit("orders", RequestKind.SUSPEND, origin="a test")
+    store: Any = catalog.executions if lost == "end" else catalog.requests
+    done = getattr(store, lost)
+
+    def and_no_answer(*args: Any, **how: Any) -> None:
+        monkeypatch.setattr(store, lost, done)
+        done(*args, **how)
+        raise CatalogError("the connection was closed")
+
+    monkeypatch.setattr(store, lost, and_no_answer)
+    since = monotonic_ms()
+
+    outcome = play.run(interrupted=lambda: monotonic_ms() > since + 5_000)
+
+    assert outcome.end.kind is EndKind.SUSPENDED
+    assert catalog.requests.get(request.request_id).status is RequestStatus.COMPLETED
+    assert play.ends() == [(ExecutionStatus.SUSPENDED, StartCause.MANUAL, True)]
+
+
+def test_so_does_one_between_two_restarts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    play = stage(PlayedQuery(error="failure"), restart=RestartStrategies.fixed_delay_restart(5, 3_600_000))
+    catalog = play.job.catalog
+    resolve = catalog.requests.resolve
+
+    def and_no_answer(*args: Any, **how: Any) -> None:
+        monkeypatch.setattr(catalog.requests, "resolve", resolve)
+        resolve(*args, **how)
+        raise CatalogError("the connection was closed")
+
+    def ask_once() -> bool:
+        if not asked and play.reports and "failure" in " ".join(play.reports):
+            monkeypatch.setattr(catalog.requests, "resolve", and_no_answer)
+            asked.append(catalog.requests.submit("orders", RequestKind.CANCEL, origin="a test").request_id)
+            since.append(monotonic_ms())
+        return bool(since) and monotonic_ms() > since[0] + 5_000
+
+    asked: list[str] = []
+    since: list[int] = []
+
+    outcome = play.run(interrupted=ask_once)
+
+    assert outcome.end.kind is EndKind.CANCEL_REQUESTED
+    assert catalog.requests.get(asked[0]).status is RequestStatus.COMPLETED

@@ -15,7 +15,7 @@ from dagster_ckpt.environment.program import Stream, StreamExecution, run_progra
 from dagster_ckpt.environment.start_order import start_order
 from dagster_ckpt.errors import CatalogError, OptionError
 from dagster_ckpt.lifecycle.execution import StartQuery
-from dagster_ckpt.lifecycle.job import JOB_ID_PATTERN, StreamingJob
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.options import (
     CheckpointConfig,
@@ -24,6 +24,7 @@ from dagster_ckpt.options import (
     StateBackend,
     effective_restart_strategy,
 )
+from dagster_ckpt.options.job_id import JOB_ID_PATTERN
 from dagster_ckpt.spark import (
     LiveDirectory,
     QueryToStart,

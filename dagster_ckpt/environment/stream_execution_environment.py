@@ -15,7 +15,7 @@ from dagster_ckpt.environment.program import JobExecutionResult, Stream, run_pro
 from dagster_ckpt.environment.registered import RegisteredWriter, start_registered
 from dagster_ckpt.environment.start_order import cause_unasked
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.lifecycle.job import JOB_ID_PATTERN, StreamingJob
+from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.options import (
     ExecutionConfig,
     KryoRegistrations,
@@ -23,6 +23,7 @@ from dagster_ckpt.options import (
     effective_restart_strategy,
 )
 from dagster_ckpt.options import execution_config as allowed
+from dagster_ckpt.options.job_id import JOB_ID_PATTERN
 from dagster_ckpt.spark import (
     active_session,
     application_settings,

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog import Catalog, JobRecord
 from dagster_ckpt.options import CheckpointOptions, DecidingRestartStrategy, StateBackend
+from dagster_ckpt.options.job_id import checked_job_id
 from dagster_ckpt.options.redaction import refuse_user_info
 from dagster_ckpt.spark import LiveDirectory
 from dagster_ckpt.storage import ImageStore
 
 Clock = Callable[[], int]
 
-# A job id names a folder in every kind of storage.
-JOB_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 # One that was not finished has a suffix; names without a token are older than this rule.
 _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.partial)?")
 
@@ -90,8 +89,9 @@ class StreamingJob:
         """Refuse a place that could not be kept in the catalog, and shown.
 
         Raises:
-            OptionError: The folder of live directories names a user.
+            OptionError: The folder of live directories names a user, or the job id another folder.
         """
+        checked_job_id(self.job_id)
         refuse_user_info("The folder of live directories", self.live_root)
 
     @property

@@ -9,7 +9,6 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.job import JOB_ID_PATTERN
 from dagster_ckpt.options import (
     CheckpointConfig,
     CheckpointOptions,
@@ -19,6 +18,7 @@ from dagster_ckpt.options import (
     UpgradePolicy,
     effective_restart_strategy,
 )
+from dagster_ckpt.options.job_id import JOB_ID_PATTERN
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
 from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings

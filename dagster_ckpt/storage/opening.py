@@ -19,6 +19,7 @@ from dagster_ckpt.options import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.options.checkpoint_storage import DEFAULT_FILE_STATE_THRESHOLD, DEFAULT_WRITE_BUFFER_SIZE
+from dagster_ckpt.options.job_id import checked_job_id
 from dagster_ckpt.options.redaction import cause_to_show, without_secrets
 from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS
 from dagster_ckpt.options.storage_path import StoragePath
@@ -45,9 +46,10 @@ def open_store(
             has its own ways.
 
     Raises:
-        OptionError: A custom storage cannot be loaded.
+        OptionError: A custom storage cannot be loaded, or the job id names another folder.
         StorageAccessError: The file system is unknown or its driver is not installed.
     """
+    checked_job_id(job_id)
     if isinstance(storage, FileSystemCheckpointStorage):
         root = storage.checkpoint_location.url
         return _store(

@@ -50,7 +50,7 @@ from dagster_ckpt.spark.part_files import (
     read_sink_log,
     storage_time_ms,
 )
-from dagster_ckpt.spark.pinned_state import pinned_partitions, pinned_state
+from dagster_ckpt.spark.pinned_state import check_pinned_provider, pinned_partitions, pinned_state
 from dagster_ckpt.spark.plan import plan_of_query, plan_of_writer
 from dagster_ckpt.spark.plan_description import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.progress import QueryProgress
@@ -123,6 +123,7 @@ __all__ = [
     "brings_a_trigger",
     "can_replay_a_batch",
     "carries_state",
+    "check_pinned_provider",
     "clone",
     "copied_files",
     "copy_for_trial",

@@ -139,6 +139,10 @@ class LeaseLostError(CkptError):
     """This execution's lease passed to another one, so its query was stopped."""
 
 
+class StartStoppedError(CkptError):
+    """A start was cancelled, suspended or interrupted before its query was started; the next start goes on."""
+
+
 class RequestFailedError(CkptError):
     """A checkpoint, savepoint or stop that was asked for did not succeed."""
 

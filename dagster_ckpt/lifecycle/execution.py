@@ -29,6 +29,7 @@ from dagster_ckpt.errors import (
     RowsAtRiskError,
     SharedSinkError,
     StandstillError,
+    StartStoppedError,
     StateAtRiskError,
     StateBackendChangeError,
     StatePartitionsError,
@@ -50,6 +51,7 @@ from dagster_ckpt.lifecycle.recovery_points import live_point, point_of_origin
 from dagster_ckpt.lifecycle.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.lifecycle.sink_survey import refuse_shared_folder
 from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
+from dagster_ckpt.lifecycle.start_watch import StartWatch
 from dagster_ckpt.lifecycle.supervision import ENDS_BY_REQUEST, EndKind, QueryEnd, Supervisor
 from dagster_ckpt.lifecycle.way_back import keep_way_back
 from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
@@ -205,6 +207,7 @@ class _Run:
         self._acquired = acquired
         self._predecessor_ended = acquired.predecessor_ended
         self._gave_up: str | None = None
+        self._watch = StartWatch(job.catalog, job.job_id, request.interrupted)
 
     def until_the_end(self, execution_id: str) -> Outcome:
         start_from = self._request.start_from
@@ -245,6 +248,12 @@ class _Run:
 
     def _execute(self, execution_id: str, start_from: StartFrom, cause: StartCause) -> QueryEnd:
         job = self._job
+        watch = self._watch = StartWatch(job.catalog, job.job_id, self._request.interrupted)
+
+        def still_mine() -> None:
+            watch()
+            self._lease.check()
+
         job.catalog.executions.begin(
             self._lease.record,
             execution_id,
@@ -259,15 +268,20 @@ class _Run:
                 fence_predecessor(
                     job,
                     self._acquired,
-                    still_mine=self._lease.check,
+                    still_mine=still_mine,
                     own_jvm_pid=self._request.jvm_pid,
                     report=self._request.report,
                 )
             for sentence in settle_dead_attempts(job, self._lease.record):
                 self._request.report(sentence)
+            watch()
             if cause is StartCause.MANUAL:
                 job.catalog.recoveries.forget(self._lease.record)
             plan, prepared, query = self._start(execution_id, start_from, cause)
+        except StartStoppedError as stopped:
+            if watch.end is None:
+                raise
+            return self._end_start(execution_id, watch.end, watch.request_id, str(stopped))
         except Exception as error:
             self._refuse(execution_id, error, cause)
             raise
@@ -301,6 +315,7 @@ class _Run:
                 with holding(job.catalog, [plan.image], f"start of execution {execution_id}"):
                     prepared = self._prepare(execution_id, facts, plan, start_from, output)
                     refuse_a_fenced_directory(prepared.live)
+                    self._watch()
                     return plan, prepared, self._request.start_query(prepared.live)
             except Exception as error:
                 damage = damage_of(error)
@@ -353,11 +368,13 @@ class _Run:
         for sentence in check_backend(job, plan):
             self._request.report(sentence)
         query_plan = self._check_plan(plan, accept=start_from.accept_plan_change)
+        self._watch()
         kept = keep_way_back(job, facts, plan, start_from, self._lease.record)
         if kept is not None:
             self._request.report(kept)
         refuse_shared_folder(job, output)
-        prepared = prepare(job, plan, self._lease, output)
+        self._watch()
+        prepared = prepare(job, plan, self._lease, output, watch=self._watch)
         self._tell(prepared)
         # What takes long may have outlived the lease: a successor may be at work in these very places.
         self._lease.check()
@@ -403,6 +420,22 @@ class _Run:
             query.stop()
             raise
         return supervisor.run()
+
+    def _end_start(self, execution_id: str, end: QueryEnd, request_id: str | None, told: str) -> QueryEnd:
+        """Record that a start was stopped before its query was started, and answer those who wait for it."""
+        self._request.report(told)
+        try:
+            self._answer_start_request(RequestStatus.FAILED, told)
+            if request_id is not None:
+                status = _STATUS.get(end.kind, ExecutionStatus.CANCELED)
+                # Before the operator is told: see `Supervisor`.
+                self._job.catalog.executions.end(
+                    self._lease.record, execution_id, status, end.reason, settled=end.kind is EndKind.SUSPENDED
+                )
+                self._job.catalog.requests.resolve(self._lease.record, request_id, RequestStatus.COMPLETED)
+        except LeaseLostError as error:
+            return QueryEnd(EndKind.LEASE_LOST, str(error))
+        return end
 
     def _refuse(self, execution_id: str, error: Exception, cause: StartCause) -> None:
         reason = f"{type(error).__name__}: {error}"

@@ -30,6 +30,7 @@ from dagster_ckpt.spark import (
     LiveDirectory,
     NamedOutput,
     StillMine,
+    Watch,
     begin_log,
     clone,
     empty_log,
@@ -40,6 +41,7 @@ from dagster_ckpt.spark import (
     roll_back,
     roll_back_to_own_past,
     settle_in_flight,
+    unwatched,
 )
 
 
@@ -59,7 +61,12 @@ class PreparedStart:
 
 
 def prepare(
-    job: StreamingJob, plan: RecoveryPlan, lease: LeaseKeeper, output: NamedOutput | None = None
+    job: StreamingJob,
+    plan: RecoveryPlan,
+    lease: LeaseKeeper,
+    output: NamedOutput | None = None,
+    *,
+    watch: Watch = unwatched,
 ) -> PreparedStart:
     """Make the live directory that the plan asks for.
 
@@ -69,6 +76,8 @@ def prepare(
         lease: The lease of the job.
         output: Where the query about to start writes; no other sink is changed. None where that cannot be seen: then
             it is taken to be what the stream is known to write to.
+        watch: Called while files are laid, and before anything is switched to; what it raises ends the start, and
+            nothing has changed.
 
     Raises:
         LeaseLostError: Another execution is the writer now; what is its own was left as it is.
@@ -89,14 +98,14 @@ def prepare(
         return _finish_restore(job, _out_of_the_fence(job, record, lease), sinks, lease)
     live = job.new_live_directory(record.live_generation, lease.record.token)
     if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
-        return _restore(job, plan, plan.image, live, sinks=sinks, lease=lease)
+        return _restore(job, plan, plan.image, live, sinks=sinks, lease=lease, watch=watch)
     rewound = plan.directory or record.live_directory
     if plan.kind is RecoveryKind.REWIND and rewound is not None and plan.to_batch is not None:
         origin = _origin_of_rewound(record, rewound, plan.to_batch)
-        return _rewind(job, origin, live, sinks=sinks, lease=lease, fork=plan.new_query_id)
+        return _rewind(job, origin, live, sinks=sinks, lease=lease, fork=plan.new_query_id, watch=watch)
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
         # A sink that has the batch in flight passes over it: its state has to come along.
-        made = clone(LiveDirectory(record.live_directory), live, carry_state=True)
+        made = clone(LiveDirectory(record.live_directory), live, carry_state=True, watch=watch)
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
         job.catalog.jobs.switch_live_directory(lease.record, live.url, origin=origin)
         return _go_on(live, sinks, lease)
@@ -111,6 +120,7 @@ def restore_into(
     new_query_id: str | None = None,
     donor: Donor | None = None,
     is_scratch: bool = False,
+    watch: Watch = unwatched,
 ) -> None:
     """Make a live directory of an image, without making it the job's own.
 
@@ -124,6 +134,7 @@ def restore_into(
         donor: A good live directory whose files are linked where they are as the image has them. None: all is read
             from the image.
         is_scratch: It is deleted after a look, so it need not outlive a loss of power.
+        watch: See `materialize`.
 
     Raises:
         ImageNotFoundError: No image is there.
@@ -137,7 +148,7 @@ def restore_into(
 
         job.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
 
-    materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch)
+    materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, watch=watch)
 
 
 def _go_on(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
@@ -160,11 +171,12 @@ def _restore(
     *,
     sinks: Survey,
     lease: LeaseKeeper,
+    watch: Watch,
 ) -> PreparedStart:
     location = image_location(image)
     before = job.catalog.jobs.get(job.job_id)
     query_id = str(uuid.uuid4()) if plan.new_query_id else None
-    restore_into(job, location, live, new_query_id=query_id, donor=plan.donor)
+    restore_into(job, location, live, new_query_id=query_id, donor=plan.donor, watch=watch)
     record = job.catalog.jobs.switch_live_directory(
         lease.record,
         live.url,
@@ -188,7 +200,14 @@ def _restore(
 
 
 def _rewind(
-    job: StreamingJob, origin: StateOrigin, live: LiveDirectory, *, sinks: Survey, lease: LeaseKeeper, fork: bool
+    job: StreamingJob,
+    origin: StateOrigin,
+    live: LiveDirectory,
+    *,
+    sinks: Survey,
+    lease: LeaseKeeper,
+    fork: bool,
+    watch: Watch,
 ) -> PreparedStart:
     old, batch_id = LiveDirectory(origin.directory or ""), origin.batch_id or 0
     wrote_to = sinks_written(job)
@@ -200,7 +219,8 @@ def _rewind(
     # Refuses before anything is changed where a sink cannot follow.
     own_past(_allowed(wrote_to, sinks), batch_id)
     # For a table that has just the next batch and cannot be brought back.
-    clone(old, live, at_batch=batch_id, carry_state=any(file_sink_path(sink) is None for sink in wrote_to))
+    has_tables = any(file_sink_path(sink) is None for sink in wrote_to)
+    clone(old, live, at_batch=batch_id, carry_state=has_tables, watch=watch)
     if fork:
         give_query_id(live, str(uuid.uuid4()))
     # What was the past of the old timeline up to here is the past of the new one.

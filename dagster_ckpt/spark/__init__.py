@@ -55,7 +55,7 @@ from dagster_ckpt.spark.plan import plan_of_query, plan_of_writer
 from dagster_ckpt.spark.plan_description import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.progress import QueryProgress
 from dagster_ckpt.spark.query import JvmProcess, QueryFacts, SupervisedQuery, jvm_process, start_query, trace_of
-from dagster_ckpt.spark.restore import Filler, Materialized, clone, materialize, sink_entry
+from dagster_ckpt.spark.restore import Filler, Materialized, Watch, clone, materialize, sink_entry, unwatched
 from dagster_ckpt.spark.rewind import (
     give_query_id,
     live_query_id,
@@ -115,6 +115,7 @@ __all__ = [
     "SupervisedQuery",
     "TaskCounts",
     "Trial",
+    "Watch",
     "active_session",
     "application_of",
     "application_settings",
@@ -181,5 +182,6 @@ __all__ = [
     "strange_file",
     "trace_of",
     "until_not_overtaken",
+    "unwatched",
     "with_time",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -45,20 +45,28 @@ class Donor:
     check: DonorCheck = DonorCheck.DIGEST
 
 
-def altered(root: Path, entries: Sequence[FileEntry], check: DonorCheck) -> list[FileEntry]:
+def altered(
+    root: Path, entries: Sequence[FileEntry], check: DonorCheck, *, watch: Callable[[], None] = lambda: None
+) -> list[FileEntry]:
     """Those of some files that have not the content that an image has of them.
 
     Args:
         root: The directory that they are in.
         entries: The files, as the image describes them; their identity was compared before.
         check: How they are made sure of.
+        watch: Called before each file is read; what it raises ends it.
     """
     unsure = [entry for entry in entries if check is DonorCheck.DIGEST or not entry.path.endswith(_LARGE_STATE)]
     parts = [unsure[first : first + _FILES_OF_A_PART] for first in range(0, len(unsure), _FILES_OF_A_PART)]
 
     def compare(part: list[FileEntry], go_on: GoOn) -> list[FileEntry]:
-        go_on()
-        return [entry for entry in part if not _has_content(f"{root}/{entry.path}", entry)]
+        found = []
+        for entry in part:
+            go_on()
+            watch()
+            if not _has_content(f"{root}/{entry.path}", entry):
+                found.append(entry)
+        return found
 
     return [entry for found in in_threads(os.cpu_count() or 1, parts, compare) for entry in found]
 

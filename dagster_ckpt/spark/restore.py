@@ -24,9 +24,16 @@ from dagster_ckpt.spark.needed import NeededFile
 from dagster_ckpt.spark.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.staging import overtaken, staged_cut, until_not_overtaken
 
+# Called often while files are laid; what it raises ends that, and what was laid is deleted.
+Watch = Callable[[], None]
+
 _LOGS = (OFFSETS, COMMITS)
 # Enough for their directories to be worth being made together.
 _LINKED_AT_A_TIME = 4_000
+
+
+def unwatched() -> None:
+    """Let it come to its end."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ def materialize(
     new_query_id: str | None = None,
     is_whole: bool = False,
     is_scratch: bool = False,
+    watch: Watch = unwatched,
 ) -> Materialized:
     """Build a live directory aside, check that it is whole, then move it into place; on return it is durable.
 
@@ -69,6 +77,7 @@ def materialize(
         is_whole: What `fill` gives is a cut that was whole, down to the last checked byte, so that only the logs are
             looked at once more.
         is_scratch: It is deleted after a look, so it need not outlive a loss of power.
+        watch: Called while files are laid, from the threads that lay them; what it raises ends that.
 
     Raises:
         RestoreError: Something is at the target, or the image makes no whole live directory.
@@ -82,13 +91,14 @@ def materialize(
     unfinished = target.sibling(".partial") if target.folder.moves_at_once else target
     unfinished.delete()
     unfinished.folder.make()
-    filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target)
+    filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target, watch=watch)
     try:
         with contextlib.closing(filler):
             fill(filler)
             filler.write_logs()
         batch_id = _newest_commit(unfinished) if is_whole else _checked(unfinished)
         query_id = _query_id(unfinished)
+        watch()
         if not is_scratch:
             unfinished.folder.flush_all()
         if unfinished != target:
@@ -107,6 +117,7 @@ def clone(
     at_batch: int | None = None,
     carry_state: bool = False,
     is_scratch: bool = False,
+    watch: Watch = unwatched,
 ) -> Materialized:
     """Go on from a live directory in a fresh one, beside a writer that may still be there.
 
@@ -120,6 +131,7 @@ def clone(
             replayed, and those after that are planned afresh. Default: the newest.
         carry_state: Also take the state after the batch in flight, if all of it is there: see `cut`.
         is_scratch: See `materialize`.
+        watch: See `materialize`.
 
     Raises:
         NothingCommittedError: No batch is committed there yet.
@@ -137,7 +149,7 @@ def clone(
                     with file.open() as stream:
                         filler(file.path, iter(lambda: stream.read(1 << 20), b""))
 
-            made = materialize(target, fill, is_scratch=is_scratch)
+            made = materialize(target, fill, is_scratch=is_scratch, watch=watch)
             return replace(made, carries_state=staged.cut.carries_state)
 
     return until_not_overtaken(attempt)
@@ -153,16 +165,24 @@ class Filler:
         target: Where the directory will be in the end.
         new_query_id: A query id of its own, or None.
         logs_last: Hold the entries of offset and commit log back until `write_logs`.
+        watch: See `materialize`.
     """
 
     def __init__(
-        self, folder: Folder, target: LiveDirectory, new_query_id: str | None, *, logs_last: bool = False
+        self,
+        folder: Folder,
+        target: LiveDirectory,
+        new_query_id: str | None,
+        *,
+        logs_last: bool = False,
+        watch: Watch = unwatched,
     ) -> None:
         self._folder = folder
         self._target = target
         self._new_query_id = new_query_id
         self._linker = Linker(folder.root) if isinstance(folder, LocalFolder) else None
         self._logs_last = logs_last
+        self._watch = watch
         self._logs: dict[tuple[str, str], bytes] = {}
         self.sinks: dict[int, list[SinkEntry]] = {}
 
@@ -173,6 +193,7 @@ class Filler:
             path: Its path in the image.
             chunks: Its content.
         """
+        chunks = self._watched(chunks)
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
             raise RestoreError(f"The image holds a file {path!r}, which lies outside of a live directory.")
@@ -194,6 +215,11 @@ class Filler:
         else:
             self._folder.create(path, chunks)
 
+    def _watched(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._watch()
+            yield chunk
+
     def write_logs(self) -> None:
         """Write what was held back: first what was planned, then what was committed, the newest commit at the end."""
         # A commit makes a directory one that a query has been in.
@@ -213,6 +239,7 @@ class Filler:
             return False
         if not self.takes_as_it_is(file.path):
             return False
+        self._watch()
         try:
             linked = self._linker.link(str(file.folder.root), file.source, file.path)
         except FileNotFoundError as error:
@@ -241,6 +268,7 @@ class Filler:
             return
         rest = iter(entries)
         while some := list(islice(rest, _LINKED_AT_A_TIME)):
+            self._watch()
             linkable: list[FileEntry] = []
             for entry in some:
                 if entry.token is not None and self.takes_as_it_is(entry.path):
@@ -252,7 +280,7 @@ class Filler:
             left = {entry.path for entry in unlinked}
             # Under their new names nobody puts another file in their place.
             linked = [entry for entry in linkable if entry.path not in left]
-            for entry in altered(self._linker.root, linked, donor.check):
+            for entry in altered(self._linker.root, linked, donor.check, watch=self._watch):
                 self._linker.unlink(entry.path)
                 yield entry
 

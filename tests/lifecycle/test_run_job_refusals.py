@@ -193,7 +193,7 @@ def test_an_interrupted_query_is_stopped_and_left_for_its_caller_to_settle(stage
     query = PlayedQuery()
     play = stage(query)
 
-    outcome = play.run(interrupted=lambda: True)
+    outcome = play.run(interrupted=lambda: bool(play.started_in))
 
     assert outcome.end.kind is EndKind.INTERRUPTED
     assert query.stopped
@@ -239,6 +239,8 @@ def test_a_second_run_is_refused_while_one_is_alive(stage: Callable[..., Stage])
     refused: list[LeaseHeldError] = []
 
     def start_another() -> bool:
+        if not play.started_in:
+            return False
         with pytest.raises(LeaseHeldError) as refusal:
             run_job(play.job, RunRequest(run_id="second", start_query=play.start_query))
         refused.append(refusal.value)
@@ -503,8 +505,10 @@ def test_a_query_that_does_not_stop_keeps_its_lease(shelf: Shelf) -> None:
         def stop(self, *, within_ms: int | None = None) -> None:
             raise QueryStopError("it still runs")
 
+    play = Stage(shelf.job, [Stubborn()])
+
     with pytest.raises(QueryStopError):
-        Stage(shelf.job, [Stubborn()]).run(interrupted=lambda: True)
+        play.run(interrupted=lambda: bool(play.started_in))
 
     lease = shelf.job.catalog.leases.current("orders")
     assert lease is not None

@@ -23,6 +23,9 @@ from dagster_ckpt.errors import CatalogError
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 
 
+# What a recovery went on from, and what that costs.
+_TOLD_OF_RECOVERY = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
+
 _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
@@ -120,7 +123,10 @@ class ExecutionStore:
                 .returning(executions.c.job_id)
             ).scalar_one_or_none()
             if job_id is not None:
-                self._database.tell(connection, job_id, EventType.EXECUTION_RUNNING, execution_id=execution_id)
+                told = {name: recovery[name] for name in _TOLD_OF_RECOVERY if recovery.get(name) is not None}
+                self._database.tell(
+                    connection, job_id, EventType.EXECUTION_RUNNING, execution_id=execution_id, payload=told
+                )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
         """Record the newest figures of the query.

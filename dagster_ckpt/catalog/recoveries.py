@@ -32,6 +32,8 @@ class RecoveryStore:
         detail: str,
         is_certain: bool,
         batch_id: int | None,
+        rewound_batches: int | None = None,
+        rewound_ms: int | None = None,
     ) -> None:
         """Record that a recovery failed at a point.
 
@@ -43,6 +45,8 @@ class RecoveryStore:
             detail: What was found, for a person.
             is_certain: Whether another try cannot do better.
             batch_id: The batch of that point, or None.
+            rewound_batches: How many batches going back there costs, or None where that is not known.
+            rewound_ms: How much time, or None.
 
         Raises:
             LeaseLostError: The lease is not held any more.
@@ -57,6 +61,8 @@ class RecoveryStore:
                 "detail": detail[:_LONGEST_DETAIL],
                 "is_certain": is_certain,
                 "batch_id": batch_id,
+                "rewound_batches": rewound_batches,
+                "rewound_ms": rewound_ms,
             }
             connection.execute(
                 recovery_failures.insert().values(

@@ -108,6 +108,8 @@ class PointFailure:
         detail: What was found, for a person.
         is_certain: Whether another try cannot do better.
         batch_id: The batch of that point, or None.
+        rewound_batches: How many batches going back there costs, or None where that is not known.
+        rewound_ms: How much time, or None.
         at_ms: When.
     """
 
@@ -119,3 +121,5 @@ class PointFailure:
     is_certain: bool
     batch_id: int | None
     at_ms: int
+    rewound_batches: int | None = None
+    rewound_ms: int | None = None

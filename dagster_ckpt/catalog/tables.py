@@ -214,6 +214,8 @@ recovery_failures = Table(
     Column("detail", Sentence, nullable=False),
     Column("is_certain", Boolean, nullable=False),
     Column("batch_id", BigInteger),
+    Column("rewound_batches", BigInteger),
+    Column("rewound_ms", BigInteger),
     # A checkpoint that came after it, or a person, has ended what it was about.
     Column("is_over", Boolean, nullable=False),
     Column("at_ms", BigInteger, nullable=False),

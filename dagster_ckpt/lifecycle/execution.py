@@ -323,7 +323,7 @@ class _Run:
                 if damage is None or plan.point is None or start_from.point is not StartPoint.LATEST:
                     raise
                 if prepared is None:
-                    self._note_failure(execution_id, plan.point, damage, plan.to_batch)
+                    self._note_failure(execution_id, plan.point, damage, plan.to_batch, plan=plan)
                 else:
                     self._note_damage(execution_id, prepared.live, damage)
 
@@ -340,7 +340,9 @@ class _Run:
                 at_batch = record.origin.batch_id if record.origin is not None else None
                 self._note_failure(execution_id, origin, replace(damage, is_certain=False), at_batch)
 
-    def _note_failure(self, execution_id: str, point: str, damage: Damage, batch_id: int | None) -> None:
+    def _note_failure(
+        self, execution_id: str, point: str, damage: Damage, batch_id: int | None, *, plan: RecoveryPlan | None = None
+    ) -> None:
         self._job.catalog.recoveries.failed(
             self._lease.record,
             execution_id,
@@ -349,6 +351,8 @@ class _Run:
             detail=damage.detail,
             is_certain=damage.is_certain,
             batch_id=batch_id,
+            rewound_batches=plan.rewound_batches if plan is not None else None,
+            rewound_ms=plan.rewound_ms if plan is not None else None,
         )
         self._request.report(f"a recovery failed at {point}: {damage.error}: {damage.detail}")
 

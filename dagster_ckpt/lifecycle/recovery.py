@@ -97,6 +97,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
             claims=claims,
             donor=_donor(facts),
             point=image_point(image.image_id),
+            rewound_ms=facts.time_since(image),
         )
     return _latest(facts)
 
@@ -198,7 +199,8 @@ def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPl
         bad = failed.get(point.name) or _known_to_be_broken(facts, point)
         if bad is None:
             return _from_point(facts, why, point, tuple(over))
-        over.append(PassedPoint(_describe_point(point), bad))
+        cost = facts.batches_since(point.batch_id), facts.time_since(point.image)
+        over.append(PassedPoint(_describe_point(point), bad, *cost))
     if points:
         raise RecoveryExhaustedError(_exhausted(facts, why, over, len(points)))
     if passed:
@@ -217,6 +219,7 @@ def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tu
             to_batch=point.batch_id,
             point=point.name,
             passed=passed,
+            rewound_ms=facts.time_since(point.image),
         )
     return RecoveryPlan(
         RecoveryKind.REWIND,

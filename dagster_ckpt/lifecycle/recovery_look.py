@@ -67,6 +67,9 @@ def recovery_facts(
         origin_image_is_gone=_origin_image_is_gone(job, record),
         is_automatic=is_automatic,
         unknown=unknown_state(job, output) if is_unheard_of else NOTHING_UNKNOWN,
+        last_sign_ms=next(
+            (each.heartbeat_at_ms for each in executions if each.live_directory == record.live_directory), None
+        ),
     )
 
 

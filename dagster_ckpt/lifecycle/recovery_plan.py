@@ -29,10 +29,14 @@ class PassedPoint:
     Attributes:
         name: What a person calls it.
         why: What is wrong with it.
+        rewound_batches: How many committed batches are between where the job stood and it; None where unknown.
+        rewound_ms: How much time is; None where unknown.
     """
 
     name: str
     why: str
+    rewound_batches: int | None = None
+    rewound_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class RecoveryPlan:
         directory: The live directory to go back in, for REWIND; None: the job's own.
         point: Name of the point that is gone on from, for what is remembered of it; None for an empty start.
         passed: Better points that are passed over, the best one first.
+        rewound_ms: Time between the point that is gone back to and the last sign of life of the query, at most so much
+            is processed again; None where one of them is not known.
     """
 
     kind: RecoveryKind
@@ -64,6 +70,7 @@ class RecoveryPlan:
     directory: str | None = None
     point: str | None = None
     passed: tuple[PassedPoint, ...] = ()
+    rewound_ms: int | None = None
 
     @property
     def rewound_batches(self) -> int:
@@ -84,7 +91,8 @@ class RecoveryPlan:
             "claims": self.claims,
             "point": self.point,
             "rewound_batches": self.rewound_batches,
-            "passed": [{"name": point.name, "why": point.why} for point in self.passed],
+            "rewound_ms": self.rewound_ms,
+            "passed": [vars(point) for point in self.passed],
         }
 
 
@@ -129,6 +137,7 @@ class RecoveryFacts:
         is_automatic: Whether nobody asked for this start: an image that is known to be broken is not tried then.
         depth: At how many points beside the live directory a recovery looks; None: at all there are.
         unknown: What lies in the places of a job that its catalog knows no start of.
+        last_sign_ms: When a query in the live directory last gave a sign of life, by the clock of the catalog.
     """
 
     job: JobRecord
@@ -148,6 +157,19 @@ class RecoveryFacts:
     is_automatic: bool = False
     depth: int | None = None
     unknown: UnknownState = NOTHING_UNKNOWN
+    last_sign_ms: int | None = None
+
+    def batches_since(self, batch_id: int | None) -> int | None:
+        """Committed batches between a batch and where the job stands; None where one of them is not known."""
+        if batch_id is None or self.live_batch is None:
+            return None
+        return max(0, self.live_batch - batch_id)
+
+    def time_since(self, image: ImageRecord | None) -> int | None:
+        """Time between an image and the last sign of life of the query, ms; None where one of them is not known."""
+        if image is None or not image.created_at_ms or self.last_sign_ms is None:
+            return None
+        return max(0, self.last_sign_ms - image.created_at_ms)
 
     @property
     def live_batch(self) -> int | None:

@@ -162,7 +162,7 @@ def preview_rewind(
         plan=plan,
         rows=_rows(job, facts, plan, to_batch, apart),
         sources=apart.sources if apart else (),
-        span_ms=apart.span_ms if apart else None,
+        span_ms=apart.span_ms if apart and apart.span_ms is not None else plan.rewound_ms,
         left=tuple(left),
         sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(job, plan) if not _is_told(sink, judged))),
         undone_since_ms=_undone_since_ms(facts, plan, apart),

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from dagster_ckpt.catalog import Catalog, ExecutionRecord, ImageRecord
 from dagster_ckpt.lifecycle.writer_lease import has_living_holder
+from dagster_ckpt.options.durations import iso_duration
 from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
 from dagster_ckpt.orchestration.operator_jobs import JOB_ID, RESOURCES, job_of_op, told_as_failure
 from dagster_ckpt.orchestration.stream import Stream
@@ -93,8 +94,13 @@ def overview_metadata(catalog: Catalog, job_id: str, *, limit: int) -> dict[str,
 
 
 def started_from(execution: ExecutionRecord) -> str:
-    """What an execution was started from, in one sentence."""
-    return str((execution.recovery or {}).get("reason") or "its query was not started")
+    """What an execution was started from, and what going back there cost, in one sentence."""
+    recovery = execution.recovery or {}
+    reason = str(recovery.get("reason") or "its query was not started")
+    batches, span_ms = recovery.get("rewound_batches"), recovery.get("rewound_ms")
+    costs = [f"{batches} batches"] if isinstance(batches, int) and batches else []
+    costs += [f"at most {iso_duration(span_ms)}"] if isinstance(span_ms, int) else []
+    return f"{reason} (processed again: {', '.join(costs)})" if costs else reason
 
 
 def _image_row(image: ImageRecord) -> dict[str, str | int | None]:

@@ -23,6 +23,7 @@ from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
 from dagster_ckpt.lifecycle.supervision import EndKind
 from dagster_ckpt.options import RestartStrategies
+from dagster_ckpt.orchestration.overview_job import started_from
 from dagster_ckpt.spark import LiveDirectory
 from tests.as_writer import as_writer
 
@@ -148,6 +149,28 @@ def test_known_defect_5_state_that_spark_cannot_load_gives_way_to_the_newest_ima
     assert recovery is not None
     assert recovery["rewound_batches"] == 1
     assert "CANNOT_LOAD_STATE_STORE" in recovery["reason"]
+
+
+def test_each_step_is_recorded_with_its_cost_in_batches_and_time(ladder: Ladder) -> None:
+    spoil_metadata(ladder.images[0])
+
+    outcome = ladder.run(PlayedQuery(ends=True, error=CANNOT_LOAD), PlayedQuery(ends=True))
+
+    execution = ladder.job.catalog.executions.get(outcome.execution_id)
+    recovery = execution.recovery or {}
+    assert (recovery["to_batch"], recovery["rewound_batches"]) == (10, 3)
+    live, newest = recovery["passed"]
+    assert (live["name"], newest["name"]) == ("the live directory", "savepoint at 12 at batch 12")
+    assert newest["rewound_batches"] == 1
+    assert 0 <= newest["rewound_ms"] <= recovery["rewound_ms"]
+    assert "3 batches, at most PT" in started_from(execution)
+    assert any("3 committed batches are processed again" in each and "unknown" not in each.rpartition("time")[2]
+               for each in ladder.stage.reports)  # fmt: skip
+    events = ladder.job.catalog.events.after(0)
+    (failed,) = [each.payload for each in events if each.payload.get("point") == f"image:{ladder.images[0].image_id}"]
+    assert (failed["rewound_batches"], failed["rewound_ms"]) == (1, newest["rewound_ms"])
+    running = [each.payload for each in events if each.type is EventType.EXECUTION_RUNNING][-1]
+    assert (running["rewound_batches"], running["rewound_ms"]) == (3, recovery["rewound_ms"])
 
 
 def test_a_query_that_cannot_be_started_on_the_directory_is_started_on_the_next_point(ladder: Ladder) -> None:

@@ -153,6 +153,7 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     assert (record.pop("point") is None) == (plan.kind is RecoveryKind.START_EMPTY)
     assert [point["name"] for point in record.pop("passed")] == case.get("passed", [])
     assert record.pop("rewound_batches") == plan.rewound_batches
+    assert record.pop("rewound_ms") == plan.rewound_ms
     assert record == {
         "kind": case["does"],
         "reason": plan.reason,

@@ -62,6 +62,8 @@ def _recovery() -> None:
         sa.Column("detail", sa.Text, nullable=False),
         sa.Column("is_certain", sa.Boolean, nullable=False),
         sa.Column("batch_id", sa.BigInteger),
+        sa.Column("rewound_batches", sa.BigInteger),
+        sa.Column("rewound_ms", sa.BigInteger),
         sa.Column("is_over", sa.Boolean, nullable=False),
         sa.Column("at_ms", sa.BigInteger, nullable=False),
         sa.PrimaryKeyConstraint("job_id", "ordinal", name="pk_recovery_failures"),

@@ -436,7 +436,9 @@ class _Run:
                 self._job.catalog.executions.end(
                     self._lease.record, execution_id, status, end.reason, settled=end.kind is EndKind.SUSPENDED
                 )
-                self._job.catalog.requests.resolve(self._lease.record, request_id, RequestStatus.COMPLETED)
+                # It is decided now: see `_stop_asked_for`.
+                with suppress(CatalogError):
+                    self._job.catalog.requests.resolve(self._lease.record, request_id, RequestStatus.COMPLETED)
         except LeaseLostError as error:
             return QueryEnd(EndKind.LEASE_LOST, str(error))
         return end

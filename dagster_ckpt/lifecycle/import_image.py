@@ -15,6 +15,7 @@ from dagster_ckpt.errors import ImageCorruptError, LiveDirectoryError, SharedSin
 from dagster_ckpt.lifecycle.fork import Fork, TakenUp, give_outputs, take_up
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
+from dagster_ckpt.lifecycle.ownership import claim_live_folder
 from dagster_ckpt.lifecycle.prepare import image_location, restore_into
 from dagster_ckpt.lifecycle.recovery import describe_image
 from dagster_ckpt.lifecycle.sink_survey import sink_logs_of_image
@@ -95,6 +96,7 @@ def import_image(
 
     def build(target: LiveDirectory, still_mine: StillMine) -> TakenUp:
         _refuse_anothers_place(job)
+        claim_live_folder(job)
         query_id = _query_id_in(job, target)
         restore_into(job, image_location(image), target, new_query_id=query_id)
         batch_id = image.batch_id or 0

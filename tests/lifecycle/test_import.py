@@ -34,6 +34,7 @@ from dagster_ckpt.lifecycle.import_image import import_image
 from dagster_ckpt.lifecycle.job import StreamingJob
 from dagster_ckpt.lifecycle.liveness import this_holder
 from dagster_ckpt.lifecycle.operations import Operator, preview_start
+from dagster_ckpt.lifecycle.ownership import OWNER
 from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
 from dagster_ckpt.lifecycle.recovery import RecoveryKind
 from dagster_ckpt.lifecycle.start_from import StartFrom
@@ -286,6 +287,18 @@ def test_a_job_with_the_originals_own_folders_is_refused(two: Deployments, share
         two.make(into=job)
 
     assert tree(two.root / "production") == before
+
+
+def test_a_live_folder_that_another_deployment_has_claimed_is_refused(two: Deployments) -> None:
+    made = two.make()
+    owner = Path(two.staging.live_folder) / OWNER
+    assert owner.read_text() == two.staging.catalog.deployment_id
+    owner.write_text("another")
+
+    with pytest.raises(LiveDirectoryError, match="holds the live directories of deployment another"):
+        two.make()
+
+    assert two.staging.catalog.jobs.get(JOB).live_directory == made.live_directory
 
 
 def test_what_the_job_itself_has_committed_is_given_up_only_if_asked(two: Deployments) -> None:

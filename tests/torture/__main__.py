@@ -49,12 +49,13 @@ def main() -> int:
     parser.add_argument("--fault", choices=sorted({fault.name for _, fault in TASKS}))
     parser.add_argument("--first", type=int, default=1, help="the first call")
     parser.add_argument("--step", type=int, default=1, help="only every so many calls")
+    parser.add_argument("--at-most", type=int, default=10_000, help="at most so many calls of an operation")
     parser.add_argument("--minutes", type=float, default=19.5, help="what is not tried by then is left out")
     parser.add_argument("--seed", type=int, help="of the order, which decides what is left out; else the day's")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
     began = time.monotonic()
-    calls = Calls(asked.first, asked.step, until=began + 60 * asked.minutes)
+    calls = Calls(asked.first, asked.step, asked.at_most, until=began + 60 * asked.minutes)
     tasks = [
         (name, fault, calls)
         for name, fault in TASKS

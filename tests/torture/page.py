@@ -45,7 +45,7 @@ $ make torture                                  # all of it; rewrites this page
 $ .venv/bin/python -m tests.torture --only 'fork' --fault POWER_SOME    # one operation, one fault
 ```
 
-A number beside a point in a message is the call: add `--first 17 --minutes 0.01` for that one alone. A run ends after 19.5 minutes; on a machine that is too slow
+A number beside a point in a message is the call: add `--first 17 --at-most 1` for that one alone. A run ends after 19.5 minutes; on a machine that is too slow
 for all of it, what is left out is listed here. The order is drawn from the day, so that it is something else each day (`--seed` repeats a run).
 
 ## Tried elsewhere
@@ -88,7 +88,7 @@ class Run:
 
 def written(run: Run) -> str:
     """The page."""
-    tried = "every call" if run.step == 1 else f"every {run.step}th call; `make torture` tries every one"
+    tried = "every call" if run.step == 1 else f"a sample, every {run.step}th call; `make torture` tries every one"
     points = sum(outcome.points for outcome in run.outcomes)
     bad = [outcome for outcome in run.outcomes if outcome.violations]
     cut = [outcome for outcome in run.outcomes if outcome.is_cut]

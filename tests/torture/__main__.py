@@ -17,7 +17,7 @@ from tests.torture.bucket import ObjectFault
 from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault
 from tests.torture.page import PAGE, Run, written
 from tests.torture.scenarios import SCENARIOS
-from tests.torture.trial import Calls, Outcome, torture
+from tests.torture.trial import EVERY_CALL, Calls, Outcome, torture
 
 # What is done, and what happens meanwhile.
 TASKS: list[tuple[str, Fault]] = [
@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--fault", choices=sorted({fault.name for _, fault in TASKS}))
     parser.add_argument("--first", type=int, default=1, help="the first call")
     parser.add_argument("--step", type=int, default=1, help="only every so many calls")
-    parser.add_argument("--at-most", type=int, default=10_000, help="at most so many calls of an operation")
+    parser.add_argument("--at-most", type=int, default=EVERY_CALL, help="at most so many calls of an operation")
     parser.add_argument("--minutes", type=float, default=19.5, help="what is not tried by then is left out")
     parser.add_argument("--seed", type=int, help="of the order, which decides what is left out; else the day's")
     parser.add_argument("--processes", type=int, default=2)
@@ -72,7 +72,9 @@ def main() -> int:
                 print(f"    {violation[:600]}", flush=True)
     if not (asked.only or asked.fault):
         outcomes.sort(key=lambda outcome: TASKS.index((outcome.scenario, outcome.fault)))
-        PAGE.write_text(written(Run(outcomes, time.monotonic() - began, asked.processes, seed, asked.step)))
+        PAGE.write_text(
+            written(Run(outcomes, time.monotonic() - began, asked.processes, seed, asked.step, asked.at_most))
+        )
     return 1 if any(outcome.violations for outcome in outcomes) else 0
 
 

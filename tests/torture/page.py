@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.torture.bucket import ObjectFault
 from tests.torture.faults import CatalogFault, FileFault, LeaseFault
-from tests.torture.trial import Outcome
+from tests.torture.trial import EVERY_CALL, Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
@@ -77,6 +77,7 @@ class Run:
         processes: On how many processes.
         seed: Of its order.
         step: Every so many calls were tried.
+        at_most: So many calls of an operation and a fault at most.
     """
 
     outcomes: Sequence[Outcome]
@@ -84,11 +85,14 @@ class Run:
     processes: int
     seed: int
     step: int
+    at_most: int
 
 
 def written(run: Run) -> str:
     """The page."""
-    tried = "every call" if run.step == 1 else f"a sample, every {run.step}th call; `make torture` tries every one"
+    few = f", {run.at_most} at most" if run.at_most < EVERY_CALL else ""
+    is_all = run.step == 1 and not few
+    tried = "every call" if is_all else f"a sample, every {run.step}th call{few}; `make torture` tries every one"
     points = sum(outcome.points for outcome in run.outcomes)
     bad = [outcome for outcome in run.outcomes if outcome.violations]
     cut = [outcome for outcome in run.outcomes if outcome.is_cut]

@@ -25,8 +25,11 @@ from tests.torture.bucket import ObjectFault
 from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault, run_into
 from tests.torture.scenarios import DELETES_ALL, DELETES_SAVEPOINTS, SCENARIOS
 
+EVERY_CALL = 10_000
 _NEVER = 10**9
 _OTHER = "other"
+# So few calls are tried faster than all that they need is compiled and imported before.
+_FEW = 5
 # Other streams, other people's files: nothing of it is ever touched.
 _FOREIGN = (
     "images/other/chk-1/_metadata",
@@ -77,7 +80,7 @@ class Calls:
 
     first: int = 1
     step: int = 1
-    at_most: int = 10_000
+    at_most: int = EVERY_CALL
     until: float = math.inf
 
     def tried(self, outcome: Outcome) -> Iterator[int]:
@@ -144,7 +147,7 @@ def _torture(
     _add_foreign_rows(disk)
     before = _Before(_images(disk, "COMPLETED"), _foreign_rows(disk))
     disk.freeze()
-    if calls.at_most > 1:
+    if calls.at_most > _FEW:
         # What is compiled and imported here is there in each child.
         scenario.work(disk.root)
         _problems(scenario, disk)

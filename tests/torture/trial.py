@@ -94,7 +94,9 @@ class Calls:
 
 def torture(name: str, fault: Fault, calls: Calls = Calls()) -> Outcome:
     """Do an operation again and again, with the fault some calls later each time, until it is not met any more."""
-    outcome = Outcome(name, fault)
+    outcome = Outcome(name, fault, is_cut=time.monotonic() > calls.until)
+    if outcome.is_cut:
+        return outcome
     if isinstance(fault, LeaseFault):
         _lose_lease(outcome, fault, calls)
         return outcome

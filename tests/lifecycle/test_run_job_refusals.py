@@ -595,17 +595,17 @@ class TestTwoStreamsThatNameOneFolder:
         request = RunRequest("second", tell, describe=Mock(), interrupted=stop.is_set)
         second = Thread(target=run_job, args=(other.job, request))
 
-        def and_then_the_other(*how: Any) -> Any:
+        def and_then_the_other(*what: Any, **how: Any) -> Any:
             monkeypatch.setattr(execution, "prepare", prepare)
             # It has looked, and not yet said where it is about to write.
             second.start()
             assert started.wait(30)
-            return prepare(*how)
+            return prepare(*what, **how)
 
         monkeypatch.setattr(execution, "prepare", and_then_the_other)
         try:
             with pytest.raises(SharedSinkError, match="job 'payments' writes"):
-                one.run(describe=Mock(), interrupted=lambda: True)
+                one.run(describe=Mock(), interrupted=lambda: bool(one.started_in))
         finally:
             stop.set()
             second.join()

@@ -525,8 +525,9 @@ def test_one_whose_jvm_has_ended_gives_it_back(shelf: Shelf) -> None:
             jvm.wait()
             raise QueryStopError("the answer was lost")
 
+    play = Stage(shelf.job, [Stubborn()])
     with pytest.raises(QueryStopError):
-        Stage(shelf.job, [Stubborn()]).run(interrupted=lambda: True, jvm_pid=jvm.pid)
+        play.run(interrupted=lambda: bool(play.started_in), jvm_pid=jvm.pid)
 
     assert shelf.job.catalog.leases.current("orders") is None
     assert jvm.stdin is not None
@@ -572,7 +573,7 @@ class TestTwoStreamsThatNameOneFolder:
         def start_the_other() -> bool:
             nonlocal refused
             with pytest.raises(SharedSinkError, match="job 'orders' writes"):
-                other.run(describe=Mock(), interrupted=lambda: True)
+                other.run(describe=Mock(), interrupted=lambda: bool(other.started_in))
             refused = True
             return True
 

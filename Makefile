@@ -29,10 +29,10 @@ help:
 	@sed -n '1,10s/^# //p' Makefile
 
 demo: java $(VENV)/.demo
-	$(BIN)/python -m dagster_ckpt.demo.drill
+	$(BIN)/python -m examples.flights.drill
 
 dev: java $(VENV)/.demo
-	$(BIN)/python -m dagster_ckpt.demo.dev --port $(PORT) --pace $(PACE)
+	$(BIN)/python -m examples.flights.dev --port $(PORT) --pace $(PACE)
 
 test: java browser $(VENV)/.dev check
 	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder

@@ -9,20 +9,19 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.catalog import Catalog, EventType, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventType, ImageStatus, ImageTrigger
 from dagster_ckpt.catalog.tables import event_counter, events, executions, images, jobs
-from dagster_ckpt.lifecycle.job import wall_clock_ms
-from dagster_ckpt.options import CheckpointConfig
-from dagster_ckpt.orchestration import (
-    CheckpointCatalogResource,
-    StreamingAsset,
-    build_catalog_sensor,
-    build_health_sensor,
-    build_operator_jobs,
-    build_supervisor_sensor,
-    streaming_asset,
-)
-from dagster_ckpt.orchestration.desired_state_jobs import ROLL_BACK_JOB, build_desired_state_jobs
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.checks.health_checks import build_health_sensor
+from dagster_ckpt.orchestration.jobs.desired_state_jobs import ROLL_BACK_JOB, build_desired_state_jobs
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.stream.handle import wall_clock_ms
 
 MINUTE_MS = 60_000
 # What nearly every checkpoint is: completed, and by now subsumed.

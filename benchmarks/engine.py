@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt import CheckpointConfig, RestartStrategies
-from dagster_ckpt.catalog import Catalog
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
-from dagster_ckpt.lifecycle.prepare import restore_into
-from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, take_snapshot
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.options.state_backend import DEFAULT_TRANSFER_THREADS
-from dagster_ckpt.spark import Donor, DonorCheck, LiveDirectory
-from dagster_ckpt.storage import StoredImage, open_store
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, take_snapshot
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
+from dagster_ckpt.recovery.prepare import restore_into
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.store import StoredImage
+from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.handle import StreamingJob, wall_clock_ms
 
 JOB = "bench"
 

@@ -8,75 +8,241 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagster_ckpt.environment import (
-        JobExecutionResult,
-        StreamExecution,
-        StreamExecutionEnvironment,
-        run_streaming_job,
-    )
-    from dagster_ckpt.options import (
-        Blackout,
+    from dagster_ckpt.config.checkpoint_config import (
         CheckpointConfig,
-        CheckpointingMode,
+    )
+    from dagster_ckpt.config.checkpoint_storage import (
         CheckpointStorage,
         CustomCheckpointStorage,
-        CustomStateBackend,
-        DesiredState,
-        Duration,
-        EmbeddedRocksDBStateBackend,
-        ExecutionConfig,
-        ExternalizedCheckpointCleanup,
-        ExternalizedCheckpointRetention,
         FileSystemCheckpointStorage,
+        JobManagerCheckpointStorage,
+    )
+    from dagster_ckpt.config.durations import (
+        Duration,
+    )
+    from dagster_ckpt.config.execution_config import (
+        ExecutionConfig,
+    )
+    from dagster_ckpt.config.heap_state_backends import (
         FsStateBackend,
         HashMapStateBackend,
-        JobManagerCheckpointStorage,
-        KafkaDelivery,
         MemoryStateBackend,
-        PredefinedOptions,
-        RestartStrategies,
-        RestartStrategyConfiguration,
-        RocksDBOptionsFactory,
-        RocksDBStateBackend,
-        SavepointHistory,
+    )
+    from dagster_ckpt.config.kafka_semantic import (
+        KafkaDelivery,
         Semantic,
-        StateBackend,
-        TimeCharacteristic,
-        UpgradeMode,
-        UpgradePolicy,
         kafka_delivery,
     )
-    from dagster_ckpt.orchestration import (
-        CheckpointCatalogResource,
-        CheckpointSettings,
-        CheckpointStorageResource,
-        DriverLaunch,
+    from dagster_ckpt.config.modes import (
+        CheckpointingMode,
+        DesiredState,
+        ExternalizedCheckpointCleanup,
+        ExternalizedCheckpointRetention,
+        TimeCharacteristic,
+    )
+    from dagster_ckpt.config.predefined_options import (
+        PredefinedOptions,
+    )
+    from dagster_ckpt.config.rocksdb_options import (
+        RocksDBOptionsFactory,
+    )
+    from dagster_ckpt.config.rocksdb_state_backends import (
+        EmbeddedRocksDBStateBackend,
+        RocksDBStateBackend,
+    )
+    from dagster_ckpt.config.state_backend import (
+        CustomStateBackend,
+        StateBackend,
+    )
+    from dagster_ckpt.driver.driver import (
+        run_streaming_job,
+    )
+    from dagster_ckpt.flink.environment import (
+        StreamExecutionEnvironment,
+    )
+    from dagster_ckpt.flink.program import (
+        JobExecutionResult,
+        StreamExecution,
+    )
+    from dagster_ckpt.operations.health import (
         HealthCheck,
+    )
+    from dagster_ckpt.operations.health_settings import (
         HealthSettings,
-        PeriodicSavepoints,
-        RestartSettings,
-        SparkSessionResource,
-        StateBackendResource,
+    )
+    from dagster_ckpt.operations.launch import (
+        DriverLaunch,
+    )
+    from dagster_ckpt.orchestration.assets.downstream import (
+        reading_checkpoint,
+    )
+    from dagster_ckpt.orchestration.assets.external_stream import (
+        external_streaming_asset,
+    )
+    from dagster_ckpt.orchestration.assets.stream import (
         Stream,
         StreamingAsset,
-        StreamingJobsComponent,
-        StreamResource,
-        StreamRunConfig,
         StreamSpec,
-        UpgradeSettings,
-        build_catalog_sensor,
-        build_desired_state_jobs,
-        build_health_sensor,
-        build_operator_jobs,
-        build_savepoint_schedule,
-        build_supervisor_sensor,
-        declare_stream,
-        external_streaming_asset,
-        reading_checkpoint,
+    )
+    from dagster_ckpt.orchestration.assets.stream_definitions import (
         stream_definitions,
+    )
+    from dagster_ckpt.orchestration.assets.streaming_asset import (
         streaming_asset,
         streaming_multi_asset,
     )
+    from dagster_ckpt.orchestration.checks.health_checks import (
+        build_health_sensor,
+    )
+    from dagster_ckpt.orchestration.component.component import (
+        StreamingJobsComponent,
+    )
+    from dagster_ckpt.orchestration.jobs.desired_state_jobs import (
+        build_desired_state_jobs,
+    )
+    from dagster_ckpt.orchestration.jobs.operator_jobs import (
+        build_operator_jobs,
+    )
+    from dagster_ckpt.orchestration.jobs.schedules import (
+        PeriodicSavepoints,
+        build_savepoint_schedule,
+    )
+    from dagster_ckpt.orchestration.resources.resources import (
+        CheckpointCatalogResource,
+        CheckpointStorageResource,
+        SparkSessionResource,
+        StateBackendResource,
+    )
+    from dagster_ckpt.orchestration.resources.settings import (
+        CheckpointSettings,
+        RestartSettings,
+        UpgradeSettings,
+    )
+    from dagster_ckpt.orchestration.resources.stream_resource import (
+        StreamResource,
+        declare_stream,
+    )
+    from dagster_ckpt.orchestration.runs.run_config import (
+        StreamRunConfig,
+    )
+    from dagster_ckpt.orchestration.sensors.catalog_sensor import (
+        build_catalog_sensor,
+    )
+    from dagster_ckpt.orchestration.sensors.supervisor_sensor import (
+        build_supervisor_sensor,
+    )
+    from dagster_ckpt.policies.restart import (
+        RestartStrategyConfiguration,
+    )
+    from dagster_ckpt.policies.restart_strategies import (
+        RestartStrategies,
+    )
+    from dagster_ckpt.policies.savepoint_history import (
+        Blackout,
+        SavepointHistory,
+    )
+    from dagster_ckpt.policies.upgrade import (
+        UpgradeMode,
+        UpgradePolicy,
+    )
+
+# Where each public name is defined. It is imported on first use: reading a catalog needs no Dagster and no Spark.
+_MODULES = {
+    "config.checkpoint_config": ("CheckpointConfig",),
+    "config.checkpoint_storage": (
+        "CheckpointStorage",
+        "CustomCheckpointStorage",
+        "FileSystemCheckpointStorage",
+        "JobManagerCheckpointStorage",
+    ),
+    "config.durations": ("Duration",),
+    "config.execution_config": ("ExecutionConfig",),
+    "config.heap_state_backends": (
+        "FsStateBackend",
+        "HashMapStateBackend",
+        "MemoryStateBackend",
+    ),
+    "config.kafka_semantic": (
+        "KafkaDelivery",
+        "Semantic",
+        "kafka_delivery",
+    ),
+    "config.modes": (
+        "CheckpointingMode",
+        "DesiredState",
+        "ExternalizedCheckpointCleanup",
+        "ExternalizedCheckpointRetention",
+        "TimeCharacteristic",
+    ),
+    "config.predefined_options": ("PredefinedOptions",),
+    "config.rocksdb_options": ("RocksDBOptionsFactory",),
+    "config.rocksdb_state_backends": (
+        "EmbeddedRocksDBStateBackend",
+        "RocksDBStateBackend",
+    ),
+    "config.state_backend": (
+        "CustomStateBackend",
+        "StateBackend",
+    ),
+    "driver.driver": ("run_streaming_job",),
+    "flink.environment": ("StreamExecutionEnvironment",),
+    "flink.program": (
+        "JobExecutionResult",
+        "StreamExecution",
+    ),
+    "operations.health": ("HealthCheck",),
+    "operations.health_settings": ("HealthSettings",),
+    "operations.launch": ("DriverLaunch",),
+    "orchestration.assets.downstream": ("reading_checkpoint",),
+    "orchestration.assets.external_stream": ("external_streaming_asset",),
+    "orchestration.assets.stream": (
+        "Stream",
+        "StreamSpec",
+        "StreamingAsset",
+    ),
+    "orchestration.assets.stream_definitions": ("stream_definitions",),
+    "orchestration.assets.streaming_asset": (
+        "streaming_asset",
+        "streaming_multi_asset",
+    ),
+    "orchestration.checks.health_checks": ("build_health_sensor",),
+    "orchestration.component.component": ("StreamingJobsComponent",),
+    "orchestration.jobs.desired_state_jobs": ("build_desired_state_jobs",),
+    "orchestration.jobs.operator_jobs": ("build_operator_jobs",),
+    "orchestration.jobs.schedules": (
+        "PeriodicSavepoints",
+        "build_savepoint_schedule",
+    ),
+    "orchestration.resources.resources": (
+        "CheckpointCatalogResource",
+        "CheckpointStorageResource",
+        "SparkSessionResource",
+        "StateBackendResource",
+    ),
+    "orchestration.resources.settings": (
+        "CheckpointSettings",
+        "RestartSettings",
+        "UpgradeSettings",
+    ),
+    "orchestration.resources.stream_resource": (
+        "StreamResource",
+        "declare_stream",
+    ),
+    "orchestration.runs.run_config": ("StreamRunConfig",),
+    "orchestration.sensors.catalog_sensor": ("build_catalog_sensor",),
+    "orchestration.sensors.supervisor_sensor": ("build_supervisor_sensor",),
+    "policies.restart": ("RestartStrategyConfiguration",),
+    "policies.restart_strategies": ("RestartStrategies",),
+    "policies.savepoint_history": (
+        "Blackout",
+        "SavepointHistory",
+    ),
+    "policies.upgrade": (
+        "UpgradeMode",
+        "UpgradePolicy",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Blackout",
@@ -144,18 +310,12 @@ __all__ = [
     "streaming_multi_asset",
 ]
 
-_ENVIRONMENT = frozenset({"JobExecutionResult", "StreamExecution", "StreamExecutionEnvironment", "run_streaming_job"})
-
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: reading a live directory or a catalog needs no Dagster."""
-    if name not in __all__:
+    """Import a public name on first use."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    options = import_module(f"{__name__}.options")
-    if name in options.__all__:
-        return getattr(options, name)
-    room = "environment" if name in _ENVIRONMENT else "orchestration"
-    return getattr(import_module(f"{__name__}.{room}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -12,14 +12,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt import options
-from dagster_ckpt.environment import StreamExecutionEnvironment
-from dagster_ckpt.options import checkpoint_options as ranges
-from dagster_ckpt.options import execution_config as execution
-from dagster_ckpt.options.option_description import OptionDescription
-from dagster_ckpt.options.predefined_options import OPTIONS_SET
-from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
-from dagster_ckpt.orchestration.resources import CheckpointStorageResource, StateBackendResource
+from dagster_ckpt import flink as options
+from dagster_ckpt.config import checkpoint_options as ranges
+from dagster_ckpt.config import execution_config as execution
+from dagster_ckpt.config.option_description import OptionDescription
+from dagster_ckpt.config.predefined_options import OPTIONS_SET
+from dagster_ckpt.config.rocksdb_options import RocksDBOptions
+from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.orchestration.resources.resources import CheckpointStorageResource, StateBackendResource
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
 
 PAGE = Path(__file__).with_name("options.md")
 
@@ -216,7 +217,7 @@ def _backends() -> list[str]:
 
 def _described(value: Any) -> list[str]:
     kind = type(value)
-    arguments = _arguments(options.RocksDBOptions) | _arguments(kind)
+    arguments = _arguments(RocksDBOptions) | _arguments(kind)
     rows = []
     for line in value.describe():
         meaning = arguments.get(ROCKSDB_FIELDS.get(line.option, line.option), "")

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dagster_ckpt.catalog import Catalog, CompletedImage, Holder, LeaseRecord
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import CompletedImage, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import jobs
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
+from dagster_ckpt.stream.lease import LeaseKeeper
 
 TEST = Holder("of the test", "run of the test", "host of the test", 1, 1, "boot of the test")
 LONG_MS = 10**9

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from power_loss import Disk, Survivors, Trouble, every_call
 
-from dagster_ckpt.image import flush, flush_tree
-from dagster_ckpt.image.flushing import _ONE_BY_ONE
+from dagster_ckpt.io.durability import _ONE_BY_ONE, flush, flush_tree
 
 AT_THE_END = 1_000
 

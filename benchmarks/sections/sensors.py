@@ -16,11 +16,11 @@ from benchmarks.bench import Bench, Findings, Section
 from benchmarks.crowd import Crowd, crowd
 from benchmarks.measuring import Sample, timed, tree_size
 from benchmarks.results import Table, Target, at_most
-from dagster_ckpt.catalog import EventRecord, EventType, ImageTally
-from dagster_ckpt.lifecycle.health import HealthCheck
-from dagster_ckpt.orchestration.catalog_sensor import EVENTS_IN_FIRST_TICK, EVENTS_PER_TICK, SensorCursor
-from dagster_ckpt.orchestration.health_checks import STREAMS_PER_TICK
-from dagster_ckpt.orchestration.image_report import failure_observation, materialization
+from dagster_ckpt.catalog.records import EventRecord, EventType, ImageTally
+from dagster_ckpt.operations.health import HealthCheck
+from dagster_ckpt.orchestration.checks.health_checks import STREAMS_PER_TICK
+from dagster_ckpt.orchestration.sensors.catalog_sensor import EVENTS_IN_FIRST_TICK, EVENTS_PER_TICK, SensorCursor
+from dagster_ckpt.orchestration.sensors.snapshot_report import failure_observation, materialization
 
 STREAMS = 1000
 IMAGES_EACH = 35

@@ -5,7 +5,7 @@ through an outbox of events. Start with `catalog.py`, then `records.py` for what
 """
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.desired_records import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.desired_states import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import (
     CompletedImage,
     EventRecord,

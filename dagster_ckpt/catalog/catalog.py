@@ -11,14 +11,14 @@ from dagster_ckpt.catalog.desired_states import DesiredStateStore
 from dagster_ckpt.catalog.events import EventStore
 from dagster_ckpt.catalog.executions import ExecutionStore
 from dagster_ckpt.catalog.holds import HoldStore
-from dagster_ckpt.catalog.images import ImageStore
-from dagster_ckpt.catalog.jobs import JobStore
 from dagster_ckpt.catalog.launches import LaunchStore
 from dagster_ckpt.catalog.leases import LeaseStore
 from dagster_ckpt.catalog.rebuilding import RebuildStore
 from dagster_ckpt.catalog.recoveries import RecoveryStore
 from dagster_ckpt.catalog.requests import RequestStore
 from dagster_ckpt.catalog.schema import upgrade
+from dagster_ckpt.catalog.snapshots import ImageStore
+from dagster_ckpt.catalog.streams import JobStore
 from dagster_ckpt.catalog.tables import deployment, images, jobs
 from dagster_ckpt.errors import CatalogError
 

@@ -28,9 +28,9 @@ from dagster_ckpt.catalog.time_limits import (
     limit_transaction,
     limited,
 )
+from dagster_ckpt.config.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.foreign import from_json
-from dagster_ckpt.options.redaction import cause_to_show, names_a_secret, without_secrets
 
 # What an event says in words, of which nobody knows what was put into them.
 _SENTENCES = {"alert", "error", "reason"}

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, exists, or_, select
 
 from dagster_ckpt.catalog.database import Database, optional_dict
-from dagster_ckpt.catalog.desired_records import UpgradePhase
+from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import HoldKind, HoldRecord, ImageRecord, ImageStatus, LeaseRecord, RequestStatus
 from dagster_ckpt.catalog.tables import desired_states, holds, images, jobs, requests
 from dagster_ckpt.errors import ImageNotFoundError

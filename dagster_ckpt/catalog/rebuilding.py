@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dagster_ckpt.catalog.database import Database, as_text
-from dagster_ckpt.catalog.jobs import raise_counter
 from dagster_ckpt.catalog.records import ImageRecord, LeaseRecord
+from dagster_ckpt.catalog.streams import raise_counter
 from dagster_ckpt.catalog.tables import images, jobs, leases, timelines
 
 

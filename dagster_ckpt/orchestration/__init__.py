@@ -6,41 +6,40 @@ decides is a pure function there. Start with `streaming_asset.py` and `stream_de
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from dagster_ckpt.lifecycle.health import HealthCheck
-from dagster_ckpt.lifecycle.health_settings import HealthSettings
-from dagster_ckpt.lifecycle.launch import DriverLaunch
-from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
-from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
-from dagster_ckpt.orchestration.component import StreamingJobsComponent
-from dagster_ckpt.orchestration.desired_state_jobs import build_desired_state_jobs
-from dagster_ckpt.orchestration.downstream import ReadCheckpoint, reading_checkpoint
-from dagster_ckpt.orchestration.external_stream import external_streaming_asset
-from dagster_ckpt.orchestration.freshness import default_freshness
-from dagster_ckpt.orchestration.health_checks import build_health_checks, build_health_sensor
-from dagster_ckpt.orchestration.inspection_jobs import build_inspection_jobs
-from dagster_ckpt.orchestration.operator_jobs import build_operator_jobs
-from dagster_ckpt.orchestration.overview_job import build_overview_job
-from dagster_ckpt.orchestration.resources import (
+from dagster_ckpt.operations.health import HealthCheck
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.launch import DriverLaunch
+from dagster_ckpt.orchestration.assets.downstream import ReadCheckpoint, reading_checkpoint
+from dagster_ckpt.orchestration.assets.external_stream import external_streaming_asset
+from dagster_ckpt.orchestration.assets.freshness import default_freshness
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
+from dagster_ckpt.orchestration.checks.health_checks import build_health_checks, build_health_sensor
+from dagster_ckpt.orchestration.component.component import StreamingJobsComponent
+from dagster_ckpt.orchestration.jobs.desired_state_jobs import build_desired_state_jobs
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.jobs.overview_job import build_overview_job
+from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
+from dagster_ckpt.orchestration.jobs.schedules import (
+    PeriodicSavepoints,
+    build_housekeeping_schedule,
+    build_savepoint_schedule,
+    build_verification_schedule,
+)
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     SparkSessionResource,
     StateBackendKind,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.rewind_jobs import build_rewind_jobs
-from dagster_ckpt.orchestration.run_config import StreamRunConfig
-from dagster_ckpt.orchestration.schedules import (
-    PeriodicSavepoints,
-    build_housekeeping_schedule,
-    build_savepoint_schedule,
-    build_verification_schedule,
-)
-from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.stream_definitions import stream_definitions
-from dagster_ckpt.orchestration.stream_resource import StreamResource, declare_stream
-from dagster_ckpt.orchestration.streaming_asset import streaming_asset, streaming_multi_asset
-from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
-from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
+from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
+from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.version import __version__
 
 __all__ = [

@@ -10,15 +10,11 @@ from typing import ClassVar
 
 import pytest
 
-from dagster_ckpt.errors import (
-    ImageAbortedError,
-    ImageNotFoundError,
-    ImageTooLargeError,
-    StorageAccessError,
-)
-from dagster_ckpt.image import ImageKind, Source, SourceFile
-from dagster_ckpt.options import CheckpointStorage, DeploymentStorage
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, DeploymentStorage
+from dagster_ckpt.errors import ImageAbortedError, ImageNotFoundError, ImageTooLargeError, StorageAccessError
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.reuse import Source, SourceFile
 from dagster_ckpt.testing.dying_writer import Deed, Moment
 from dagster_ckpt.testing.trial_images import FILES, TRIAL_JOB, TrialJob
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import BinaryIO
 
-from dagster_ckpt.image import Checks, Create, PackTask, SourceFile, Threads
-from dagster_ckpt.options import CheckpointStorage
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.packs import Checks, Create, PackTask, Threads
+from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.testing.trial_images import TRIAL_JOB, TrialJob, sources
 
 DEADLINE_S = 120.0

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, Source, SourceFile
-from dagster_ckpt.storage import ImageStore, StoredImage
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.reuse import Source, SourceFile
+from dagster_ckpt.snapshot.store import ImageStore, StoredImage
 
 TRIAL_JOB = "flights.delays"
 # Two are larger than what a storage puts into an image's metadata by default.

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
-from dagster_ckpt.catalog import Catalog, Holder
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import Holder
 
 
 @dataclass

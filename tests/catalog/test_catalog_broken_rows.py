@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import (
-    Catalog,
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     ImageStatus,
     ImageTrigger,

@@ -9,7 +9,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.tables import metadata
 from dagster_ckpt.errors import CatalogError
 

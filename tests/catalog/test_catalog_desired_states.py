@@ -7,17 +7,11 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import (
-    Catalog,
-    EventType,
-    PreflightRecord,
-    RequestKind,
-    RequestStatus,
-    StartCause,
-    UpgradePhase,
-    UpgradeRecord,
-)
-from dagster_ckpt.options import DesiredState, UpgradeMode
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import PreflightRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import EventType, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.policies.upgrade import UpgradeMode
 from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import multiprocessing
 import threading
 
-from dagster_ckpt.catalog import Catalog, RequestKind
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import RequestKind
 
 WRITERS = 4
 EACH = 15
@@ -40,7 +41,7 @@ def test_a_reader_beside_many_writers_sees_each_event_once_in_order(url: str, ca
 def test_an_event_is_not_seen_before_its_change_is_committed(catalog: Catalog) -> None:
     before = catalog.events.latest_sequence()
     with catalog.database.writing() as connection:
-        from dagster_ckpt.catalog import EventType
+        from dagster_ckpt.catalog.records import EventType
 
         catalog.database.tell(connection, "orders", EventType.RESTORED)
         connection.rollback()

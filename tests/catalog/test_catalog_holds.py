@@ -7,7 +7,8 @@ import pytest
 from conftest import ManualClock
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import Catalog, HoldKind, ImageRecord, ImageStatus, ImageTrigger, RequestKind, RequestStatus
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import HoldKind, ImageRecord, ImageStatus, ImageTrigger, RequestKind, RequestStatus
 from dagster_ckpt.errors import ImageHeldError, ImageNotFoundError
 from tests.as_writer import as_writer
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.catalog import Catalog, EventType, StartCause
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventType, StartCause
 from dagster_ckpt.errors import CatalogError
 from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from dagster_ckpt.catalog import Catalog, EventType
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.errors import LeaseHeldError, LeaseLostError
 from tests.catalog.conftest import ManualClock, holder
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.catalog import Catalog, EventType, ImageRecord, ImageTally, ImageTrigger, StartCause
-from dagster_ckpt.catalog.records import ImageHistory
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventType, ImageHistory, ImageRecord, ImageTally, ImageTrigger, StartCause
 from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 

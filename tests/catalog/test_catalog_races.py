@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from dagster_ckpt.catalog import Catalog, JobRecord
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import JobRecord
+from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import LeaseHeldError
-from dagster_ckpt.options import DesiredState
 from tests.as_writer import as_writer
 from tests.catalog.conftest import holder
 
@@ -92,7 +93,7 @@ def test_what_a_person_says_while_the_sensor_records_is_not_undone(url: str, cat
 
 
 def test_an_image_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:
-    from dagster_ckpt.catalog import ImageTrigger
+    from dagster_ckpt.catalog.records import ImageTrigger
 
     as_writer(catalog).images.begin(
         image_id="image-1", execution_id=None, kind="CHECKPOINT", number=1, trigger=ImageTrigger.PERIODIC, timeline=0

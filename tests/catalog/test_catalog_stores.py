@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import (
-    Catalog,
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import (
     EventType,
     ExecutionStatus,
     ImageRecord,

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import make_url, text
 from stalling_proxy import StallingProxy
 
-from dagster_ckpt.catalog import Catalog, Holder
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER, call_limit_s
 from dagster_ckpt.errors import CatalogError
 

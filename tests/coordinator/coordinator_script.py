@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from dagster_ckpt.coordinator import (
+from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
     Action,
     AttemptCompleted,
@@ -21,10 +21,8 @@ from dagster_ckpt.coordinator import (
     StopQuery,
     Tick,
     Triggered,
-    TriggerKind,
-    TriggerOrigin,
-    TriggerRequest,
 )
+from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind, TriggerOrigin, TriggerRequest
 
 _REQUESTS = {
     "checkpoint": (TriggerKind.CHECKPOINT, TriggerOrigin.USER),

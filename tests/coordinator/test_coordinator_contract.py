@@ -7,8 +7,10 @@ import pytest
 import yaml
 from coordinator_script import FixedDelay, event, told
 
-from dagster_ckpt.coordinator import CheckpointCoordinator, FailQuery, Refuse
-from dagster_ckpt.options import CheckpointingMode, CheckpointOptions
+from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpointing.coordinator.messages import FailQuery, Refuse
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.modes import CheckpointingMode
 
 CASES = [
     pytest.param(case, id=f"{file.stem}: {case['name']}")

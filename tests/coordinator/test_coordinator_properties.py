@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dagster_ckpt.coordinator import (
+from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
     Attempt,
     AttemptCompleted,
     AttemptFailed,
     Begin,
-    CheckpointCoordinator,
     CheckpointFailureReason,
     CleaningChanged,
     CutTaken,
@@ -28,11 +28,9 @@ from dagster_ckpt.coordinator import (
     StopQuery,
     Tick,
     Triggered,
-    TriggerKind,
-    TriggerOrigin,
-    TriggerRequest,
 )
-from dagster_ckpt.options import CheckpointOptions
+from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind, TriggerOrigin, TriggerRequest
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 
 REPORTED = [
     CheckpointFailureReason.IO_EXCEPTION,

@@ -4,18 +4,18 @@ from random import Random
 
 import pytest
 
-from dagster_ckpt.coordinator import (
-    CheckpointCoordinator,
-    CheckpointFailureReason,
-    QueryStarted,
+from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator, FailureCounter
+from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason, QueryStarted
+from dagster_ckpt.checkpointing.coordinator.requests import (
+    Load,
+    RequestDecider,
+    Start,
     TriggerKind,
     TriggerOrigin,
     TriggerRequest,
 )
-from dagster_ckpt.coordinator.failures import FailureCounter
-from dagster_ckpt.coordinator.request_decider import Load, RequestDecider, Start
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.options import CheckpointOptions
 
 COUNTED = {
     CheckpointFailureReason.IO_EXCEPTION,

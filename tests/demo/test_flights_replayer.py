@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.demo import replayer as replayer_module
-from dagster_ckpt.demo.flights import DataSetMissingError, FlightData
-from dagster_ckpt.demo.replayer import Replayer, main
 from dagster_ckpt.errors import OptionError
+from examples.flights import replayer as replayer_module
+from examples.flights.flights import DataSetMissingError, FlightData
+from examples.flights.replayer import Replayer, main
 
 
 class Time:

@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from small_spark import start_jvm
 
-from dagster_ckpt.demo import streams
-from dagster_ckpt.demo.assets import SPARK
-from dagster_ckpt.demo.compare import compare_tables
-from dagster_ckpt.demo.reference import run_reference
-from dagster_ckpt.demo.replayer import Replayer
+from examples.flights import streams
+from examples.flights.assets import SPARK
+from examples.flights.compare import compare_tables
+from examples.flights.reference import run_reference
+from examples.flights.replayer import Replayer
 
 pytestmark = pytest.mark.spark
 STREAMS = ("departure_delays", "flights_with_weather")

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.demo.compare import compare_tables
-from dagster_ckpt.demo.flights import FlightData
-from dagster_ckpt.demo.reference import run_reference
-from dagster_ckpt.demo.replayer import FeedPlan, Replayer
-from dagster_ckpt.demo.streams import departure_delays, final_watermarks, flights_with_weather
+from examples.flights.compare import compare_tables
+from examples.flights.flights import FlightData
+from examples.flights.reference import run_reference
+from examples.flights.replayer import FeedPlan, Replayer
+from examples.flights.streams import departure_delays, final_watermarks, flights_with_weather
 
 pytestmark = pytest.mark.spark
 

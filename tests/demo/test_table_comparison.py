@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from dagster_ckpt.demo.compare import compare_tables
 from dagster_ckpt.errors import CkptError
+from examples.flights.compare import compare_tables
 
 pytestmark = pytest.mark.spark
 

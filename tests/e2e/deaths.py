@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import dagster as dg
 from stage import LIMIT_S, Ending, Stage, kill
 
-from dagster_ckpt.catalog import EventType, ExecutionRecord
-from dagster_ckpt.orchestration.catalog_sensor import SEQUENCE_KEY
-from dagster_ckpt.orchestration.tags import JOB_ID_TAG
+from dagster_ckpt.catalog.records import EventType, ExecutionRecord
+from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG
+from dagster_ckpt.orchestration.sensors.snapshot_report import SEQUENCE_KEY
 
 
 @dataclass

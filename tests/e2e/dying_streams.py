@@ -8,16 +8,18 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import PySparkResource
 
-from dagster_ckpt.demo.workspace import Workspace
-from dagster_ckpt.options import CheckpointConfig, ExternalizedCheckpointCleanup, RestartStrategies
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    StreamingAsset,
-    stream_definitions,
-    streaming_asset,
 )
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from examples.flights.workspace import Workspace
 
 LOGGING = Path(__file__).resolve().parents[2] / "dagster_ckpt" / "demo" / "log4j2.properties"
 SPARK = {

@@ -18,11 +18,12 @@ import psutil
 import requests
 from dagster import DagsterRunStatus
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, LeaseRecord
-from dagster_ckpt.demo.dagster_dev import DagsterDev, running_dagster_dev
-from dagster_ckpt.demo.workspace import Workspace
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, LeaseRecord
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.run_worker import worker_of
+from dagster_ckpt.orchestration.runs.run_status import worker_of
+from examples.flights.dagster_dev import DagsterDev, running_dagster_dev
+from examples.flights.workspace import Workspace
 
 LIMIT_S = 360.0
 DEFINITIONS = Path(__file__).with_name("dying_streams.py")

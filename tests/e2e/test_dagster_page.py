@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from dagster_page import DagsterPage, dagster_page
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus
-from dagster_ckpt.demo.dagster_dev import DagsterDev, running_dagster_dev
-from dagster_ckpt.demo.replayer import Replayer
-from dagster_ckpt.demo.workspace import Workspace
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
+from examples.flights.dagster_dev import DagsterDev, running_dagster_dev
+from examples.flights.replayer import Replayer
+from examples.flights.workspace import Workspace
 
 pytestmark = [pytest.mark.dagster_dev, pytest.mark.browser, pytest.mark.timeout(1500)]
 

@@ -20,9 +20,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ExecutionStatus, ImageRecord, StartCause
-from dagster_ckpt.orchestration.catalog_sensor import IMAGE_ID_KEY
-from dagster_ckpt.orchestration.tags import RESTART_OF_TAG
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, ImageRecord, StartCause
+from dagster_ckpt.orchestration.runs.run_config import RESTART_OF_TAG
+from dagster_ckpt.orchestration.sensors.snapshot_report import IMAGE_ID_KEY
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 

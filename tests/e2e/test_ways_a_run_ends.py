@@ -9,7 +9,7 @@ from dagster import DagsterRunStatus
 from deaths import Deaths
 from stage import Ending, Stage
 
-from dagster_ckpt.catalog import ExecutionStatus, StartCause
+from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
 
 pytestmark = [pytest.mark.dagster_dev, pytest.mark.timeout(2400)]
 

@@ -17,10 +17,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 from small_spark import lay_file
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, ImageStatus
-from dagster_ckpt.environment import StreamExecutionEnvironment
-from dagster_ckpt.spark import LiveDirectory
-from dagster_ckpt.spark.logs import OffsetEntry, parse_offset_entry
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionRecord, ImageStatus
+from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_offset_entry
 
 DEADLINE_S = 90.0
 SCHEMA = "at timestamp, shop long"

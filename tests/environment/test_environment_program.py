@@ -17,19 +17,17 @@ from counting_program import Program, execute_until
 from pyspark.sql import DataFrame, SparkSession
 from small_spark import start_jvm
 
-from dagster_ckpt.catalog import ExecutionStatus, ImageTrigger, StartCause
-from dagster_ckpt.environment import StreamExecutionEnvironment
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageTrigger, StartCause
+from dagster_ckpt.config.execution_config import KryoRegistrations
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TimeCharacteristic
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import JobFailedError, OptionError, OptionTypeError, StatePartitionsError
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.options import (
-    EmbeddedRocksDBStateBackend,
-    ExternalizedCheckpointCleanup,
-    KryoRegistrations,
-    RestartStrategies,
-    TimeCharacteristic,
-)
-from dagster_ckpt.spark import application_settings, same_session
+from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.operations import operations
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.query.application import application_settings
+from dagster_ckpt.spark.query.description import same_session
 
 pytestmark = pytest.mark.spark
 

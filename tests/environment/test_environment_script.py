@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, ImageStatus
-from dagster_ckpt.spark import LiveDirectory, pinned_partitions
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageStatus
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.pinned_state import pinned_partitions
 
 pytestmark = pytest.mark.spark
 

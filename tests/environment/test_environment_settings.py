@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.environment import StreamExecutionEnvironment
-from dagster_ckpt.environment.deployment import deployment_below
+from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options import ExecutionConfig, KryoRegistrations
+from dagster_ckpt.flink.deployment import deployment_below
+from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 
 
 def test_everything_is_below_one_folder_by_default(tmp_path: Path) -> None:

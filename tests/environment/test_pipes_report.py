@@ -10,11 +10,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_ckpt.catalog import Catalog, StartCause
-from dagster_ckpt.environment.pipes import pipes_report, progress_sentence
-from dagster_ckpt.environment.program import StreamExecution
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import StartCause
+from dagster_ckpt.driver.pipes import pipes_report, progress_sentence
+from dagster_ckpt.flink.program import StreamExecution
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.stream.liveness import this_holder
 from tests.as_writer import as_writer
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +23,9 @@ JOB = "sales"
 PROGRAM = """
 import sys, threading
 from dagster_ckpt.catalog import Catalog
-from dagster_ckpt.environment.pipes import pipes_report
-from dagster_ckpt.environment.program import StreamExecution
-from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.driver.pipes import pipes_report
+from dagster_ckpt.flink.program import StreamExecution
+from dagster_ckpt.runtime.supervision import EndKind
 from tests.as_writer import as_writer
 from tests.as_writer import as_writer
 

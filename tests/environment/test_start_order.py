@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.catalog import Catalog, Holder, RequestKind, RequestStatus, StartCause
-from dagster_ckpt.environment import start_order as start_order_module
-from dagster_ckpt.environment.start_order import StartOrder, start_order
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import Holder, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.errors import CatalogError, RequestFailedError
-from dagster_ckpt.lifecycle.launch import START_REQUEST_VARIABLE
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import RecoveryClaimMode
+from dagster_ckpt.operations import start_request as start_order_module
+from dagster_ckpt.operations.launch import START_REQUEST_VARIABLE
+from dagster_ckpt.operations.start_request import StartOrder, start_order
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 JOB = "sales"

@@ -13,16 +13,19 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from dagster_ckpt.catalog import Catalog, Holder, RequestKind
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import Holder, RequestKind
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.retention import subsume
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.retention import subsume
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 from tests.fuzz.case import Case, Target
 from tests.lifecycle.golden_job import JOB, GoldenJob

@@ -12,17 +12,21 @@ from functools import cache
 from pathlib import Path
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.image import extract
-from dagster_ckpt.spark import LiveDirectory, clone, inspect_live_directory, logged_batch, read_sink_log
-from dagster_ckpt.spark.cut import cut
-from dagster_ckpt.spark.doctor import diagnose
-from dagster_ckpt.spark.file_sink import capture
-from dagster_ckpt.spark.operators import read_operators
-from dagster_ckpt.spark.rewind import live_query_id, own_past, retained_batches
-from dagster_ckpt.spark.source_distance import distance
-from dagster_ckpt.spark.state.lineage import read_lineage
-from dagster_ckpt.spark.state.zip_member import read_member
-from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.sinks.part_files import read_sink_log
+from dagster_ckpt.snapshot.reader import extract
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import capture
+from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.checkpoint_dir.rewind import live_query_id, own_past, retained_batches
+from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
+from dagster_ckpt.spark.checkpoint_dir.state.zip_member import read_member
+from dagster_ckpt.spark.doctor.diagnosis import diagnose
+from dagster_ckpt.spark.query.output import logged_batch
+from dagster_ckpt.spark.query.source_distance import distance
 from tests.fuzz.case import Case, Target
 from tests.fuzz.mutations import mutated_bytes, mutated_text
 from tests.fuzz.snapshots import golden

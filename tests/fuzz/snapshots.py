@@ -18,10 +18,15 @@ import pytest
 from blake3 import blake3
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
-from dagster_ckpt.image import FileEntry, Manifest, extract, read_references, unpack_metadata, verify_image
-from dagster_ckpt.lifecycle.image_verification import layout_problems
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory, materialize
-from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.operations.verification import layout_problems
+from dagster_ckpt.snapshot.container import unpack_metadata
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import Manifest
+from dagster_ckpt.snapshot.reader import extract, read_references, verify_image
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import materialize
 from tests.fuzz.case import Case, Target
 from tests.fuzz.mutations import dumped, mutated_bytes, mutated_value
 

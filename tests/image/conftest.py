@@ -3,8 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
-from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.reuse import SourceFile
 
 
 @pytest.fixture

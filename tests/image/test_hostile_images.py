@@ -15,8 +15,10 @@ import pytest
 from blake3 import blake3
 
 from dagster_ckpt.errors import ImageCorruptError
-from dagster_ckpt.image import FileEntry, extract, read_references, unpack_metadata, verify_image
-from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.snapshot.container import unpack_metadata
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.reader import extract, read_references, verify_image
 from tests.fuzz.snapshots import container, sealed
 
 EMPTY = blake3(b"").hexdigest()

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.errors import ImageCorruptError
-from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, Manifest, pack_metadata, unpack_metadata
-from dagster_ckpt.image import segment as segment_module
-from dagster_ckpt.image.container import referred_objects, unpack_files
-from dagster_ckpt.image.entries import is_line_of
+from dagster_ckpt.snapshot import segment as segment_module
+from dagster_ckpt.snapshot.container import pack_metadata, referred_objects, unpack_files, unpack_metadata
+from dagster_ckpt.snapshot.entries import FileEntry, is_line_of
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind, Manifest
 
 WHERE = "file:///images/chk-1/_metadata"
 HEADER = ImageHeader(

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.errors import ImageCorruptError
-from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind, unpack_metadata
-from dagster_ckpt.image.container import unpack_files
+from dagster_ckpt.snapshot.container import unpack_files, unpack_metadata
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
 
 WHERE = "file:///images/chk-1/_metadata"
 HEADER = ImageHeader(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.image import FileEntry, packed_lines
-from dagster_ckpt.image.entries import AFTER_DIGEST
-from dagster_ckpt.image.packed_lines import PackedLines, unpacked
+from dagster_ckpt.snapshot import packed_lines
+from dagster_ckpt.snapshot.entries import AFTER_DIGEST, FileEntry
+from dagster_ckpt.snapshot.packed_lines import PackedLines, unpacked
 
 FILES = 3_000
 PACKED_BYTES = 4_096

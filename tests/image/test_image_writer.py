@@ -17,23 +17,16 @@ from dagster_ckpt.errors import (
     IncompleteCutError,
     StorageAccessError,
 )
-from dagster_ckpt.image import (
-    Base,
-    FileEntry,
-    ImageHeader,
-    Metadata,
-    SourceFile,
-    WriteOptions,
-    WrittenImage,
-    extract,
-    nothing,
-    read_metadata,
-    verify_image,
-    write_image,
-)
-from dagster_ckpt.image import segment as segment_module
-from dagster_ckpt.image.packs import CHUNK_BYTES
-from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.objects import nothing
+from dagster_ckpt.snapshot import segment as segment_module
+from dagster_ckpt.snapshot.container import Metadata
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import ImageHeader
+from dagster_ckpt.snapshot.packs import CHUNK_BYTES
+from dagster_ckpt.snapshot.reader import extract, read_metadata, verify_image
+from dagster_ckpt.snapshot.reuse import Base, SourceFile
+from dagster_ckpt.snapshot.writer import WriteOptions, WrittenImage, write_image
 
 MakeHeader = Callable[[int], ImageHeader]
 SHARED = WriteOptions(inline_threshold=10, object_prefix="../shared/")
@@ -290,7 +283,7 @@ def test_without_a_thread_to_be_had_an_image_is_written_all_the_same(space, head
     def none_left(*_arguments: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("dagster_ckpt.image.parallel._thread.start_new_thread", none_left)
+    monkeypatch.setattr("dagster_ckpt.io.parallel._thread.start_new_thread", none_left)
     write_image(space, "chk-1", header(1), [content(b"a" * 50).file("x")], options=SHARED)
     assert restored(space, "chk-1") == {"x": b"a" * 50}
 

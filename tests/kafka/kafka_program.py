@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from dagster_ckpt.environment import StreamExecutionEnvironment
+from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 
 JOB = "sales"
 TOPIC = "sales"

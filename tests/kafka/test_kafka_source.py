@@ -21,13 +21,13 @@ import pytest
 from kafka_broker import Kafka
 from kafka_program import JOB, SHOPS, TOPIC
 
-from dagster_ckpt.catalog import ImageRecord
-from dagster_ckpt.environment import StreamExecutionEnvironment
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.rewind_preview import RewindPreview
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory
-from dagster_ckpt.spark.logs import parse_offset_entry
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.operations import operations
+from dagster_ckpt.recovery.rewind_preview import RewindPreview
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.stream.start_from import StartFrom
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

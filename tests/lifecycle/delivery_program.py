@@ -24,18 +24,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
-from dagster_ckpt.catalog import Catalog, CompletedImage, ImageRecord, ImageStatus, LeaseRecord
-from dagster_ckpt.catalog.images import ImageStore
-from dagster_ckpt.environment.program import Stream, run_program
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.options import (
-    CheckpointConfig,
-    CheckpointingMode,
-    FileSystemCheckpointStorage,
-    RestartStrategies,
-)
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, start_query
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import CompletedImage, ImageRecord, ImageStatus, LeaseRecord
+from dagster_ckpt.catalog.snapshots import ImageStore
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.config.modes import CheckpointingMode
+from dagster_ckpt.flink.program import Stream, run_program
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
+from dagster_ckpt.stream.handle import StreamingJob
 
 EXACT_FILES, EXACT_CALLS, LEAST_CALLS = "exact-files", "exact-calls", "least-calls"
 STREAMS = {

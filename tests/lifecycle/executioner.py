@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog.jobs import JobStore
-from dagster_ckpt.spark.local_folder import LocalFolder
+from dagster_ckpt.catalog.streams import JobStore
+from dagster_ckpt.io.local_folder import LocalFolder
 
 
 class Killed(BaseException):

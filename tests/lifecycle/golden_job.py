@@ -11,19 +11,32 @@ from typing import Any
 from blake3 import blake3
 from places import is_local, path_of, place
 
-from dagster_ckpt.catalog import Catalog, CompletedImage, ExecutionStatus, Holder, ImageRecord, ImageTrigger, StartCause
-from dagster_ckpt.image import FileEntry, ImageKind
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.liveness import boot_id
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryPlan
-from dagster_ckpt.lifecycle.retention import discard, subsume
-from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.spark import Filler, LiveDirectory, LiveStatus, inspect_live_directory, materialize
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import (
+    CompletedImage,
+    ExecutionStatus,
+    Holder,
+    ImageRecord,
+    ImageTrigger,
+    StartCause,
+)
+from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.recovery.plan import RecoveryPlan
+from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.recovery.retention import discard, subsume
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import boot_id
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer, keeping
 
 JOB = "golden"

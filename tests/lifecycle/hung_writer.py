@@ -8,8 +8,8 @@ from pathlib import Path
 from query_bench import Bench, make_job
 from small_spark import small_spark
 
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.spark import jvm_process
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.spark.query.query import jvm_process
 
 TTL_MS = 4_000
 

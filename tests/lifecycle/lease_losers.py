@@ -18,32 +18,34 @@ from retention_shelf import JOB
 from test_roll_back import failed_upgrade
 from test_run_job_refusals import PlayedQuery
 
-from dagster_ckpt.catalog import RequestKind, StartCause
-from dagster_ckpt.coordinator import (
+from dagster_ckpt.catalog.records import RequestKind, StartCause
+from dagster_ckpt.checkpointing.coordinator.messages import (
     Alignment,
     Attempt,
     AttemptCompleted,
     AttemptFailed,
     CleaningChanged,
     Event,
-    TriggerKind,
 )
+from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
+from dagster_ckpt.checkpointing.progress import BatchLog
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseLostError, SinkRollbackError
-from dagster_ckpt.lifecycle import prepare
-from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
-from dagster_ckpt.lifecycle.batch_log import BatchLog
-from dagster_ckpt.lifecycle.execution import RunRequest, _Run
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
-from dagster_ckpt.lifecycle.owed_changes import OwedChanges
-from dagster_ckpt.lifecycle.prepare import PreparedStart
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention
-from dagster_ckpt.lifecycle.roll_back import roll_back
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
-from dagster_ckpt.spark import LiveDirectory, QueryFacts
+from dagster_ckpt.operations.operations import trigger_savepoint
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.rollback import roll_back
+from dagster_ckpt.recovery import prepare
+from dagster_ckpt.recovery.prepare import PreparedStart
+from dagster_ckpt.recovery.retention import apply_terminal_retention
+from dagster_ckpt.runtime.attempt_runner import AttemptRunner
+from dagster_ckpt.runtime.execution import RunRequest, _Run
+from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import holding
 
 

@@ -22,8 +22,12 @@ from retention_shelf import JOB
 from rewind_history import SINK, History
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import Catalog, CompletedImage, Holder, ImageTrigger, LeaseRecord, StartCause
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.records import CompletedImage, Holder, ImageTrigger, LeaseRecord, StartCause
+from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
     CatalogError,
     CkptError,
@@ -32,20 +36,21 @@ from dagster_ckpt.errors import (
     RequestFailedError,
     SharedSinkError,
 )
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.execution import recovery_facts
-from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.prepare import prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
-from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
-from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.spark import LiveDirectory, NamedOutput
-from dagster_ckpt.spark.local_folder import LocalFolder
-from dagster_ckpt.storage import open_store
-from dagster_ckpt.storage.local_space import LocalSpace
+from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.io.local_objects import LocalSpace
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.start_from import StartFrom
 
 # The job that is forked from the other one, and where it writes.
 FORK, FORK_OUTPUT = "copy", "copied output"

@@ -17,15 +17,17 @@ from places import is_local, place
 from rewind_history import LAST, History
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.operations import Operator, preview_start, trigger_savepoint
-from dagster_ckpt.lifecycle.prepare import prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.retention import housekeeping
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+from dagster_ckpt.operations.operations import preview_start, trigger_savepoint
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.recovery.retention import housekeeping
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import keeping
 
 

@@ -15,16 +15,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from small_spark import lay_file
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, ImageRecord, ImageStatus
-from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.options import (
-    CheckpointConfig,
-    FileSystemCheckpointStorage,
-    RestartStrategies,
-)
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, start_query
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, ImageStatus
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
+from dagster_ckpt.stream.handle import StreamingJob
 
 DEADLINE_S = 180
 

@@ -15,27 +15,23 @@ from unittest.mock import patch
 from places import is_local, place
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import (
-    Catalog,
-    EventType,
-    Holder,
-    ImageRecord,
-    ImageStatus,
-    ImageTrigger,
-    StartCause,
-    StateOrigin,
-)
-from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.options import (
-    CheckpointConfig,
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventType, Holder, ImageRecord, ImageStatus, ImageTrigger, StartCause
+from dagster_ckpt.catalog.recovery_records import StateOrigin
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import (
     CheckpointStorage,
-    ExternalizedCheckpointCleanup,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
-    RestartStrategies,
 )
-from dagster_ckpt.storage import ImageStore, object_store, open_store
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.snapshot import object_store
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.reuse import SourceFile
+from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.stream.handle import StreamingJob
 from tests.as_writer import as_writer
 
 JOB = "orders"

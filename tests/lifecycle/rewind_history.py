@@ -10,13 +10,14 @@ from urllib.parse import quote
 from places import SCHEME, is_local, path_of, place
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.lifecycle.fencing import fence_predecessor
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import AcquiredLease
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream.lease import AcquiredLease
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer, keeping
 
 LAST = 8

@@ -12,12 +12,14 @@ from typing import Any
 from retention_shelf import JOB, Shelf
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import Catalog, ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import CkptError, ImageNotFoundError, StorageAccessError
-from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
-from dagster_ckpt.lifecycle.recovery import newest_for_recovery
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention, discard, housekeeping, subsume
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.reuse import SourceFile
+from dagster_ckpt.stream.snapshot_names import newest_for_recovery
 from tests.as_writer import as_writer
 
 

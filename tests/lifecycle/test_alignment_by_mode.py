@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.catalog import Holder
-from dagster_ckpt.coordinator import Alignment, Attempt, AttemptCompleted, TriggerKind
-from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
-from dagster_ckpt.lifecycle.batch_log import BatchLog
-from dagster_ckpt.lifecycle.owed_changes import OwedChanges
-from dagster_ckpt.lifecycle.prepare import PreparedStart
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
-from dagster_ckpt.spark import ExecutionMode, LiveDirectory, QueryFacts
+from dagster_ckpt.catalog.records import Holder
+from dagster_ckpt.checkpointing.coordinator.messages import Alignment, Attempt, AttemptCompleted
+from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
+from dagster_ckpt.checkpointing.progress import BatchLog
+from dagster_ckpt.recovery.prepare import PreparedStart
+from dagster_ckpt.runtime.attempt_runner import AttemptRunner
+from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.guarantees import ExecutionMode
+from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.stream.lease import LeaseKeeper
 
 
 @dataclass

@@ -12,15 +12,16 @@ from pyspark.sql import DataFrame, SparkSession
 from query_bench import DEADLINE_S, Bench, Person, make_job, when
 from small_spark import small_spark
 
-from dagster_ckpt.catalog import ExecutionStatus
+from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.errors import StandstillError
-from dagster_ckpt.lifecycle.health import Finding, Verdict, progress
-from dagster_ckpt.lifecycle.health_facts import health_facts
-from dagster_ckpt.lifecycle.health_settings import HealthSettings
-from dagster_ckpt.lifecycle.standstill import LOOK_AT_TASKS_AFTER_MS, Stillness
-from dagster_ckpt.lifecycle.supervision import STOP_STANDING_MS
-from dagster_ckpt.options import RestartStrategies
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery, start_query
+from dagster_ckpt.operations.health import Finding, Verdict, progress
+from dagster_ckpt.operations.health_facts import health_facts
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.runtime.stall import LOOK_AT_TASKS_AFTER_MS, Stillness
+from dagster_ckpt.runtime.supervision import STOP_STANDING_MS
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 
 pytestmark = pytest.mark.spark
 
@@ -98,7 +99,7 @@ def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSess
 def test_a_query_whose_jobs_get_no_core_fails_its_run_after_the_time_that_the_job_allows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_ckpt.lifecycle.supervision.TELL_AFTER_MS", LOOK_AT_TASKS_AFTER_MS)
+    monkeypatch.setattr("dagster_ckpt.runtime.supervision.TELL_AFTER_MS", LOOK_AT_TASKS_AFTER_MS)
     job = replace(
         make_job(tmp_path),
         standstill_timeout_ms=LOOK_AT_TASKS_AFTER_MS,

@@ -14,15 +14,17 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from query_bench import make_job
 from small_spark import lay_file, small_spark
 
-from dagster_ckpt.catalog import ExecutionStatus
+from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.errors import PlanChangedError
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.preflight import preflight
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.spark import QueryToStart, read_plan, start_query
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.preflight import preflight
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.query.description import QueryToStart
+from dagster_ckpt.spark.query.plan_description import read_plan
+from dagster_ckpt.spark.query.query import start_query
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
 
 pytestmark = pytest.mark.spark
 

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.catalog import ImageRecord, ImageTrigger
+from dagster_ckpt.catalog.records import ImageRecord, ImageTrigger
+from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
 from dagster_ckpt.errors import ImageNotFoundError, OptionError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.operations import Operator, preview_start, request_start
-from dagster_ckpt.lifecycle.prepare import prepare
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention, discard, housekeeping, subsume
-from dagster_ckpt.lifecycle.snapshot import SnapshotOrder, sharing_base, take_snapshot
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.operations.operations import preview_start, request_start
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer, keeping
 
 MODES = list(RecoveryClaimMode)

@@ -15,17 +15,17 @@ import pytest
 from retention_shelf import JOB, Shelf, storage_clock_ahead
 from rewind_history import History
 
-from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger
 from dagster_ckpt.catalog.tables import images
 from dagster_ckpt.errors import LeaseHeldError
-from dagster_ckpt.lifecycle.holding import holding
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.preflight import SCRATCH_FOLDER, remove_leftovers
-from dagster_ckpt.lifecycle.retention import discard, housekeeping, subsume
-from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
-from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
-from dagster_ckpt.lifecycle.writer_lease import acquire
-from dagster_ckpt.options import SavepointHistory
+from dagster_ckpt.operations.preflight import SCRATCH_FOLDER, remove_leftovers
+from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
+from dagster_ckpt.operations.sink_cleaning import clean_sinks
+from dagster_ckpt.policies.savepoint_history import SavepointHistory
+from dagster_ckpt.recovery.retention import discard, housekeeping, subsume
+from dagster_ckpt.stream.holding import holding
+from dagster_ckpt.stream.lease import acquire
+from dagster_ckpt.stream.liveness import this_holder
 from tests.as_writer import as_writer, keeping
 
 HOUR_MS = 3_600_000

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
-from dagster_ckpt.lifecycle.damage import damage_in, damage_of
+from dagster_ckpt.recovery.damage import damage_in, damage_of
 
 CASES = yaml.safe_load((Path(__file__).parent / "damages.yaml").read_text())
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from rewind_history import LAST, History
 
+from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
-from dagster_ckpt.lifecycle.backend_check import check_backend
-from dagster_ckpt.lifecycle.damage import damage_of
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.recovery import RecoveryPlan
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import EmbeddedRocksDBStateBackend, HashMapStateBackend
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.recovery.damage import damage_of
+from dagster_ckpt.recovery.plan import RecoveryPlan
+from dagster_ckpt.recovery.plan_check import check_backend
+from dagster_ckpt.stream.start_from import StartFrom
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger
 from dagster_ckpt.catalog.tables import images
 from dagster_ckpt.errors import LeaseLostError
-from dagster_ckpt.lifecycle.dead_attempts import settle_dead_attempts
-from dagster_ckpt.lifecycle.holding import HOLD_TTL_MS
-from dagster_ckpt.lifecycle.holding import holding as holding_images
-from dagster_ckpt.lifecycle.retention import housekeeping
+from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
+from dagster_ckpt.recovery.retention import housekeeping
+from dagster_ckpt.stream.holding import HOLD_TTL_MS
+from dagster_ckpt.stream.holding import holding as holding_images
 from tests.as_writer import as_writer, holding
 
 

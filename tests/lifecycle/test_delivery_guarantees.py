@@ -34,7 +34,7 @@ from delivery_program import (
 from pyspark.sql import SparkSession
 from small_spark import small_spark
 
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
+from dagster_ckpt.recovery.plan import RecoveryKind
 
 pytestmark = pytest.mark.spark
 

@@ -9,24 +9,22 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.catalog import (
-    DesiredRecord,
+from dagster_ckpt.catalog.desired_states import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
     ImageRecord,
     ImageStatus,
     ImageTrigger,
-    PreflightRecord,
     RequestKind,
     RequestRecord,
     RequestStatus,
     StartCause,
-    UpgradePhase,
-    UpgradeRecord,
 )
-from dagster_ckpt.lifecycle.desired_state import decide
-from dagster_ckpt.lifecycle.managed_job import Action, Adopt, Ask, JobLife, Run, Seen, Settle, Withdraw
-from dagster_ckpt.options import DesiredState, UpgradeMode, UpgradePolicy
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.operations.desired_state import decide
+from dagster_ckpt.operations.managed_stream import Action, Adopt, Ask, JobLife, Run, Seen, Settle, Withdraw
+from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "desired_state.yaml").read_text())
 

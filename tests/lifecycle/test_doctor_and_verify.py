@@ -15,16 +15,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from small_spark import lay_file, small_spark
 
-from dagster_ckpt.catalog import Catalog, Holder, ImageRecord, StartCause
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import Holder, ImageRecord, StartCause
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import ImageNotFoundError, NothingCommittedError
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.doctor import examine_live_directory
-from dagster_ckpt.lifecycle.image_verification import layout_problems, locations_of, verify_image
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.spark import start_query
-from dagster_ckpt.spark.doctor import Code
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.doctor import examine_live_directory
+from dagster_ckpt.operations.verification import layout_problems, locations_of, verify_image
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.doctor.finding import Code
+from dagster_ckpt.spark.query.query import start_query
+from dagster_ckpt.stream.handle import StreamingJob
 from tests.as_writer import as_writer
 
 pytestmark = pytest.mark.spark

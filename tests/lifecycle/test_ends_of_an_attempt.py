@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.catalog import Holder, ImageStatus, RequestKind, RequestStatus
-from dagster_ckpt.coordinator import (
+from dagster_ckpt.catalog.records import Holder, ImageStatus, RequestKind, RequestStatus
+from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
     Alignment,
     Attempt,
@@ -21,8 +21,9 @@ from dagster_ckpt.coordinator import (
     CheckpointFailureReason,
     CleaningChanged,
     Event,
-    TriggerKind,
 )
+from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
+from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.errors import (
     CatalogError,
     ImageTooLargeError,
@@ -31,15 +32,15 @@ from dagster_ckpt.errors import (
     NothingCommittedError,
     StorageAccessError,
 )
-from dagster_ckpt.lifecycle.attempt_runner import AttemptRunner
-from dagster_ckpt.lifecycle.attempts import NotStored
-from dagster_ckpt.lifecycle.batch_log import BatchLog
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.owed_changes import OwedChanges
-from dagster_ckpt.lifecycle.prepare import PreparedStart
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
-from dagster_ckpt.spark import LiveDirectory, QueryFacts
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.recovery.prepare import PreparedStart
+from dagster_ckpt.runtime.attempt_runner import AttemptRunner
+from dagster_ckpt.runtime.attempts import NotStored
+from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 Spoil = Callable[[str, bool], None]

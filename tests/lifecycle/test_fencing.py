@@ -13,20 +13,22 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import Holder
+from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.errors import IncompleteCutError, LeaseLostError, LiveDirectoryError, SharedSinkError
-from dagster_ckpt.lifecycle import fencing
-from dagster_ckpt.lifecycle.execution import recovery_facts
-from dagster_ckpt.lifecycle.fencing import LONGEST_WAIT_S, SHORTEST_WAIT_S, fence_predecessor
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.liveness import Liveness, ProcessIdentity, this_holder
-from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
-from dagster_ckpt.lifecycle.retention import delete_older_live_directories
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper, acquire
-from dagster_ckpt.spark import LiveDirectory, inspect_live_directory
-from dagster_ckpt.spark.cut import cut
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.recovery.retention import delete_older_live_directories
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream import fencing
+from dagster_ckpt.stream.fencing import LONGEST_WAIT_S, SHORTEST_WAIT_S, fence_predecessor
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, this_holder
+from dagster_ckpt.stream.start_from import StartFrom
 
 TTL_MS = 60_000
 ME = this_holder("mine", "my run", None)

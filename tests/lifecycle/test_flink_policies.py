@@ -10,17 +10,11 @@ import dagster as dg
 import pytest
 import yaml
 
-from dagster_ckpt.options import (
-    FailureHistory,
-    GiveUp,
-    RestartAt,
-    RestartStrategies,
-    SavepointHistory,
-    ScheduledSavepoint,
-    leaving_history,
-)
-from dagster_ckpt.orchestration.schedules import build_savepoint_schedule
-from dagster_ckpt.orchestration.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.jobs.schedules import build_savepoint_schedule
+from dagster_ckpt.policies.restart import FailureHistory, GiveUp, RestartAt
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.savepoint_history import SavepointHistory, ScheduledSavepoint, leaving_history
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -14,13 +14,13 @@ from retention_shelf import Shelf
 from scenario_script import Scenario
 from sqlalchemy import create_engine, make_url, text
 
-from dagster_ckpt.errors import OptionError
-from dagster_ckpt.options import (
+from dagster_ckpt.config.checkpoint_storage import (
     CheckpointStorage,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
-    TerminalState,
 )
+from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.errors import OptionError
 
 HERE = Path(__file__).parent
 CASES = yaml.safe_load((HERE / "scenarios.yaml").read_text(encoding="utf-8"))

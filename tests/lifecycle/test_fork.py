@@ -12,7 +12,7 @@ from executioner import Executioner, Killed
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import StartCause
+from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import (
     JobNotFoundError,
     LeaseHeldError,
@@ -22,14 +22,16 @@ from dagster_ckpt.errors import (
     RestoreError,
     SharedSinkError,
 )
-from dagster_ckpt.lifecycle.fork import Fork, fork
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.prepare import prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, NamedOutput, inspect_live_directory
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.recovery.fork import Fork, fork
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer, keeping
 
 

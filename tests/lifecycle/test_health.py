@@ -8,26 +8,19 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.catalog import (
-    Catalog,
-    DesiredRecord,
-    ExecutionStatus,
-    Holder,
-    ImageRecord,
-    ImageStatus,
-    ImageTrigger,
-    StartCause,
-    UpgradePhase,
-    UpgradeRecord,
-)
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import ExecutionStatus, Holder, ImageRecord, ImageStatus, ImageTrigger, StartCause
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.health import HealthCheck, HealthFacts, judge
-from dagster_ckpt.lifecycle.health_facts import health_facts
-from dagster_ckpt.lifecycle.health_settings import HealthSettings
-from dagster_ckpt.lifecycle.source_health import SourceFacts, sources_of, with_earliest
-from dagster_ckpt.lifecycle.standstill import Stillness
-from dagster_ckpt.options import CheckpointConfig, DesiredState, UpgradeMode
-from dagster_ckpt.spark import TaskCounts
+from dagster_ckpt.operations.health import HealthCheck, HealthFacts, judge
+from dagster_ckpt.operations.health_facts import health_facts
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.source_health import SourceFacts, sources_of, with_earliest
+from dagster_ckpt.policies.upgrade import UpgradeMode
+from dagster_ckpt.runtime.stall import Stillness
+from dagster_ckpt.spark.query.activity import TaskCounts
 from tests.as_writer import as_writer
 
 CASES = yaml.safe_load((Path(__file__).parent / "health.yaml").read_text(encoding="utf-8"))

@@ -14,17 +14,17 @@ from retention_shelf import HOLDER, JOB, Shelf
 from rewind_history import LAST, History
 from test_claim_modes import taken
 
-from dagster_ckpt.catalog import ExecutionStatus, ImageRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import CkptError, ImageNotFoundError, LiveDirectoryError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.holding import holding
-from dagster_ckpt.lifecycle.image_verification import verify_image
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention, discard, housekeeping, subsume
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import TerminalState
-from dagster_ckpt.storage.object_store import ObjectImageStore
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.verification import verify_image
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.object_store import ObjectImageStore
+from dagster_ckpt.stream.holding import holding
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 OPERATOR = operations.Operator("a test")
@@ -257,7 +257,7 @@ class RunningProcess:
 
 @pytest.fixture
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_ckpt.lifecycle.asking.POLL_S", 0.02)
+    monkeypatch.setattr("dagster_ckpt.operations.requests.POLL_S", 0.02)
 
 
 @pytest.mark.usefixtures("quick_polls")

@@ -19,8 +19,8 @@ from query_bench import DEADLINE_S, Bench, make_job
 from small_spark import small_spark
 
 from dagster_ckpt.errors import CatalogError
-from dagster_ckpt.lifecycle import fencing
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream import fencing
 
 pytestmark = pytest.mark.spark
 

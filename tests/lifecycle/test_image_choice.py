@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
-from dagster_ckpt.lifecycle.image_choice import ImageChoice, choose_image
+from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.recovery.snapshot_choice import ImageChoice, choose_image
 
 
 def image(batch: int | None, number: int | None = None) -> ImageRecord:

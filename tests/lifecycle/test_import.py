@@ -16,7 +16,9 @@ from lost_lease import Steps, take_checkpoint
 from retention_shelf import JOB, Shelf
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import ImageRecord, OriginKind, StartCause
+from dagster_ckpt.catalog.records import ImageRecord, StartCause
+from dagster_ckpt.catalog.recovery_records import OriginKind
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
     CatalogError,
     ImageCorruptError,
@@ -28,19 +30,20 @@ from dagster_ckpt.errors import (
     RequestFailedError,
     SharedSinkError,
 )
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.fork import Fork
-from dagster_ckpt.lifecycle.import_image import import_image
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.operations import Operator, preview_start
-from dagster_ckpt.lifecycle.ownership import OWNER
-from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.spark import LiveStatus, NamedOutput, folders_overlap, inspect_live_directory
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.recovery.fork import Fork
+from dagster_ckpt.recovery.import_snapshot import import_image
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.query.output import NamedOutput, folders_overlap
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.ownership import OWNER
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer, holding, keeping
 
 OTHER = "ForeachBatchSink"

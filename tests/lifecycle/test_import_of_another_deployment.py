@@ -15,21 +15,22 @@ from pyspark.sql.streaming import DataStreamWriter
 from small_spark import lay_file, small_spark
 from test_import import tree
 
-from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
-from dagster_ckpt.lifecycle.import_image import import_image
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.options import (
-    CheckpointConfig,
-    EmbeddedRocksDBStateBackend,
-    FileSystemCheckpointStorage,
-    RestartStrategies,
-)
-from dagster_ckpt.spark import LiveDirectory, QueryToStart, SupervisedQuery, apply_state_backend, start_query
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.operations import operations
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.recovery.import_snapshot import import_image
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.description import QueryToStart
+from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
+from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.stream.handle import StreamingJob
 
 pytestmark = pytest.mark.spark
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from retention_shelf import Shelf
 
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.snapshot.opening import open_store
 
 
 @pytest.mark.parametrize("job_id", ["../../evil", "..", "a/b", "", ".preflight", "a\n", "x" * 129])

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from rewind_history import History
 
+from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.operations import Operator, stop_with_savepoint, trigger_savepoint
-from dagster_ckpt.lifecycle.snapshot import SnapshotOrder
-from dagster_ckpt.lifecycle.start_from import LONGEST_LABEL, StartPoint, checked_label
+from dagster_ckpt.operations.operations import stop_with_savepoint, trigger_savepoint
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.stream.start_from import LONGEST_LABEL, StartPoint, checked_label
 
 OPERATOR = Operator("a test")
 WORDS = [point.value for point in StartPoint if point not in (StartPoint.NAMED, StartPoint.BATCH)]

@@ -25,12 +25,12 @@ from rewind_history import History
 from sqlalchemy import create_engine, make_url, text
 
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseLostError
-from dagster_ckpt.lifecycle import prepare
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper
-from dagster_ckpt.spark.local_folder import LocalFolder
+from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.recovery import prepare
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.start_from import StartFrom
 
 
 @pytest.fixture
@@ -96,13 +96,13 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from lost_lease import JOB, job_at
-from dagster_ckpt.catalog.jobs import JobStore
+from dagster_ckpt.catalog.streams import JobStore
 from dagster_ckpt.errors import LeaseLostError
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.prepare import prepare
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 
 switch = JobStore.switch_live_directory
 def frozen(*arguments, **named):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.catalog import ImageRecord
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.numbering import count_beyond_what_is_used
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.checkpointing.numbering import count_beyond_what_is_used
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.handle import StreamingJob
 from tests.as_writer import holding, set_job
 
 

@@ -11,17 +11,21 @@ from retention_shelf import JOB
 from rewind_history import LAST, History
 from test_claim_modes import taken
 
-from dagster_ckpt.catalog import Catalog, ImageStatus
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ImageStatus
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.operations import Operator, rebuild, trigger_savepoint
-from dagster_ckpt.lifecycle.ownership import OWNER, check_places, claim_live_folder
-from dagster_ckpt.lifecycle.retention import delete_live_directories, discard
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.storage import ImageStore, open_store
+from dagster_ckpt.operations.operations import trigger_savepoint
+from dagster_ckpt.operations.rebuild import rebuild
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.recovery.retention import delete_live_directories, discard
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
+from dagster_ckpt.stream.ownership import OWNER, check_places, claim_live_folder
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import holding
 
 OPERATOR = Operator("a test")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.checkpointing.progress import LOOK_AGAIN_MS, BatchLog, PositionWatch
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.lifecycle.batch_log import BatchLog
-from dagster_ckpt.lifecycle.position_watch import LOOK_AGAIN_MS, PositionWatch
-from dagster_ckpt.spark import LiveDirectory, Positions, QueryProgress
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.query.progress import QueryProgress
 
 
 @dataclass

@@ -12,12 +12,13 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import PreflightRecord
+from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.errors import RequestFailedError
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle import preflight as preflights
-from dagster_ckpt.lifecycle.preflight import SCRATCH_FOLDER, preflight
-from dagster_ckpt.spark import LiveDirectory, Positions, Trial, in_plain_words
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import preflight as preflights
+from dagster_ckpt.operations.preflight import SCRATCH_FOLDER, preflight
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.query.trial_batch import Trial, in_plain_words
 from tests.as_writer import as_writer
 
 KEYS = (

@@ -11,18 +11,20 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import StartCause
+from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.lifecycle import execution as executions
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle import preflight as preflights
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.preflight import preflight
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory, NamedOutput, Trial
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations import preflight as preflights
+from dagster_ckpt.operations.preflight import preflight
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.runtime import execution as executions
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.trial_batch import Trial
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 STRANGERS = 'v1\n{"path":"file:///strangers","action":"add"}'

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from retention_shelf import Shelf
 
-from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
-from dagster_ckpt.lifecycle.provenance import provenance
-from dagster_ckpt.spark import ExecutionMode, PlanDescription, PlanOperator, QueryFacts
+from dagster_ckpt.checkpointing.recording import provenance
+from dagster_ckpt.operations.operations import trigger_savepoint
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.spark.query.guarantees import ExecutionMode
+from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator
+from dagster_ckpt.spark.query.query import QueryFacts
 
 PLAN = PlanDescription((PlanOperator("Deduplicate", (("id", "string"),)),), "Append")
 FILE_SINK = "FileSink[file:/out]"

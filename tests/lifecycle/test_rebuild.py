@@ -12,23 +12,27 @@ from retention_shelf import JOB
 from rewind_history import LAST, History
 from test_claim_modes import taken
 
-from dagster_ckpt.catalog import Catalog, ImageRecord
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ImageRecord
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle import fencing
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.fencing import fence_predecessor
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.operations import Operator, preview_start, rebuild, trigger_savepoint
-from dagster_ckpt.lifecycle.prepare import prepare
-from dagster_ckpt.lifecycle.recovery import plan_recovery
-from dagster_ckpt.lifecycle.recovery_look import recovery_facts
-from dagster_ckpt.lifecycle.recovery_plan import RecoveryKind
-from dagster_ckpt.lifecycle.retention import delete_older_live_directories, discard, subsume
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.unknown_state import unknown_state
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
-from dagster_ckpt.spark import LiveDirectory, NamedOutput
+from dagster_ckpt.operations.operations import preview_start, trigger_savepoint
+from dagster_ckpt.operations.rebuild import rebuild
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
+from dagster_ckpt.recovery.unknown_state import unknown_state
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream import fencing
+from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer, holding, keeping
 
 OPERATOR = Operator("a test")

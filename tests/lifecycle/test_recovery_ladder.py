@@ -14,17 +14,18 @@ from retention_shelf import JOB
 from rewind_history import LAST, History
 from test_run_job_refusals import PlayedQuery, Stage
 
-from dagster_ckpt.catalog import EventType, ExecutionStatus, ImageRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, ImageRecord, RequestStatus, StartCause
 from dagster_ckpt.errors import ImageCorruptError, RecoveryExhaustedError
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.image_verification import ImageVerification, record_verification
-from dagster_ckpt.lifecycle.operations import Operator, preview, request_start, trigger_savepoint
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.options import RestartStrategies
-from dagster_ckpt.orchestration.overview_job import started_from
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.operations.operations import preview, request_start, trigger_savepoint
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.verification import ImageVerification, record_verification
+from dagster_ckpt.orchestration.jobs.overview_job import started_from
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 CANNOT_LOAD = (

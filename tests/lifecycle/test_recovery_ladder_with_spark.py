@@ -16,15 +16,18 @@ from pyspark.sql import SparkSession
 from query_bench import Bench, make_job
 from small_spark import small_spark
 
-from dagster_ckpt.catalog import EventType, ExecutionStatus, ImageRecord, StartCause
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, ImageRecord, StartCause
+from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import RecoveryExhaustedError
-from dagster_ckpt.lifecycle.health import HealthCheck, Verdict, judge
-from dagster_ckpt.lifecycle.health_facts import health_facts
-from dagster_ckpt.lifecycle.health_settings import HealthSettings
-from dagster_ckpt.lifecycle.job import StreamingJob, wall_clock_ms
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.options import EmbeddedRocksDBStateBackend, HashMapStateBackend, RestartStrategies, StateBackend
-from dagster_ckpt.spark import apply_state_backend
+from dagster_ckpt.operations.health import HealthCheck, Verdict, judge
+from dagster_ckpt.operations.health_facts import health_facts
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.stream.handle import StreamingJob, wall_clock_ms
 
 pytestmark = pytest.mark.spark
 

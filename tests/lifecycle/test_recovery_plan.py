@@ -11,21 +11,14 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
-from dagster_ckpt.catalog import (
-    ImageRecord,
-    ImageStatus,
-    ImageTrigger,
-    JobRecord,
-    OriginKind,
-    PointFailure,
-    StateOrigin,
-)
+from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger, JobRecord
+from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.recovery import RecoveryFacts, RecoveryKind, is_named, plan_recovery
-from dagster_ckpt.lifecycle.recovery_plan import UnknownState
-from dagster_ckpt.lifecycle.rewind_distance import distance_passed_over
-from dagster_ckpt.lifecycle.start_from import StartFrom, StartPoint
-from dagster_ckpt.spark import LiveState, LiveStatus
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState
+from dagster_ckpt.recovery.planning import distance_passed_over, plan_recovery
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
+from dagster_ckpt.stream.snapshot_names import is_named
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 PLANS = yaml.safe_load((Path(__file__).parent / "recovery_plans.yaml").read_text())
 KINDS = {"cp": "CHECKPOINT", "sp": "SAVEPOINT", "stop": "SAVEPOINT"}

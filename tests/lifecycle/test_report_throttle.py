@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.catalog import EventRecord, EventType, ImageRecord, ImageStatus, ImageTrigger
-from dagster_ckpt.lifecycle.report_throttle import DECISIVE, REMEMBERED, events_to_tell
+from dagster_ckpt.catalog.records import EventRecord, EventType, ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, events_to_tell
 
 CASES = yaml.safe_load((Path(__file__).parent / "reports.yaml").read_text(encoding="utf-8"))
 KINDS = {

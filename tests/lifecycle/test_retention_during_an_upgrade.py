@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.catalog import ImageRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention, subsume
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState, UpgradeMode
+from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.policies.upgrade import UpgradeMode
+from dagster_ckpt.recovery.retention import apply_terminal_retention, subsume
 
 NONE = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 OVER = [phase for phase in UpgradePhase if phase.is_over]

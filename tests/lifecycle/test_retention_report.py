@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.lifecycle.retention import RetentionReport
-from dagster_ckpt.storage import Garbage
+from dagster_ckpt.recovery.retention import RetentionReport
+from dagster_ckpt.snapshot.garbage_collection import Garbage
 
 FIRST = RetentionReport(
     deleted=("chk-1",),

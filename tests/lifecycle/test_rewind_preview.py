@@ -10,13 +10,15 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import ExecutionStatus, RequestKind
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.operations import Operator
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import LiveDirectory, SinkEffect, SourceDistance
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.sinks.effect import SinkEffect
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.source_distance import SourceDistance
+from dagster_ckpt.stream.start_from import StartFrom
 
 OPERATOR = Operator("a test")
 

@@ -11,7 +11,7 @@ from retention_shelf import JOB
 from rewind_history import LAST, History
 
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
+from dagster_ckpt.recovery.plan import RecoveryKind
 
 
 @pytest.fixture

@@ -11,19 +11,21 @@ from executioner import Executioner, Killed
 from retention_shelf import JOB, Shelf
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import DesiredRecord, ImageRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, StorageAccessError
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.preflight import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
-from dagster_ckpt.lifecycle.prepare import prepare
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention, subsume
-from dagster_ckpt.lifecycle.roll_back import roll_back
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState, UpgradeMode
-from dagster_ckpt.spark import NamedOutput
-from dagster_ckpt.spark.local_folder import LocalFolder
+from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.preflight import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
+from dagster_ckpt.operations.rollback import roll_back
+from dagster_ckpt.policies.upgrade import UpgradeMode
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.recovery.retention import apply_terminal_retention, subsume
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import keeping
 
 WRONG = LAST + 2

@@ -15,7 +15,11 @@ from pyspark.sql import SparkSession
 from query_bench import NO_DATA_BATCHES, Bench, Person, make_job, when
 from small_spark import small_spark
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, ImageRecord, RequestKind, RequestStatus
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, RequestKind, RequestStatus
+from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import (
     ImageCorruptError,
     ImageNotFoundError,
@@ -27,19 +31,13 @@ from dagster_ckpt.errors import (
     StateBackendChangeError,
     StorageAccessError,
 )
-from dagster_ckpt.lifecycle import operations, prepare
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.options import (
-    EmbeddedRocksDBStateBackend,
-    ExternalizedCheckpointCleanup,
-    HashMapStateBackend,
-    RecoveryClaimMode,
-    TerminalState,
-)
-from dagster_ckpt.spark import apply_state_backend
+from dagster_ckpt.operations import operations
+from dagster_ckpt.recovery import prepare
+from dagster_ckpt.recovery.retention import apply_terminal_retention
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.stream.start_from import StartFrom
 
 pytestmark = pytest.mark.spark
 OPERATOR = operations.Operator(origin="a test")

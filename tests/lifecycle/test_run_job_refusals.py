@@ -14,7 +14,10 @@ from unittest.mock import Mock
 import pytest
 from retention_shelf import HOLDER, Shelf
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, ImageStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
     CatalogError,
     LeaseHeldError,
@@ -27,14 +30,19 @@ from dagster_ckpt.errors import (
     SharedSinkError,
     StorageAccessError,
 )
-from dagster_ckpt.lifecycle import execution, operations, supervision
-from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
-from dagster_ckpt.lifecycle.job import StreamingJob, monotonic_ms
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage, RestartStrategies
-from dagster_ckpt.spark import LiveDirectory, NamedOutput, QueryActivity, QueryFacts, QueryProgress, TaskCounts
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.operations import operations
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.runtime import execution, supervision
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.activity import QueryActivity, TaskCounts
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.progress import QueryProgress
+from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.stream.handle import StreamingJob, monotonic_ms
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 OPERATOR = operations.Operator("a test")

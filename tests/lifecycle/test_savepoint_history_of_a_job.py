@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.catalog import ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.lifecycle.retention import RetentionReport, housekeeping
-from dagster_ckpt.lifecycle.savepoint_history import apply_savepoint_history
-from dagster_ckpt.options import SavepointHistory
+from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
+from dagster_ckpt.policies.savepoint_history import SavepointHistory
+from dagster_ckpt.recovery.retention import RetentionReport, housekeeping
 from tests.as_writer import as_writer, set_job
 
 NIGHTLY, HOURLY = "orders_nightly", "orders_hourly"

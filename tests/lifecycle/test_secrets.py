@@ -16,21 +16,24 @@ from fsspec.utils import infer_storage_options
 from planted_secrets import Planted, files_below, raised_by
 from retention_shelf import JOB, Shelf
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, PreflightRecord, RequestKind
-from dagster_ckpt.errors import OptionError, RequestFailedError, StorageAccessError
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.launch import DriverLaunch, launch_driver
-from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import (
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import PreflightRecord
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
+from dagster_ckpt.config.checkpoint_storage import (
     CustomCheckpointStorage,
-    CustomStateBackend,
     DeploymentStorage,
     FileSystemCheckpointStorage,
 )
-from dagster_ckpt.orchestration.image_report import image_metadata
-from dagster_ckpt.storage import open_store
-from dagster_ckpt.storage.access import accessing
+from dagster_ckpt.config.state_backend import CustomStateBackend
+from dagster_ckpt.errors import OptionError, RequestFailedError, StorageAccessError
+from dagster_ckpt.io.access import accessing
+from dagster_ckpt.operations.launch import DriverLaunch, launch_driver
+from dagster_ckpt.operations.operations import trigger_savepoint
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.orchestration.sensors.snapshot_report import image_metadata
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
 
 PLANTED = Planted()
 plant = PLANTED.plant

@@ -13,11 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from query_bench import make_job
 from small_spark import lay_file, small_spark
 
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.execution import Outcome, RunRequest, run_job
-from dagster_ckpt.lifecycle.preflight import preflight
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.spark import QueryToStart, start_query
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.preflight import preflight
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.query.description import QueryToStart
+from dagster_ckpt.spark.query.query import start_query
 
 pytestmark = pytest.mark.spark
 

@@ -15,16 +15,17 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import StartCause
+from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.catalog.tables import images
 from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SinkRollbackError
-from dagster_ckpt.image import ImageHeader, ImageKind, SourceFile
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.sink_cleaning import SinkCleaning, clean_sinks
-from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.sink_cleaning import SinkCleaning, clean_sinks
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.reuse import SourceFile
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 HOUR_MS = 3_600_000
@@ -64,7 +65,7 @@ class Output:
 
     def clean(self, *, now_ms: int = LATER_MS, **how: object) -> SinkCleaning:
         """Clean up at a time by the storage's clock."""
-        with patch("dagster_ckpt.lifecycle.sink_cleaning.storage_time_ms", lambda _sink: now_ms):
+        with patch("dagster_ckpt.operations.sink_cleaning.storage_time_ms", lambda _sink: now_ms):
             return clean_sinks(self.history.shelf.job, **how)  # type: ignore[arg-type]
 
     def left(self) -> list[int]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.lifecycle.sink_guard import NamedFolders, Refusal, SinkFacts, Start, Verdict, judge
-from dagster_ckpt.spark import NamedOutput, Past
-from dagster_ckpt.spark.sink_past import SinkLogAtHand, past_of
+from dagster_ckpt.sinks.guard import NamedFolders, Refusal, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.sinks.parquet import Past, SinkLogAtHand, past_of
+from dagster_ckpt.spark.query.output import NamedOutput
 
 CASES = yaml.safe_load(Path(__file__).with_name("sink_guard.yaml").read_text())
 

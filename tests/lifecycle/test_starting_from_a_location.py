@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from retention_shelf import Shelf
 
-from dagster_ckpt.catalog import ImageRecord
+from dagster_ckpt.catalog.records import ImageRecord
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
-from dagster_ckpt.lifecycle.operations import prefer_savepoint, preview_start
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.operations.operations import prefer_savepoint, preview_start
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 

@@ -12,18 +12,22 @@ import pytest
 from retention_shelf import JOB, Shelf
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import Catalog, OriginKind
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.recovery_records import OriginKind
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError, StateAtRiskError
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.operations import Operator, preview_start, request_start, trigger_savepoint
-from dagster_ckpt.lifecycle.prepare import prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryKind, plan_recovery
-from dagster_ckpt.lifecycle.recovery_look import recovery_facts
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.spark import LiveDirectory, SupervisedQuery
-from dagster_ckpt.storage import open_store
+from dagster_ckpt.operations.operations import preview_start, request_start, trigger_savepoint
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import keeping
 
 ME = Operator("a test")

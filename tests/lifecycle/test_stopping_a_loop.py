@@ -10,12 +10,14 @@ import pytest
 from retention_shelf import JOB, Shelf
 from test_run_job_refusals import PlayedQuery, Stage
 
-from dagster_ckpt.catalog import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.operations import Operator, cancel, suspend
-from dagster_ckpt.lifecycle.supervision import EndKind
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, RestartStrategies
+from dagster_ckpt.operations.operations import cancel, suspend
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
 from tests.as_writer import as_writer
 
 ME = Operator("a person")

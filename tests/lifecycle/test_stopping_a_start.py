@@ -16,12 +16,14 @@ from retention_shelf import JOB
 from test_recovery_ladder import Ladder
 from test_run_job_refusals import PlayedQuery
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus
-from dagster_ckpt.lifecycle import start_watch
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.operations import Operator, cancel, suspend
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.supervision import EndKind
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.operations.operations import cancel, suspend
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.runtime import start_watch
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.stream.start_from import StartFrom
 
 ME = Operator("a person")
 MANY = 400

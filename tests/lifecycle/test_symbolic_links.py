@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from golden_job import JOB, GoldenJob
 
-from dagster_ckpt.lifecycle.retention import delete_live_directories, delete_older_live_directories, housekeeping
-from dagster_ckpt.lifecycle.writer_lease import AcquiredLease
-from dagster_ckpt.spark import LiveDirectory, LiveStatus
+from dagster_ckpt.recovery.retention import delete_live_directories, delete_older_live_directories, housekeeping
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.lease import AcquiredLease
 from tests.as_writer import keeping
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from retention_shelf import HOLDER, Shelf, storage_clock_ahead
 
-from dagster_ckpt.catalog import ExecutionStatus, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageStatus, ImageTrigger
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.lifecycle.retention import (
+from dagster_ckpt.recovery.retention import (
     ORPHAN_AGE_MS,
     apply_terminal_retention,
     delete_older_live_directories,
@@ -19,7 +20,6 @@ from dagster_ckpt.lifecycle.retention import (
     housekeeping,
     subsume,
 )
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
 from tests.as_writer import as_writer, keeping, set_job
 
 NONE = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS

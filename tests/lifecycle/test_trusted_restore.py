@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 from golden_job import GoldenJob, alter, as_zeros, with_a_flipped_bit
 
-from dagster_ckpt.catalog import ExecutionStatus
-from dagster_ckpt.lifecycle import image_verification, recovery_look
-from dagster_ckpt.lifecycle.image_verification import verify_image
-from dagster_ckpt.lifecycle.operations import preview_start
-from dagster_ckpt.lifecycle.recovery import RecoveryKind
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import DonorCheck, LiveDirectory, LiveStatus
-from dagster_ckpt.spark.doctor import diagnose
+from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.operations import verification as image_verification
+from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.verification import verify_image
+from dagster_ckpt.recovery import facts as recovery_look
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.spark.checkpoint_dir.donors import DonorCheck
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.doctor.diagnosis import diagnose
+from dagster_ckpt.stream.start_from import StartFrom
 
 STATE = (".sst", ".zip", ".changelog")
 

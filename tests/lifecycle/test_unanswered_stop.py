@@ -7,21 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.catalog import (
-    Catalog,
-    DesiredRecord,
-    EventType,
-    Holder,
-    RequestRecord,
-    RequestStatus,
-    StartCause,
-    UpgradePhase,
-)
-from dagster_ckpt.lifecycle.health import HealthCheck, Verdict, judge
-from dagster_ckpt.lifecycle.health_facts import health_facts
-from dagster_ckpt.lifecycle.health_settings import HealthSettings
-from dagster_ckpt.lifecycle.reconcile_desired import Definition, Orchestrator, StepRuns, reconcile_desired
-from dagster_ckpt.options import CheckpointConfig, DesiredState, UpgradePolicy
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
+from dagster_ckpt.catalog.records import EventType, Holder, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.operations.health import HealthCheck, Verdict, judge
+from dagster_ckpt.operations.health_facts import health_facts
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.reconcile_desired_state import Definition, Orchestrator, StepRuns, reconcile_desired
+from dagster_ckpt.policies.upgrade import UpgradePolicy
 from tests.as_writer import as_writer
 
 LIMIT_MS = 600_000

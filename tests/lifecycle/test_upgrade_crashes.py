@@ -14,26 +14,24 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from dagster_ckpt.catalog import (
-    Catalog,
-    DesiredRecord,
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord, DesiredStateStore, PreflightRecord, UpgradePhase
+from dagster_ckpt.catalog.executions import ExecutionStore
+from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
     Holder,
     ImageTrigger,
-    PreflightRecord,
     RequestKind,
     RequestRecord,
     RequestStatus,
     StartCause,
-    UpgradePhase,
 )
-from dagster_ckpt.catalog.desired_states import DesiredStateStore
-from dagster_ckpt.catalog.executions import ExecutionStore
 from dagster_ckpt.catalog.requests import RequestStore
-from dagster_ckpt.lifecycle.managed_job import StepRun
-from dagster_ckpt.lifecycle.reconcile_desired import Definition, Orchestrator, StepRuns, reconcile_desired
-from dagster_ckpt.options import DesiredState, UpgradeMode, UpgradePolicy
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.operations.managed_stream import StepRun
+from dagster_ckpt.operations.reconcile_desired_state import Definition, Orchestrator, StepRuns, reconcile_desired
+from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from tests.as_writer import as_writer, set_job
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot")

@@ -10,15 +10,15 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import LAST, History
 
-from dagster_ckpt.lifecycle import fencing
-from dagster_ckpt.lifecycle.fencing import fence_predecessor
-from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention, housekeeping
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import acquire
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream import fencing
+from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream.lease import acquire
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 ELSEWHERE = replace(this_holder("theirs", "their run", None), host="another-machine")

@@ -10,15 +10,15 @@ from retention_shelf import JOB, Shelf
 from rewind_history import LAST, History
 from test_claim_modes import taken
 
-from dagster_ckpt.catalog import HoldKind, ImageRecord, ImageTrigger
+from dagster_ckpt.catalog.records import HoldKind, ImageRecord, ImageTrigger
 from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError, OptionError, RequestFailedError, RestoreError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.recovery import plan_recovery
-from dagster_ckpt.lifecycle.recovery_look import recovery_facts
-from dagster_ckpt.lifecycle.retention import discard, subsume
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.way_back import keep_way_back
+from dagster_ckpt.operations import operations
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.retention import discard, subsume
+from dagster_ckpt.recovery.safety_savepoint import keep_way_back
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import holding
 
 OPERATOR = operations.Operator("a test")
@@ -92,7 +92,7 @@ def test_where_no_savepoint_can_be_taken_the_newest_image_is_tagged(
     operations.trigger_savepoint(history.shelf.job, OPERATOR, label="mine")
     history.commit(LAST + 1)
     newest = taken(history.shelf, ImageKind.CHECKPOINT)
-    monkeypatch.setattr("dagster_ckpt.lifecycle.way_back.savepoint_of_stopped_job", _no_room_for)
+    monkeypatch.setattr("dagster_ckpt.recovery.safety_savepoint.savepoint_of_stopped_job", _no_room_for)
 
     kept = rewound(history, "mine")
 
@@ -104,7 +104,7 @@ def test_where_no_savepoint_can_be_taken_the_newest_image_is_tagged(
 
 
 def test_a_start_that_could_keep_nothing_changes_nothing(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_ckpt.lifecycle.way_back.savepoint_of_stopped_job", _no_room_for)
+    monkeypatch.setattr("dagster_ckpt.recovery.safety_savepoint.savepoint_of_stopped_job", _no_room_for)
     before = history.live.url
 
     with pytest.raises(RestoreError, match=r"no room.*no_safety_savepoint"):

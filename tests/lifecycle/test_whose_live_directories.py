@@ -10,16 +10,12 @@ import pytest
 from retention_shelf import JOB
 from rewind_history import History
 
-from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.lifecycle.execution import RunRequest, run_job
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.retention import (
-    apply_terminal_retention,
-    delete_older_live_directories,
-    housekeeping,
-)
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.recovery.retention import apply_terminal_retention, delete_older_live_directories, housekeeping
+from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.stream.handle import StreamingJob
 from tests.as_writer import keeping
 
 

@@ -11,14 +11,15 @@ from as_writer import as_writer, keeping
 from retention_shelf import JOB, Shelf
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CatalogError, ImageNotFoundError, SharedSinkError
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.operations import Operator
-from dagster_ckpt.lifecycle.prepare import PreparedStart, prepare
-from dagster_ckpt.lifecycle.recovery import RecoveryKind, RecoveryPlan
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.spark import NamedOutput, SinkEffect
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.sinks.effect import SinkEffect
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.start_from import StartFrom
 
 OPERATOR = Operator("a test")
 

@@ -14,18 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from dagster_ckpt.catalog import Catalog, EventType, Holder, LeaseRecord
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
-from dagster_ckpt.lifecycle import liveness, writer_lease
-from dagster_ckpt.lifecycle.liveness import (
-    JVM_GRACE_S,
-    Liveness,
-    ProcessIdentity,
-    boot_id,
-    holder_liveness,
-    this_holder,
-)
-from dagster_ckpt.lifecycle.writer_lease import LeaseKeeper, acquire
+from dagster_ckpt.stream import lease as writer_lease
+from dagster_ckpt.stream import liveness
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity, boot_id, holder_liveness, this_holder
 
 JOB = "flights"
 TTL_MS = 60_000
@@ -208,7 +203,7 @@ def test_a_step_of_the_clock_ends_nobody_and_brings_nobody_back(spawn: Callable[
 _AFTER_A_STEP = """
 import ast, sys
 import psutil, psutil._pslinux as linux
-from dagster_ckpt.lifecycle.liveness import ProcessIdentity
+from dagster_ckpt.stream.liveness import ProcessIdentity
 before, me = linux.boot_time(), psutil.Process().create_time()
 linux.boot_time = lambda: before + int(sys.argv[1])
 assert psutil.Process().create_time() != me

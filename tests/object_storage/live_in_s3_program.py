@@ -17,16 +17,16 @@ from pyspark.sql.streaming import DataStreamWriter
 from small_spark import lay_file, small_spark
 
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_streaming_job
-from dagster_ckpt.catalog import EventType
-from dagster_ckpt.environment.deployment import Deployment
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.doctor import examine_live_directory
-from dagster_ckpt.lifecycle.fork import fork
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.sink_cleaning import clean_sinks
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.options.rocksdb_options import ROCKSDB
+from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.config.rocksdb_options import ROCKSDB
+from dagster_ckpt.flink.deployment import Deployment
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.doctor import examine_live_directory
+from dagster_ckpt.operations.sink_cleaning import clean_sinks
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
 
 SCHEMA = "at timestamp, shop long"
 CHECKPOINTING = CheckpointConfig(interval=500)

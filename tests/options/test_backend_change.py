@@ -1,14 +1,11 @@
 import pytest
 
-from dagster_ckpt.options import (
+from dagster_ckpt.config.heap_state_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.state_backend import (
     BackendChange,
     CustomStateBackend,
-    EmbeddedRocksDBStateBackend,
-    FsStateBackend,
-    HashMapStateBackend,
-    MemoryStateBackend,
     PinnedState,
-    RocksDBStateBackend,
     StateBackend,
     backend_change,
 )

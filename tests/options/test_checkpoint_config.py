@@ -4,19 +4,17 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options import (
-    CheckpointConfig,
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage, JobManagerCheckpointStorage
+from dagster_ckpt.config.durations import Duration, iso_duration
+from dagster_ckpt.config.modes import (
     CheckpointingMode,
-    CheckpointOptions,
-    Duration,
-    Effect,
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
-    FileSystemCheckpointStorage,
-    JobManagerCheckpointStorage,
 )
-from dagster_ckpt.options.durations import iso_duration
+from dagster_ckpt.config.option_description import Effect
+from dagster_ckpt.errors import OptionError, OptionTypeError
 
 
 def described(config: CheckpointConfig) -> dict[str, tuple[object, Effect]]:

@@ -2,13 +2,13 @@ import pickle
 
 import pytest
 
-from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options import (
+from dagster_ckpt.config.checkpoint_storage import (
     CustomCheckpointStorage,
     DeploymentStorage,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
+from dagster_ckpt.errors import OptionError, OptionTypeError
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@ import pickle
 
 import pytest
 
+from dagster_ckpt.config.kafka_semantic import Semantic, kafka_delivery
+from dagster_ckpt.config.option_description import Effect
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options import Effect, Semantic, kafka_delivery
 
 
 @pytest.mark.parametrize("semantic", [Semantic.AT_LEAST_ONCE, "AT_LEAST_ONCE"])

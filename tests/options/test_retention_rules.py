@@ -6,12 +6,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.options import (
-    ExternalizedCheckpointCleanup,
+from dagster_ckpt.policies.retention import (
     Retained,
     RetainedKind,
-    TerminalState,
     deletes_live_directory,
     image_to_recover_from,
     images_to_keep_at,

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.options import SavepointHistory, ScheduledSavepoint, leaving_history
+from dagster_ckpt.policies.savepoint_history import SavepointHistory, ScheduledSavepoint, leaving_history
 
 CASES = yaml.safe_load((Path(__file__).parent / "savepoint_history.yaml").read_text(encoding="utf-8"))
 HOUR_MS = 3_600_000

@@ -8,22 +8,13 @@ from zipfile import ZipFile
 import pyspark
 import pytest
 
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage, JobManagerCheckpointStorage
+from dagster_ckpt.config.heap_state_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
+from dagster_ckpt.config.option_description import Effect
+from dagster_ckpt.config.predefined_options import OPTIONS_SET, PredefinedOptions, spark_settings_of
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend, storage_of_job
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options import (
-    CustomStateBackend,
-    Effect,
-    EmbeddedRocksDBStateBackend,
-    FileSystemCheckpointStorage,
-    FsStateBackend,
-    HashMapStateBackend,
-    JobManagerCheckpointStorage,
-    MemoryStateBackend,
-    PredefinedOptions,
-    RocksDBStateBackend,
-    StateBackend,
-    storage_of_job,
-)
-from dagster_ckpt.options.predefined_options import OPTIONS_SET, spark_settings_of
 
 ROCKSDB = "spark.sql.streaming.stateStore.rocksdb."
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"

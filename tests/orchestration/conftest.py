@@ -10,9 +10,12 @@ import dagster as dg
 import pytest
 from orchestration_catalog import register
 
-from dagster_ckpt.catalog import Catalog
-from dagster_ckpt.options import CheckpointConfig, RestartStrategies
-from dagster_ckpt.orchestration import CheckpointCatalogResource, StreamingAsset, streaming_asset
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
 
 
 @pytest.fixture

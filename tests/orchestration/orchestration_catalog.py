@@ -6,7 +6,8 @@ import itertools
 import uuid
 from typing import Any
 
-from dagster_ckpt.catalog import Catalog, ExecutionRecord, Holder, ImageRecord, ImageTrigger, StartCause
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionRecord, Holder, ImageRecord, ImageTrigger, StartCause
 from tests.as_writer import as_writer
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot", jvm_pid=None)

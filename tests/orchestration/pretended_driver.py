@@ -6,10 +6,11 @@ import sys
 import time
 import uuid
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus
-from dagster_ckpt.environment.start_order import start_order
-from dagster_ckpt.lifecycle.liveness import this_holder
-from dagster_ckpt.lifecycle.start_from import StartFrom
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.operations.start_request import start_order
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 TTL_MS = 600_000

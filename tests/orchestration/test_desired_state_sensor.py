@@ -11,20 +11,25 @@ from dagster import DagsterRunStatus
 from orchestration_catalog import begin_execution, take_image
 from sqlalchemy import text
 
-from dagster_ckpt.catalog import Catalog, RequestKind, RequestStatus, UpgradePhase
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import UpgradePhase
+from dagster_ckpt.catalog.records import RequestKind, RequestStatus
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.managed_job import ORIGIN
-from dagster_ckpt.options import CheckpointConfig, DesiredState, RestartStrategies, UpgradeMode, UpgradePolicy
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.operations.managed_stream import ORIGIN
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    StreamingAsset,
-    UpgradeSettings,
-    stream_definitions,
-    streaming_asset,
 )
-from dagster_ckpt.orchestration.tags import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG
+from dagster_ckpt.orchestration.resources.settings import UpgradeSettings
+from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from tests.as_writer import as_writer
 
 

@@ -19,23 +19,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from small_spark import lay_file, small_spark
 
-from dagster_ckpt.catalog import Catalog, DesiredRecord, ExecutionRecord, ExecutionStatus, UpgradePhase
-from dagster_ckpt.options import (
-    CheckpointConfig,
-    DesiredState,
-    EmbeddedRocksDBStateBackend,
-    RestartStrategies,
-    UpgradePolicy,
-)
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    StreamingAsset,
-    stream_definitions,
-    streaming_asset,
 )
-from dagster_ckpt.spark import LiveDirectory, apply_state_backend
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.settings import apply_state_backend
 
 pytestmark = pytest.mark.spark
 DEADLINE_S = 240

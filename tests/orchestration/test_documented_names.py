@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import dagster_ckpt
-from dagster_ckpt import environment, errors, options, orchestration, stream_definitions, streaming_asset
+from dagster_ckpt import errors, flink, orchestration, stream_definitions, streaming_asset
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OURS = {*environment.__all__, *options.__all__, *orchestration.__all__}
+OURS = {*dagster_ckpt.__all__, *flink.__all__, *orchestration.__all__}
 # What everybody knows from Python, and what never leaves the package.
 NOT_EXPLAINED = {
     *(errors.CkptError, errors.OptionError, errors.OptionTypeError),

@@ -10,16 +10,18 @@ from orchestration_catalog import begin_image, take_image
 from test_catalog_sensor import Daemon
 from test_rewind_jobs import Streams
 
-from dagster_ckpt.catalog import Catalog
-from dagster_ckpt.orchestration import (
-    CheckpointCatalogResource,
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.orchestration.assets.downstream import (
+    Basis,
+    Dependent,
     ReadCheckpoint,
-    StreamingAsset,
-    build_catalog_sensor,
+    built_on_undone_data,
     reading_checkpoint,
 )
-from dagster_ckpt.orchestration.downstream import Basis, Dependent, built_on_undone_data
-from dagster_ckpt.orchestration.rewind_report import downstream_metadata
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.jobs.rewind_report import downstream_metadata
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from tests.as_writer import as_writer
 
 
@@ -214,7 +216,7 @@ def test_every_materialization_is_listed_newest_first_and_shown_as_a_table(house
 
 CODE_LOCATION = """
 import dagster as dg
-from dagster_ckpt.options import CheckpointConfig
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.orchestration import *
 
 @streaming_asset(checkpointing=CheckpointConfig(interval=1000))

@@ -18,17 +18,17 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import register
 
-from dagster_ckpt.catalog import RequestKind, RequestStatus, StartCause
-from dagster_ckpt.lifecycle.writer_lease import has_living_holder
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.catalog.records import RequestKind, RequestStatus, StartCause
+from dagster_ckpt.operations.launch import DriverLaunch
+from dagster_ckpt.orchestration.assets.external_stream import external_streaming_asset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
-    DriverLaunch,
     StateBackendResource,
-    external_streaming_asset,
-    stream_definitions,
 )
-from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.runs.run_config import RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.stream.lease import has_living_holder
 
 JOB = "clicks"
 DRIVER = Path(__file__).with_name("pretended_driver.py")

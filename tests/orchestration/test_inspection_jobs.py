@@ -11,17 +11,18 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_ckpt.catalog import Catalog, ImageRecord
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.operations import operations
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.jobs.markdown import markdown_table
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    StreamingAsset,
-    build_inspection_jobs,
 )
-from dagster_ckpt.orchestration.inspection_jobs import markdown_table
-from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
 from tests.as_writer import as_writer
 
 

@@ -12,11 +12,12 @@ from dagster import DagsterRunStatus
 from dagster._core.events import EngineEventData
 from orchestration_catalog import register
 
-from dagster_ckpt.catalog import Catalog, Holder, StartCause
-from dagster_ckpt.lifecycle.liveness import LIVELY_MS, SLOW_START_MS, this_holder
-from dagster_ckpt.orchestration import CheckpointCatalogResource
-from dagster_ckpt.orchestration.lost_runs import Silences, report_lost_runs
-from dagster_ckpt.orchestration.tags import JOB_ID_TAG
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import Holder, StartCause
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG
+from dagster_ckpt.orchestration.runs.run_status import Silences, report_lost_runs
+from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS, this_holder
 from tests.as_writer import as_writer
 
 # No process has it: Linux' numbers end at 4194304.

@@ -9,27 +9,27 @@ import dagster as dg
 import pytest
 import yaml
 
-from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.options import (
-    CheckpointConfig,
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import (
     CustomCheckpointStorage,
-    CustomStateBackend,
     DeploymentStorage,
-    EmbeddedRocksDBStateBackend,
     FileSystemCheckpointStorage,
-    HashMapStateBackend,
     JobManagerCheckpointStorage,
-    PredefinedOptions,
-    RestartStrategies,
 )
-from dagster_ckpt.orchestration import streaming_asset
-from dagster_ckpt.orchestration.checkpoint_settings import CheckpointSettings, RestartSettings
-from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
-from dagster_ckpt.orchestration.resources import (
+from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
+from dagster_ckpt.config.predefined_options import PredefinedOptions
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import CustomStateBackend
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
 
 ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
     "mode": "AT_LEAST_ONCE",

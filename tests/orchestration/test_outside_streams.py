@@ -12,21 +12,21 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import HOST, begin_execution, register, take_image
 
-from dagster_ckpt.catalog import Catalog, ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.job import wall_clock_ms
-from dagster_ckpt.lifecycle.liveness import SILENCE_MS, this_holder
-from dagster_ckpt.options import CheckpointConfig, RestartStrategies
-from dagster_ckpt.orchestration import (
-    CheckpointCatalogResource,
-    DriverLaunch,
-    StreamingAsset,
-    build_catalog_sensor,
-    build_supervisor_sensor,
-    external_streaming_asset,
-    stream_definitions,
-)
-from dagster_ckpt.orchestration.tags import RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.operations.launch import DriverLaunch
+from dagster_ckpt.orchestration.assets.external_stream import external_streaming_asset
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.runs.run_config import RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.stream.liveness import SILENCE_MS, this_holder
 
 COMMAND = DriverLaunch(("spark-submit", "clicks.py"), log_directory="/var/log/streams")
 

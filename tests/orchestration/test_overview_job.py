@@ -8,13 +8,13 @@ import dagster as dg
 import pytest
 from orchestration_catalog import HOST, begin_execution, take_image
 
-from dagster_ckpt.catalog import Catalog
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.jobs.overview_job import build_overview_job
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    StreamingAsset,
-    build_overview_job,
 )
 from tests.as_writer import as_writer
 

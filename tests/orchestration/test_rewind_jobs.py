@@ -10,19 +10,20 @@ import dagster as dg
 import pytest
 from orchestration_catalog import begin_execution
 
-from dagster_ckpt.catalog import Catalog, RequestKind
-from dagster_ckpt.lifecycle import operations
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import RequestKind
+from dagster_ckpt.operations import operations
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
+from dagster_ckpt.orchestration.jobs.rewind_report import preview_metadata
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    StreamingAsset,
-    build_rewind_jobs,
 )
-from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
-from dagster_ckpt.orchestration.rewind_report import preview_metadata
-from dagster_ckpt.orchestration.supervisor_sensor import _start_run
+from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
+from dagster_ckpt.orchestration.sensors.supervisor_sensor import _start_run
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
 

@@ -9,16 +9,13 @@ import dagster as dg
 import pytest
 from orchestration_catalog import take_image
 
-from dagster_ckpt.catalog import Catalog
-from dagster_ckpt.options import Blackout, SavepointHistory
-from dagster_ckpt.orchestration import (
-    CheckpointCatalogResource,
-    PeriodicSavepoints,
-    StreamingAsset,
-    build_operator_jobs,
-    build_savepoint_schedule,
-    stream_definitions,
-)
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.policies.savepoint_history import Blackout, SavepointHistory
 
 
 def evaluate(schedule: dg.ScheduleDefinition, at: str, **resources: Any) -> Any:

@@ -16,17 +16,17 @@ from dagster_pyspark import PySparkResource
 from planted_secrets import Planted
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.component.component import StreamingJobsComponent
+from dagster_ckpt.orchestration.component.in_yaml import with_values
+from dagster_ckpt.orchestration.component.query import Sink
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     SparkSessionResource,
     StateBackendResource,
-    StreamingJobsComponent,
-    stream_definitions,
-    streaming_asset,
 )
-from dagster_ckpt.orchestration.component.in_yaml import with_values
-from dagster_ckpt.orchestration.component.query import Sink
 
 PLANTED = Planted()
 NAMES = ("CATALOG_URL", "S3_SECRET", "S3A_SECRET", "REDIS_PASSWORD", "FACTORY_PASSWORD", "KAFKA_JAAS", "JDBC_PASSWORD")

@@ -14,29 +14,25 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import register, take_image
 
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import JobNotFoundError, OptionError
-from dagster_ckpt.lifecycle.execution import Outcome, RunRequest
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.retention import RetentionReport
-from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd
-from dagster_ckpt.options import CheckpointConfig
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    Stream,
-    StreamingAsset,
-    StreamResource,
-    StreamRunConfig,
-    StreamSpec,
-    build_catalog_sensor,
-    declare_stream,
-    stream_definitions,
-    stream_run,
-    streaming_asset,
-    streaming_multi_asset,
 )
-from dagster_ckpt.orchestration.jobs_of_streams import find_stream, streaming_job
+from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
+from dagster_ckpt.orchestration.runs import stream_run
+from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
+from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.recovery.retention import RetentionReport
+from dagster_ckpt.runtime.execution import Outcome, RunRequest
+from dagster_ckpt.runtime.supervision import EndKind, QueryEnd
+from dagster_ckpt.stream.handle import StreamingJob
 
 SPEC = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=1000))
 GOOD, BAD = dg.AssetKey(["shop", "good"]), dg.AssetKey(["shop", "bad"])

@@ -17,23 +17,21 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import HOST, begin_execution, take_image
 
-from dagster_ckpt.catalog import Catalog, EventType, LeaseRecord, PreflightRecord, StartCause
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import PreflightRecord
+from dagster_ckpt.catalog.records import EventType, LeaseRecord, StartCause
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import LeaseHeldError
-from dagster_ckpt.lifecycle.execution import Outcome, RunRequest
-from dagster_ckpt.lifecycle.job import StreamingJob
-from dagster_ckpt.lifecycle.retention import RetentionReport
-from dagster_ckpt.lifecycle.supervision import EndKind, QueryEnd
-from dagster_ckpt.options import CheckpointConfig, TerminalState
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    StreamingAsset,
-    preflight_run,
-    stream_definitions,
-    stream_run,
 )
-from dagster_ckpt.orchestration.tags import (
+from dagster_ckpt.orchestration.runs import preflight_run, stream_run
+from dagster_ckpt.orchestration.runs.run_config import (
     GAVE_UP_TAG,
     JOB_ID_TAG,
     PARENT_RUN_ID_TAG,
@@ -41,6 +39,10 @@ from dagster_ckpt.orchestration.tags import (
     RETRY_NUMBER_TAG,
     START_REQUEST_TAG,
 )
+from dagster_ckpt.recovery.retention import RetentionReport
+from dagster_ckpt.runtime.execution import Outcome, RunRequest
+from dagster_ckpt.runtime.supervision import EndKind, QueryEnd
+from dagster_ckpt.stream.handle import StreamingJob
 from tests.as_writer import as_writer
 
 EXECUTION = "the execution"

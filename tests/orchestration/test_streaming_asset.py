@@ -12,18 +12,19 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.run_request import RunRequest
 
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CatalogError, OptionError, StorageAccessError
-from dagster_ckpt.options import CheckpointConfig, FileSystemCheckpointStorage
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendKind,
     StateBackendResource,
-    StreamingAsset,
-    stream_definitions,
-    streaming_asset,
 )
-from dagster_ckpt.orchestration.jobs_of_streams import streaming_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
 
 OPERATOR_JOBS = [
     "trigger_checkpoint_job",

@@ -21,21 +21,19 @@ from pyspark.sql import DataFrame, SparkSession
 from small_spark import lay_file, small_spark
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.lifecycle.health_settings import HealthSettings
-from dagster_ckpt.orchestration import (
-    CheckpointCatalogResource,
-    CheckpointSettings,
-    CheckpointStorageResource,
-    RestartSettings,
-    StateBackendResource,
-    Stream,
-    StreamingJobsComponent,
-    streaming_asset,
-)
+from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.orchestration._compat import plan_outside_runs
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.component.component import StreamingJobsComponent
 from dagster_ckpt.orchestration.component.health import Health
-from dagster_ckpt.orchestration.component.job import EveryMinute
-from dagster_ckpt.orchestration.upgrade_settings import UpgradeSettings
+from dagster_ckpt.orchestration.component.stream import EveryMinute
+from dagster_ckpt.orchestration.resources.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+)
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from tests.as_writer import as_writer
 
 PAGE = Path(__file__).parents[2] / "docs/components.md"
@@ -152,7 +150,7 @@ def run(definitions: dg.Definitions, instance: dg.DagsterInstance, job: str, ops
 
 def restored_from(home: Path) -> str | None:
     """The label of the image that the newest execution began with."""
-    from dagster_ckpt.catalog import Catalog
+    from dagster_ckpt.catalog.catalog import Catalog
 
     catalog = Catalog(f"sqlite:///{home}/catalog.db")
     execution = catalog.executions.latest("hourly_orders")

@@ -11,8 +11,8 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import HOST, begin_execution, register
 
-from dagster_ckpt.catalog import (
-    Catalog,
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import (
     EventType,
     ExecutionRecord,
     ExecutionStatus,
@@ -20,19 +20,21 @@ from dagster_ckpt.catalog import (
     RequestStatus,
     StartCause,
 )
-from dagster_ckpt.lifecycle.job import wall_clock_ms
-from dagster_ckpt.lifecycle.reconcile import LAUNCH_MS
-from dagster_ckpt.options import RecoveryClaimMode
-from dagster_ckpt.orchestration import (
-    CheckpointCatalogResource,
-    StreamingAsset,
-    build_desired_state_jobs,
-    build_operator_jobs,
-    build_supervisor_sensor,
+from dagster_ckpt.config.modes import RecoveryClaimMode
+from dagster_ckpt.operations.reconcile import LAUNCH_MS
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.jobs.desired_state_jobs import build_desired_state_jobs
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.runs.run_config import (
+    GAVE_UP_TAG,
+    JOB_ID_TAG,
+    RESTART_OF_TAG,
+    START_REQUEST_TAG,
+    StreamRunConfig,
 )
-from dagster_ckpt.orchestration.streaming_asset import StreamRunConfig
-from dagster_ckpt.orchestration.supervisor_sensor import FIRST_PAUSE_MS
-from dagster_ckpt.orchestration.tags import GAVE_UP_TAG, JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
+from dagster_ckpt.stream.handle import wall_clock_ms
 from tests.as_writer import as_writer
 
 DELAY_MS = 60_000
@@ -52,7 +54,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("dagster_ckpt.orchestration.supervisor_sensor.wall_clock_ms", clock)
+    monkeypatch.setattr("dagster_ckpt.orchestration.sensors.supervisor_sensor.wall_clock_ms", clock)
     return clock
 
 

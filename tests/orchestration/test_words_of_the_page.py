@@ -9,15 +9,16 @@ import dagster as dg
 import pytest
 from dagster._config import ConfigTypeKind
 
-from dagster_ckpt.options import CheckpointConfig, RecoveryClaimMode
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.modes import RecoveryClaimMode
+from dagster_ckpt.operations.launch import DriverLaunch
+from dagster_ckpt.orchestration.assets.external_stream import external_streaming_asset
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
-    DriverLaunch,
     StateBackendResource,
-    external_streaming_asset,
-    stream_definitions,
-    streaming_asset,
 )
 
 

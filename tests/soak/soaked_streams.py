@@ -7,17 +7,17 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import PySparkResource
 
-from dagster_ckpt.demo import streams
-from dagster_ckpt.demo.assets import CHECKPOINTING, SPARK, FlightsResource
-from dagster_ckpt.demo.workspace import Workspace
-from dagster_ckpt.options import RestartStrategies
-from dagster_ckpt.orchestration import (
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
-    stream_definitions,
-    streaming_asset,
 )
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from examples.flights import streams
+from examples.flights.assets import CHECKPOINTING, SPARK, FlightsResource
+from examples.flights.workspace import Workspace
 
 RESTART = RestartStrategies.fixed_delay_restart(1_000_000, 500)
 workspace = Workspace.from_environment()

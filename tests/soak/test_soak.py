@@ -15,11 +15,11 @@ from random import Random
 import dagster as dg
 import pytest
 
-from dagster_ckpt.catalog import ExecutionStatus
-from dagster_ckpt.demo.compare import compare_tables
-from dagster_ckpt.demo.drill import Feed, run_uninterrupted
-from dagster_ckpt.demo.streams import final_watermarks
-from dagster_ckpt.orchestration.tags import JOB_ID_TAG
+from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG
+from examples.flights.compare import compare_tables
+from examples.flights.drill import Feed, run_uninterrupted
+from examples.flights.streams import final_watermarks
 from tests.e2e.stage import Stage
 from tests.soak.mayhem import Mayhem
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from doctor_patients import Patient
 from live_files import changelog
 
-from dagster_ckpt.spark import cut
-from dagster_ckpt.spark.doctor import Code, Severity
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.doctor.finding import Code, Severity
 
 
 @dataclass(frozen=True)

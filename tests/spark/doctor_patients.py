@@ -24,8 +24,8 @@ from spark_scenarios import (
     write_input,
 )
 
-from dagster_ckpt.options.state_backend import StateBackend
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 BATCHES = 6
 QUERIES: dict[str, tuple[Callable[[DataFrame, DataFrame], DataFrame], StateBackend]] = {

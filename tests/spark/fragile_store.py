@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import BinaryIO
 
-from dagster_ckpt.image import nothing
-from dagster_ckpt.storage.memory_space import MemorySpace
-from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.objects import nothing
+from dagster_ckpt.snapshot.object_store import ObjectImageStore, StoreLayout
 
 JOB_ROOT, SAVEPOINT_ROOT = "mem://images/job", "mem://savepoints"
 # As the options name it, where it counts: small files lie in data objects, as they do in a query of some size.

@@ -8,7 +8,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from dagster_ckpt.spark import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

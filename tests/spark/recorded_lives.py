@@ -20,7 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_scenarios import Workload
 
 from dagster_ckpt.errors import IncompleteCutError
-from dagster_ckpt.spark import LiveDirectory, clone, cut, start_query
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.query.query import start_query
 
 
 @dataclass(frozen=True)

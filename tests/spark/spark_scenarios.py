@@ -12,19 +12,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 from small_spark import lay_file
 
+from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import NothingCommittedError
-from dagster_ckpt.options import EmbeddedRocksDBStateBackend, HashMapStateBackend, StateBackend
-from dagster_ckpt.spark import (
-    LiveDirectory,
-    Materialized,
-    apply_state_backend,
-    logged_batch,
-    materialize,
-    roll_back,
-    staged_cut,
-    start_query,
-    until_not_overtaken,
-)
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Materialized, materialize
+from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
+from dagster_ckpt.spark.query.output import logged_batch
+from dagster_ckpt.spark.query.query import start_query
+from dagster_ckpt.spark.query.settings import apply_state_backend
 
 SCHEMA = "k long, v long, t timestamp"
 FILES = 8

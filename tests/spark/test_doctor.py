@@ -26,10 +26,14 @@ from pyspark.sql import SparkSession
 from small_spark import small_spark
 from spark_scenarios import HEAP, ROCKSDB_V2, Workload, aggregation, run_to_the_end
 
-from dagster_ckpt.options.state_backend import StateBackend
-from dagster_ckpt.spark import LiveDirectory, clone, roll_back_to_own_past, start_query
-from dagster_ckpt.spark.doctor import ADVICE, Code, Diagnosis, Severity, diagnose
-from dagster_ckpt.spark.doctor.crc32c import crc32c
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.checkpoint_dir.rewind import roll_back_to_own_past
+from dagster_ckpt.spark.doctor.checksums import crc32c
+from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
+from dagster_ckpt.spark.doctor.finding import ADVICE, Code, Severity
+from dagster_ckpt.spark.query.query import start_query
 
 pytestmark = pytest.mark.spark
 

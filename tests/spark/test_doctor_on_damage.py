@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from dagster_ckpt.image import FileEntry
-from dagster_ckpt.spark import LiveDirectory
-from dagster_ckpt.spark.doctor import Code, Diagnosis, KnownSnapshot, Severity, diagnose
-from dagster_ckpt.spark.doctor.lz4_blocks import xxh32
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.doctor.against_snapshot import KnownSnapshot
+from dagster_ckpt.spark.doctor.checksums import xxh32
+from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
+from dagster_ckpt.spark.doctor.finding import Code, Severity
 from tests.fuzz.live_directories import files
 
 

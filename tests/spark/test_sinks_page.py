@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.spark import Replay, SinkEffect, can_replay_a_batch, forecast
+from dagster_ckpt.sinks.effect import Replay, SinkEffect
+from dagster_ckpt.sinks.forecast import forecast
+from dagster_ckpt.spark.query.sinks import can_replay_a_batch
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "coverage.md"

@@ -6,10 +6,10 @@ import pytest
 from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
-from dagster_ckpt.spark import cut
-from dagster_ckpt.spark.file_source import log_offset
-from dagster_ckpt.spark.folder import FileVersion
-from dagster_ckpt.spark.local_folder import LocalFolder, LocalListing
+from dagster_ckpt.io.folder import FileVersion
+from dagster_ckpt.io.local_folder import LocalFolder, LocalListing
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.file_source import log_offset
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from live_files import HDFS, ROCKSDB, LiveFiles, changelog, schema
 
-from dagster_ckpt.spark import cut
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
 
 UID = "0a-1b"
 

@@ -8,11 +8,16 @@ import pytest
 from live_files import HDFS, LiveFiles
 from pyspark.sql import SparkSession
 
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CutOvertakenError, ImageAbortedError
-from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.spark import ExecutorCopy, Filler, LiveDirectory, executors_above, materialize, staged_cut
-from dagster_ckpt.storage import ImageStore, open_store
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.spark.checkpoint_dir.executor_copy import ExecutorCopy, executors_above
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
+from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 
 pytestmark = pytest.mark.spark
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError
-from dagster_ckpt.spark import SinkEntry, can_replay_a_batch, file_sink_path, roll_back
-from dagster_ckpt.spark.file_sink import capture
-from dagster_ckpt.spark.local_folder import LocalFolder
+from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry, capture, roll_back
+from dagster_ckpt.spark.query.sinks import can_replay_a_batch, file_sink_path
 
 INTERVAL = 10
 

@@ -5,9 +5,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.spark import LiveDirectory
-from dagster_ckpt.spark.folder import Folder
-from dagster_ckpt.spark.opening import open_folder
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -13,18 +13,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_scenarios import ROCKSDB_CHANGELOG, SCHEMA
 
-from dagster_ckpt.image import METADATA_NAME
-from dagster_ckpt.image.container import FORMAT_VERSION
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.spark import (
-    LiveDirectory,
-    LiveStatus,
-    apply_state_backend,
-    inspect_live_directory,
-    materialize,
-    start_query,
-)
-from dagster_ckpt.storage import ImageStore, open_store
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.snapshot.container import FORMAT_VERSION
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.snapshot.writer import METADATA_NAME
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import materialize
+from dagster_ckpt.spark.query.query import start_query
+from dagster_ckpt.spark.query.settings import apply_state_backend
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())

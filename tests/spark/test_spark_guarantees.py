@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 from live_files import LiveFiles
 
-from dagster_ckpt.spark import ExecutionMode, Guarantee, LiveStatus, cut, guarantees, inspect_live_directory
-from dagster_ckpt.spark.guarantees import mode_of_execution
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.query.guarantees import ExecutionMode, Guarantee, guarantees, mode_of_execution
 
 FILE_SINK = "FileSink[file:/out]"
 DELTA = "DeltaSink[/table]"

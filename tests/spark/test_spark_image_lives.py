@@ -32,11 +32,18 @@ from spark_scenarios import HEAP, ROCKSDB_CHANGELOG, ROCKSDB_V2, Workload, run_t
 from spark_stateful_queries import counts_for_ever
 
 from dagster_ckpt.errors import ImageAbortedError
-from dagster_ckpt.image import METADATA_NAME, FileEntry, ImageHeader, ImageKind, Source, object_name
-from dagster_ckpt.spark import Donor, LiveDirectory, LiveStatus, cut, inspect_live_directory, materialize, staged_cut
-from dagster_ckpt.spark.restore import Filler
-from dagster_ckpt.storage.deletion import DELETING_NAME
-from dagster_ckpt.storage.object_store import ObjectImageStore
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.garbage_collection import DELETING_NAME
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind, object_name
+from dagster_ckpt.snapshot.object_store import ObjectImageStore
+from dagster_ckpt.snapshot.reuse import Source
+from dagster_ckpt.snapshot.writer import METADATA_NAME
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.donors import Donor
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
+from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 
 pytestmark = pytest.mark.spark
 

@@ -24,18 +24,22 @@ from spark_scenarios import (
     take_image,
 )
 
+from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError
-from dagster_ckpt.options import StateBackend
-from dagster_ckpt.spark import LiveDirectory, SinkEffect, clone, give_query_id, roll_back_to_own_past
-from dagster_ckpt.spark.doctor import Code, diagnose
-from dagster_ckpt.spark.in_flight import (
+from dagster_ckpt.sinks.effect import SinkEffect
+from dagster_ckpt.sinks.in_flight import (
     InFlight,
     InFlightFacts,
     decide_in_flight,
     forecast_in_flight,
     settle_in_flight,
 )
-from dagster_ckpt.spark.output import begin_log, empty_log
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, roll_back_to_own_past
+from dagster_ckpt.spark.doctor.diagnosis import diagnose
+from dagster_ckpt.spark.doctor.finding import Code
+from dagster_ckpt.spark.query.output import begin_log, empty_log
 
 CASES = yaml.safe_load((Path(__file__).parent / "in_flight.yaml").read_text())
 FED, END = 3, 5

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from live_files import LiveFiles
 
-from dagster_ckpt.spark import LiveStatus, Positions, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import Positions
 
 
 @pytest.fixture

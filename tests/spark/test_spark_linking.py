@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.image import FileEntry
-from dagster_ckpt.spark.linking import Linker
-from dagster_ckpt.spark.local_folder import LocalFolder
+from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.hard_links import Linker
 
 
 @pytest.fixture

@@ -1,7 +1,12 @@
 import pytest
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.spark.logs import parse_commit_entry, parse_log_lines, parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.logs import (
+    parse_commit_entry,
+    parse_log_lines,
+    parse_offset_entry,
+    parse_query_id,
+)
 
 METADATA = (
     b'{"batchWatermarkMs":42,"batchTimestampMs":1,"conf":{"spark.sql.shuffle.partitions":"8",'

@@ -18,8 +18,10 @@ from spark_scenarios import (
     take_image,
 )
 
-from dagster_ckpt.options.state_backend import StateBackend
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory, materialize
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import materialize
 
 pytestmark = pytest.mark.spark
 

@@ -24,16 +24,12 @@ from spark_scenarios import (
 )
 
 from dagster_ckpt.errors import NothingCommittedError
-from dagster_ckpt.spark import (
-    ExecutionMode,
-    LiveDirectory,
-    LiveStatus,
-    SupervisedQuery,
-    cut,
-    inspect_live_directory,
-    start_query,
-)
-from dagster_ckpt.spark.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.guarantees import ExecutionMode
+from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 
 pytestmark = pytest.mark.spark
 EVOLUTION = "spark.sql.streaming.queryEvolution"

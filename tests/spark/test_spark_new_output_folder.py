@@ -9,7 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 from small_spark import lay_file, small_spark
 
-from dagster_ckpt.spark import LiveDirectory, begin_log, empty_log, logged_batch, start_query
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.output import begin_log, empty_log, logged_batch
+from dagster_ckpt.spark.query.query import start_query
 
 pytestmark = pytest.mark.spark
 

@@ -5,8 +5,10 @@ import pytest
 from live_files import LiveFiles, schema
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, RestoreError
-from dagster_ckpt.spark import LiveDirectory, cut, materialize
-from dagster_ckpt.spark.operators import is_metadata_v2, rewrite_schema_paths
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
+from dagster_ckpt.spark.checkpoint_dir.restore import materialize
 
 SCHEMA = "state/0/_stateSchema/default/0_ff20b0ad"
 

@@ -10,7 +10,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.errors import RestoreError
-from dagster_ckpt.spark import SinkEntry, fork_output, named_output, part_files, read_sink_log, same_folder
+from dagster_ckpt.sinks.parquet import fork_output
+from dagster_ckpt.sinks.part_files import part_files, read_sink_log
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry
+from dagster_ckpt.spark.query.output import named_output, same_folder
 
 pytestmark = pytest.mark.spark
 

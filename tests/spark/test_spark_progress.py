@@ -1,5 +1,4 @@
-from dagster_ckpt.spark import QueryProgress
-from dagster_ckpt.spark.progress import SourceProgress
+from dagster_ckpt.spark.query.progress import QueryProgress, SourceProgress
 
 REPORT = {
     "id": "q",

@@ -9,18 +9,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from spark_scenarios import FILES, FORMAT_V2, HEAP, Workload, aggregation, take_image
 
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, QueryStopError
-from dagster_ckpt.options import EmbeddedRocksDBStateBackend
-from dagster_ckpt.spark import (
-    LiveDirectory,
-    LiveStatus,
-    SupervisedQuery,
-    apply_state_backend,
-    inspect_live_directory,
-    jvm_process,
-    materialize,
-    start_query,
-)
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import materialize
+from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark.query.settings import apply_state_backend
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from small_spark import lay_file, small_spark
 
-from dagster_ckpt.spark import LiveDirectory, Replay, SinkEffect, clone, forecast, roll_back, start_query
+from dagster_ckpt.sinks.effect import Replay, SinkEffect
+from dagster_ckpt.sinks.forecast import forecast
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.query.query import start_query
 
 pytestmark = pytest.mark.spark
 

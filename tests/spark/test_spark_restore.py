@@ -8,20 +8,13 @@ from blake3 import blake3
 from live_files import LiveFiles
 
 from dagster_ckpt.errors import NothingCommittedError, RestoreError
-from dagster_ckpt.image import FileEntry
-from dagster_ckpt.spark import (
-    Donor,
-    DonorCheck,
-    Filler,
-    LiveDirectory,
-    LiveStatus,
-    clone,
-    cut,
-    inspect_live_directory,
-    materialize,
-)
-from dagster_ckpt.spark.layout import Positions
-from dagster_ckpt.spark.remote_folder import RemoteFolder
+from dagster_ckpt.io.remote_folder import RemoteFolder
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.checkpoint_dir.restore import Filler, clone, materialize
 
 Write = Callable[[str, Iterable[bytes]], None]
 

@@ -49,8 +49,9 @@ from spark_scenarios import (
     run_to_the_end,
 )
 
-from dagster_ckpt.options.state_backend import StateBackend
-from dagster_ckpt.spark import LiveDirectory, LiveStatus, inspect_live_directory
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 pytestmark = pytest.mark.spark
 

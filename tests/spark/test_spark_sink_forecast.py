@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.spark import Replay, SinkEffect, SinkEntry, SinkForecast, forecast
+from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.forecast import forecast
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry
 
 QUERY = "11111111-2222"
 

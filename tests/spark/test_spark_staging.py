@@ -11,8 +11,10 @@ import pytest
 from live_files import ROCKSDB, LiveFiles, snapshot_zip
 
 from dagster_ckpt.errors import CutOvertakenError
-from dagster_ckpt.image import Source
-from dagster_ckpt.spark import LiveDirectory, StagedCut, staged_cut, staging
+from dagster_ckpt.snapshot.reuse import Source
+from dagster_ckpt.spark.checkpoint_dir import staging
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.staging import StagedCut, staged_cut
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 
-from dagster_ckpt.image import FileEntry, ImageHeader, ImageKind
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.spark import staged_cut
-from dagster_ckpt.spark.folder import Folder
-from dagster_ckpt.spark.state import growth
-from dagster_ckpt.storage import ImageStore, open_store
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
+from dagster_ckpt.spark.checkpoint_dir.state import growth
 
 PARTITIONS = 3
 

@@ -6,8 +6,8 @@ from spark_scenarios import HEAP, ROCKSDB_CHANGELOG, Workload, run_to_the_end, s
 from spark_stateful_queries import counts_over_a_join, transform_rows
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.spark import LiveDirectory
-from dagster_ckpt.spark.state_rows import count_state_rows
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.state_rows import count_state_rows
 
 pytestmark = pytest.mark.spark
 KEYS = 4

@@ -7,7 +7,8 @@ import pytest
 from live_files import HDFS, ROCKSDB, LiveFiles, changelog, schema, snapshot_zip, version_1_changelog
 
 from dagster_ckpt.errors import UnknownLayoutError
-from dagster_ckpt.spark import LiveStatus, cut, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.cut import cut
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 
 UID = "0a-1b"
 METADATA = "state/0/_metadata/metadata"

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.options import CheckpointStorage, FileSystemCheckpointStorage, JobManagerCheckpointStorage
-from dagster_ckpt.storage import ImageStore, open_store
+from dagster_ckpt.config.checkpoint_storage import (
+    CheckpointStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.store import ImageStore
 from dagster_ckpt.testing.trial_images import TRIAL_JOB, TrialJob
 
 THRESHOLD = 10

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.config.checkpoint_storage import CustomCheckpointStorage, DeploymentStorage
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.options import CustomCheckpointStorage, DeploymentStorage
-from dagster_ckpt.storage import CustomSpace, StoredObject, open_store
-from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.io.custom_objects import CustomSpace, StoredObject
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.testing.trial_images import FILES
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def test_the_example_of_the_documentation_passes_the_contract(tmp_path: Path) ->
 
 
 def test_the_contract_is_not_imported_with_the_package() -> None:
-    code = "import sys, dagster_ckpt.testing, dagster_ckpt.storage; sys.exit('pytest' in sys.modules)"
+    code = "import sys, dagster_ckpt.testing, dagster_ckpt.snapshot.opening; sys.exit('pytest' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
 
 

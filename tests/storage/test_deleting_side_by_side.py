@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.options import FileSystemCheckpointStorage
-from dagster_ckpt.storage import object_store, open_store
-from dagster_ckpt.storage.deletion import delete_image, storage_time_ms
-from dagster_ckpt.storage.local_space import LocalSpace
-from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.io.local_objects import LocalSpace
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.snapshot import object_store
+from dagster_ckpt.snapshot.garbage_collection import delete_image, storage_time_ms
+from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.testing.trial_images import FILES, TRIAL_JOB, TrialJob
 
 LARGE = {"id-1.sst": b"s" * 30_000}
@@ -106,7 +107,7 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
             return (Vanishing(entry) for entry in self._entries)
 
     real = os.scandir
-    monkeypatch.setattr("dagster_ckpt.storage.local_space.os.scandir", Listing)
+    monkeypatch.setattr("dagster_ckpt.io.local_objects.os.scandir", Listing)
 
     assert set(space.list("")) == {"chk-1", "chk-2"}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.storage import local_space, write_behind
-from dagster_ckpt.storage.local_space import LocalSpace
-from dagster_ckpt.storage.write_behind import WriteBehind
+from dagster_ckpt.io import local_objects as local_space
+from dagster_ckpt.io import local_objects as write_behind
+from dagster_ckpt.io.local_objects import LocalSpace, WriteBehind
 
 PIECE = 300 * 1024
 SMALL = 1000

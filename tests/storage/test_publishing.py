@@ -7,11 +7,11 @@ from typing import BinaryIO
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.image import ObjectSpace
-from dagster_ckpt.storage.custom_space import CustomSpace, FolderOfSpace, StoredObject
-from dagster_ckpt.storage.fsspec_space import FsspecSpace
-from dagster_ckpt.storage.local_space import LocalSpace
-from dagster_ckpt.storage.memory_space import MemorySpace
+from dagster_ckpt.io.custom_objects import CustomSpace, FolderOfSpace, StoredObject
+from dagster_ckpt.io.fsspec_objects import FsspecSpace
+from dagster_ckpt.io.local_objects import LocalSpace
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.objects import ObjectSpace
 
 NAME = "chk-1/_metadata"
 

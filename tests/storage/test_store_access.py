@@ -12,15 +12,15 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from dagster_ckpt.errors import ImageTooLargeError, OptionError, StorageAccessError
-from dagster_ckpt.options import (
+from dagster_ckpt.config.checkpoint_storage import (
     CustomCheckpointStorage,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.storage import open_store
-from dagster_ckpt.storage.local_space import LocalSpace
-from dagster_ckpt.storage.location import normalised
+from dagster_ckpt.errors import ImageTooLargeError, OptionError, StorageAccessError
+from dagster_ckpt.io.local_objects import LocalSpace
+from dagster_ckpt.io.location import normalised
+from dagster_ckpt.snapshot.opening import open_store
 
 FILES = {"1.zip": b"z" * 300}
 
@@ -105,7 +105,7 @@ def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, job_of, monkey
         def writelines(self, pieces):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dagster_ckpt.storage.access.Guarded.__init__", _guarding(FullDisk()))
+    monkeypatch.setattr("dagster_ckpt.io.access.Guarded.__init__", _guarding(FullDisk()))
     with pytest.raises(StorageAccessError, match=r"Cannot write file://.*shared/.*No space left"):
         job.checkpoint(1, FILES)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

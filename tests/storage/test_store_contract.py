@@ -2,9 +2,9 @@
 
 import pytest
 
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, JobManagerCheckpointStorage
 from dagster_ckpt.errors import ImageCorruptError, StorageAccessError
-from dagster_ckpt.options import CheckpointStorage, JobManagerCheckpointStorage
-from dagster_ckpt.testing import CheckpointStorageContract
+from dagster_ckpt.testing.checkpoint_storage_contract import CheckpointStorageContract
 from dagster_ckpt.testing.trial_images import FILES
 
 KINDS = ["file", "folders", "memory", "s3", "jobmanager", "jobmanager with path"]

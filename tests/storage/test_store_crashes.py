@@ -10,10 +10,10 @@ from typing import BinaryIO
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.image import nothing
-from dagster_ckpt.storage.deletion import Garbage, Sweep
-from dagster_ckpt.storage.memory_space import MemorySpace
-from dagster_ckpt.storage.object_store import ObjectImageStore, StoreLayout
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.objects import nothing
+from dagster_ckpt.snapshot.garbage_collection import Garbage, Sweep
+from dagster_ckpt.snapshot.object_store import ObjectImageStore, StoreLayout
 
 OLD = {"id-1.sst": b"s" * 500, "id-2.sst": b"t" * 500, "1.zip": b"z" * 300, "offsets/1": b"v1"}
 NEW = {"id-1.sst": b"s" * 500, "2.zip": b"y" * 300, "3.zip": b"x" * 400, "offsets/2": b"v1"}

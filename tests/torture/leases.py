@@ -13,7 +13,7 @@ from lease_losers import CASES
 from lost_lease import CATALOG_STEPS, Scene, Steps, lost_at
 from rewind_history import History
 
-from dagster_ckpt.spark.local_folder import LocalFolder
+from dagster_ckpt.io.local_folder import LocalFolder
 from tests.power_loss import CATALOG, Calls, Disk, Ran, Trouble
 from tests.torture.faults import LeaseFault, in_child
 

@@ -15,16 +15,18 @@ from rewind_history import LAST, History
 from test_roll_back import WRONG, failed_upgrade, row
 from test_run_job_refusals import PlayedQuery
 
-from dagster_ckpt.catalog import Holder, ImageStatus, RequestKind, UpgradePhase
+from dagster_ckpt.catalog.desired_states import UpgradePhase
+from dagster_ckpt.catalog.records import Holder, ImageStatus, RequestKind
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import RequestFailedError
-from dagster_ckpt.image import ImageKind
-from dagster_ckpt.lifecycle.execution import RunRequest, _Run
-from dagster_ckpt.lifecycle.operations import Operator, trigger_savepoint
-from dagster_ckpt.lifecycle.retention import apply_terminal_retention, housekeeping
-from dagster_ckpt.lifecycle.roll_back import roll_back
-from dagster_ckpt.lifecycle.start_from import StartFrom
-from dagster_ckpt.lifecycle.writer_lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.options import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.operations.operations import trigger_savepoint
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.operations.rollback import roll_back
+from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
+from dagster_ckpt.runtime.execution import RunRequest, _Run
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import holding
 
 _TTL_MS = 10**9

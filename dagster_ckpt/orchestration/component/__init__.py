@@ -5,8 +5,8 @@ component makes what `streaming_multi_asset` and `stream_definitions` make, and 
 """
 
 from dagster_ckpt.orchestration.component.component import StreamingJobsComponent, StreamResources
-from dagster_ckpt.orchestration.component.job import StreamingJobDeclaration
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger
+from dagster_ckpt.orchestration.component.stream import StreamingJobDeclaration
 
 __all__ = [
     "Sink",

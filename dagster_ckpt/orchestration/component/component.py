@@ -7,19 +7,19 @@ import dagster as dg
 from pydantic import BaseModel
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.lifecycle.health import HealthCheck
+from dagster_ckpt.operations.health import HealthCheck
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.component.field_names import telling
 from dagster_ckpt.orchestration.component.in_yaml import as_text, imported, in_yaml, said, settings_in_yaml
-from dagster_ckpt.orchestration.component.job import StreamingJobDeclaration
 from dagster_ckpt.orchestration.component.scaffolder import StreamingJobsScaffolder
-from dagster_ckpt.orchestration.resources import (
+from dagster_ckpt.orchestration.component.stream import StreamingJobDeclaration
+from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     SparkSessionResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.stream import Stream
-from dagster_ckpt.orchestration.stream_definitions import stream_definitions
 
 
 class StreamResources(dg.Resolvable, dg.Model):

@@ -5,7 +5,7 @@ from typing import Self
 import dagster as dg
 from pydantic import Field, model_validator
 
-from dagster_ckpt.lifecycle.health_settings import DAY_MS, HOUR_MS, HealthSettings
+from dagster_ckpt.operations.health_settings import DAY_MS, HOUR_MS, HealthSettings
 
 
 class Health(dg.Model):

@@ -1,27 +1,123 @@
-"""All examinations of one live directory, and what comes of them."""
+"""All examinations of one live directory, and how far back it is whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.doctor.against_snapshot import KnownSnapshot, examine_against_snapshot
-from dagster_ckpt.spark.doctor.batch_logs import examine_batch_logs
-from dagster_ckpt.spark.doctor.contents import examine_contents
+from dagster_ckpt.spark.doctor.checksums import examine_content, examine_contents, examine_log_contents
 from dagster_ckpt.spark.doctor.file_sink_logs import examine_file_sinks
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error
-from dagster_ckpt.spark.doctor.good_back_to import good_back_to
-from dagster_ckpt.spark.doctor.identity import examine_identity
-from dagster_ckpt.spark.doctor.leftovers import examine_leftovers
-from dagster_ckpt.spark.doctor.log_contents import examine_log_contents
-from dagster_ckpt.spark.doctor.operator_notes import examine_operator_notes
-from dagster_ckpt.spark.doctor.source_logs import examine_source_logs
-from dagster_ckpt.spark.doctor.state_files import examine_state_files
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
+from dagster_ckpt.spark.doctor.logs import examine_batch_logs, examine_source_logs
+from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examine_state_files
 from dagster_ckpt.spark.doctor.subject import Subject
-from dagster_ckpt.spark.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.layout import LiveDirectory
+
+
+def examine_identity(subject: Subject) -> Iterator[Finding]:
+    """Look at the query id."""
+    try:
+        query_id = parse_query_id(subject.folder.read(METADATA), f"{subject.live.url}/{METADATA}")
+    except FileNotFoundError:
+        if subject.commits or subject.offsets:
+            yield error(
+                Code.METADATA_MISSING,
+                METADATA,
+                "It is missing: Spark refuses to start (STREAMING_CHECKPOINT_MISSING_METADATA_FILE), since a "
+                "new query id "
+                "would make sinks that remember the old one write rows twice.",
+            )
+        return
+    except LiveDirectoryError as trouble:
+        yield error(Code.METADATA_UNREADABLE, METADATA, str(trouble))
+        return
+    if subject.expected_query_id is not None and query_id != subject.expected_query_id:
+        yield error(
+            Code.QUERY_ID_DIFFERS,
+            METADATA,
+            f"The directory belongs to query {query_id}, but the job's query is {subject.expected_query_id}: "
+            "another query "
+            "wrote here, or the directory was exchanged.",
+        )
+
+
+def examine_leftovers(subject: Subject) -> Iterator[Finding]:
+    """Look for files that were never finished."""
+    left = sorted(path for path in subject.hidden_files() if path.endswith((".tmp", ".tmp.crc")))
+    if left:
+        yield note(
+            Code.LEFTOVER_TEMPORARY_FILES,
+            left[0],
+            f"{len(left)} unfinished files are there: of tasks that run at this moment, or that were killed. Harmless.",
+        )
+
+
+# Wrong about the place, not about the bytes: a fresh directory has neither.
+_ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
+
+
+def good_back_to(
+    live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool = True, damaged: Set[str] = frozenset()
+) -> int | None:
+    """The newest committed batch after which everything that a resume needs is there, or None.
+
+    Of the newest batch an image can be taken; to an earlier one, `start_from=batch-<n>` goes back, which replays
+    exactly the batch after it, so that one's plan has to be whole too.
+
+    Args:
+        live: The directory; a query may be running in it.
+        sinks: The query's sinks, whose logs are needed as well.
+        deep: Also read the needed files, and count damaged ones as missing.
+        damaged: Files that are known to be damaged.
+    """
+    known = dict.fromkeys(damaged, True)
+    newest = Subject.of(live)
+    for batch in sorted(newest.commits, reverse=True):
+        carry = batch != newest.commit
+        seen = newest.up_to(batch, planned=carry)
+        try:
+            taken = cut(live, carry_in_flight=carry, sinks=sinks, attempts=1, at_batch=batch)
+            if any(examine_source_logs(seen)) or _sinks_are_damaged(taken):
+                continue
+        except (LiveDirectoryError, FileNotFoundError):
+            continue
+        if not deep or not any(_is_damaged(file, known) for file in taken.needed):
+            return batch
+    return None
+
+
+def _sinks_are_damaged(taken: Cut) -> bool:
+    """Whether a sink's log lost the batch, or an entry up to it cannot be read."""
+    reached = [sink.get("last_batch") for sink in taken.properties["sinks"]]
+    if any(last is not None and last < taken.batch_id for last in reached):
+        return True
+    try:
+        for file in taken.needed:
+            if file.path.startswith(f"{SINKS_FOLDER}/"):
+                parse_log_lines(file.folder.read(file.source), file.source)
+    except LiveDirectoryError:
+        return True
+    return False
+
+
+def _is_damaged(file: NeededFile, known: dict[str, bool]) -> bool:
+    if file.path not in known:
+        try:
+            findings = list(examine_content(file.folder, file.source))
+        except FileNotFoundError:
+            return True
+        known[file.path] = any(
+            finding.severity is Severity.ERROR and finding.code not in _ONLY_IN_PLACE for finding in findings
+        )
+    return known[file.path]
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from itertools import islice
 
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
-from dagster_ckpt.spark.file_sink import LOG
-from dagster_ckpt.spark.file_source import COMPACT, entry_id
-from dagster_ckpt.spark.folder import Folder
-from dagster_ckpt.spark.layout import COMMITS, OFFSETS, batch_ids
-from dagster_ckpt.spark.logs import parse_log_lines
-from dagster_ckpt.spark.opening import open_folder
-from dagster_ckpt.spark.sinks import file_sink_path
+from dagster_ckpt.spark.query.sinks import file_sink_path
 
 # A file whose name is a number by accident makes a gap that never ends.
 _GAPS_TOLD = 1_000

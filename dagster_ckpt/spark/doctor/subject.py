@@ -10,12 +10,12 @@ from functools import cached_property
 
 import fsspec
 
+from dagster_ckpt.config.storage_path import fsspec_arguments
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.options.file_systems import fsspec_arguments
-from dagster_ckpt.spark.folder import Folder
-from dagster_ckpt.spark.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
-from dagster_ckpt.spark.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
-from dagster_ckpt.spark.operators import Operator, read_operators
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
+from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 
 _PATH_IN_MESSAGE = re.compile(r"(\S+?)(?: is | has | cannot | vanished |: |$)")
 

@@ -1,0 +1,423 @@
+"""Decides when a snapshot is taken and when a query has failed too often at it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from random import Random
+
+from dagster_ckpt.checkpointing.coordinator.messages import (
+    Abort,
+    Action,
+    Attempt,
+    AttemptCompleted,
+    AttemptFailed,
+    Begin,
+    CheckpointFailureReason,
+    CleaningChanged,
+    CutTaken,
+    Discard,
+    Event,
+    FailQuery,
+    FailureSide,
+    QueryStarted,
+    QueryStopped,
+    Refuse,
+    StopQuery,
+    Tick,
+    Triggered,
+    begin_attempt,
+)
+from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason as Reason
+from dagster_ckpt.checkpointing.coordinator.pending_attempts import PendingAttempts, expired_at, subsumed_by
+from dagster_ckpt.checkpointing.coordinator.requests import (
+    TIMER_REQUEST,
+    Load,
+    RequestDecider,
+    Start,
+    TooSoon,
+    TriggerKind,
+    TriggerOrigin,
+    TriggerRequest,
+    Wait,
+)
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+
+UNLIMITED = 2**31 - 1
+"""From this number on, failures are not counted at all (Java's `Integer.MAX_VALUE`, as in Flink)."""
+
+
+class FailureCounter:
+    """Consecutive failures that count, against the number that is tolerated.
+
+    Args:
+        tolerable: Failures in a row after which one more fails the query.
+    """
+
+    def __init__(self, tolerable: int) -> None:
+        self._tolerable = tolerable
+        self._counted: set[int] = set()
+        self._last_success: int | None = None
+
+    @property
+    def consecutive(self) -> int:
+        """Counted failures since the last success."""
+        return len(self._counted)
+
+    def exceeded_by(self, number: int, kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
+        """Record a failure and tell whether it is one too many.
+
+        A number counts once, and not at all if a later or the same number has succeeded. When
+        the answer is true the count starts again at zero, so one streak fails the query once.
+
+        Args:
+            number: The attempt that failed.
+            kind: What it was to take.
+            reason: Why it failed.
+        """
+        if self._tolerable >= UNLIMITED or not _counts(kind, reason):
+            return False
+        if self._last_success is not None and number <= self._last_success:
+            return False
+        self._counted.add(number)
+        if len(self._counted) <= self._tolerable:
+            return False
+        self._counted.clear()
+        return True
+
+    def succeeded(self, number: int) -> None:
+        """Record a success, which ends a streak of failures unless it is an old one."""
+        if self._last_success is None or number > self._last_success:
+            self._last_success = number
+            self._counted.clear()
+
+
+def _counts(kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
+    match kind:
+        case TriggerKind.CHECKPOINT:
+            return reason.counts
+        case TriggerKind.SAVEPOINT:
+            return reason.counts and reason.side is FailureSide.QUERY
+        case TriggerKind.STOP_WITH_SAVEPOINT:
+            # In Flink tasks block in a synchronous savepoint until they hear of its completion,
+            # so a failed one must fail the job or they would wait for ever. Here nothing in the
+            # query waits for it: the process that hears of the failure is the one that lets the
+            # query go on, and the attempt's timeout bounds the wait.
+            return False
+
+
+class PeriodicTimer:
+    """A fixed-rate timer with a random first delay, as in Flink's `CheckpointCoordinator`.
+
+    The effective period is the longer of interval and pause. The first delay is drawn evenly
+    between the pause and the period, so that jobs that start together do not all take their
+    checkpoints together.
+
+    Args:
+        interval_ms: The checkpoint interval; None is a timer that never fires.
+        min_pause_ms: The minimum pause between checkpoints.
+        random: Where the first delay is drawn from.
+    """
+
+    def __init__(self, *, interval_ms: int | None, min_pause_ms: int, random: Random) -> None:
+        self._period_ms = None if interval_ms is None else max(interval_ms, min_pause_ms)
+        self._min_pause_ms = min_pause_ms
+        self._random = random
+        self._due_at_ms: int | None = None
+
+    @property
+    def due_at_ms(self) -> int | None:
+        """When it fires next; None while it is off."""
+        return self._due_at_ms
+
+    def start(self, now_ms: int) -> None:
+        """Turn the timer on, after a random first delay."""
+        if self._period_ms is not None:
+            self._due_at_ms = now_ms + self._random.randint(self._min_pause_ms, self._period_ms)
+
+    def stop(self) -> None:
+        """Turn the timer off."""
+        self._due_at_ms = None
+
+    def postpone(self, due_at_ms: int) -> None:
+        """Fire next at this time, and at the fixed rate from then on."""
+        self._due_at_ms = due_at_ms
+
+    def fires(self, now_ms: int) -> bool:
+        """Whether it is due; if so, it is set to the next time of its rate after now.
+
+        Periods that went by unseen are skipped: catching up would take the same image again.
+        """
+        if self._period_ms is None or self._due_at_ms is None or now_ms < self._due_at_ms:
+            return False
+        missed = (now_ms - self._due_at_ms) // self._period_ms
+        self._due_at_ms += (missed + 1) * self._period_ms
+        return True
+
+
+MAX_PAUSE_MS = 365 * 24 * 3_600_000
+"""A longer minimum pause is taken for this one, as in Flink: one year."""
+
+
+class CheckpointCoordinator:
+    """Events in, actions out: no thread, no I/O and no clock of its own.
+
+    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, also across
+    restarts of that query. Whoever drives it hands in each event, carries out the returned
+    actions in their order, and sends a `Tick` at `next_deadline_ms`.
+
+    A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the
+    driver itself when it reports the end of an attempt that is still pending.
+
+    Args:
+        options: The job's checkpointing options.
+        first_number: Number of the first attempt.
+        random: Where the first delay of the periodic timer is drawn from.
+
+    Raises:
+        OptionError: The options contradict each other (`CheckpointOptions.in_effect`).
+    """
+
+    def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
+        options = options.in_effect()
+        min_pause_ms = min(options.min_pause_ms, MAX_PAUSE_MS)
+        self._options = options
+        self._next_number = first_number
+        self._decider = RequestDecider(
+            max_concurrent=options.max_concurrent,
+            min_pause_ms=min_pause_ms,
+            force_savepoints=not options.unaligned,
+        )
+        self._timer = PeriodicTimer(interval_ms=options.interval_ms, min_pause_ms=min_pause_ms, random=random)
+        self._failures = FailureCounter(options.tolerable_failures)
+        self._pending = PendingAttempts()
+        self._is_running = False
+        self._stop_request: TriggerRequest | None = None
+        self._cleaning = 0
+        self._last_completion_ms: int | None = None
+        self._now_ms = 0
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """Monotonic time at which a `Tick` is due; None if nothing waits for time to pass."""
+        deadlines = (self._timer.due_at_ms, self._pending.next_expiry_ms)
+        return min((at_ms for at_ms in deadlines if at_ms is not None), default=None)
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next attempt will get."""
+        return self._next_number
+
+    @property
+    def pending(self) -> tuple[Attempt, ...]:
+        """The attempts under way, oldest first."""
+        return self._pending.attempts
+
+    @property
+    def waiting(self) -> tuple[TriggerRequest, ...]:
+        """The requests that wait for their attempt, the next one first."""
+        return self._decider.waiting
+
+    @property
+    def consecutive_failures(self) -> int:
+        """Failures since the last success that count against the tolerable ones."""
+        return self._failures.consecutive
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in an event.
+
+        An event that no longer matters, such as the report of an attempt nobody knows, changes
+        nothing. An event that arrives late is taken as happening now: time never goes back.
+
+        Returns:
+            What is to be done, in this order.
+        """
+        self._now_ms = max(self._now_ms, event.at_ms)
+        return list(chain(self._react(event), self._start_waiting()))
+
+    def _react(self, event: Event) -> Iterator[Action]:
+        match event:
+            case QueryStarted():
+                self._query_started()
+            case QueryStopped():
+                yield from self._query_stopped()
+            case Tick():
+                yield from self._expire()
+                yield from self._fire_timer()
+            case Triggered(request=request):
+                yield from self._triggered(request)
+            case CutTaken(number=number):
+                self._pending.cut_taken(number)
+            case AttemptCompleted(number=number):
+                yield from self._completed(number)
+            case AttemptFailed(number=number, reason=reason, detail=detail):
+                yield from self._failed(number, reason, detail)
+            case CleaningChanged(pending=pending):
+                self._cleaning = pending
+
+    # The life of the query
+
+    def _query_started(self) -> None:
+        if self._is_running:
+            return
+        self._is_running = True
+        self._timer.start(self._now_ms)
+
+    def _query_stopped(self) -> Iterator[Action]:
+        self._is_running = False
+        yield from self._suspend()
+
+    def _suspend(self) -> Iterator[Action]:
+        """Stop the periodic scheduler; abort what is pending and drop what waits, as Flink does."""
+        self._timer.stop()
+        self._stop_request = None
+        yield from self._abort(lambda _attempt: True, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
+        for request in self._decider.drop_all():
+            yield _refuse(request, Reason.CHECKPOINT_COORDINATOR_SUSPEND, "The request was still waiting.")
+
+    def _end_query(self, action: FailQuery | StopQuery) -> Iterator[Action]:
+        self._is_running = False
+        yield action
+        yield from self._suspend()
+
+    # Requests
+
+    def _triggered(self, request: TriggerRequest) -> Iterator[Action]:
+        if not self._is_running:
+            yield _refuse(request, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, "Ask again when the query is running.")
+        elif request.origin is TriggerOrigin.PERIODIC and self._stop_request is not None:
+            yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is under way.")
+        elif self._is_known(request):
+            # The same request handed in twice is still one request, with one answer.
+            return
+        elif request.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+            yield from self._stop_requested(request)
+        else:
+            yield from self._submit(request)
+
+    def _is_known(self, request: TriggerRequest) -> bool:
+        waiting = (queued.request_id for queued in self._decider.waiting)
+        begun = (attempt.request_id for attempt in self._pending.attempts)
+        return request.request_id in chain(waiting, begun)
+
+    def _stop_requested(self, request: TriggerRequest) -> Iterator[Action]:
+        if self._stop_request is not None:
+            yield _refuse(
+                request,
+                Reason.TOO_MANY_CHECKPOINT_REQUESTS,
+                f"Stop-with-savepoint {self._stop_request.request_id} is under way, and there is only one at a time.",
+            )
+            return
+        yield from self._suspend()
+        self._stop_request = request
+        yield from self._submit(request)
+
+    def _submit(self, request: TriggerRequest) -> Iterator[Action]:
+        dropped = self._decider.submit(request)
+        if dropped is not None:
+            yield _refuse(
+                dropped,
+                Reason.TOO_MANY_CHECKPOINT_REQUESTS,
+                "It was the lowest in order; ask again when the queue is shorter.",
+            )
+
+    # The passing of time
+
+    def _expire(self) -> Iterator[Action]:
+        expired = self._pending.abort(expired_at(self._now_ms), Reason.CHECKPOINT_EXPIRED)
+        for attempt in expired:
+            yield Abort(attempt.number, Reason.CHECKPOINT_EXPIRED)
+        for attempt in expired:
+            detail = f"It had {self._options.timeout_ms} ms."
+            yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
+
+    def _fire_timer(self) -> Iterator[Action]:
+        # Unlike in Flink, the timer has one request waiting at most. A long savepoint would else
+        # be followed by a burst of checkpoints of the same commit.
+        if self._timer.fires(self._now_ms) and TIMER_REQUEST not in self._decider.waiting:
+            yield from self._submit(TIMER_REQUEST)
+
+    # The ends of attempts
+
+    def _completed(self, number: int) -> Iterator[Action]:
+        aborted_because = self._pending.abort_settled(number)
+        if aborted_because is not None:
+            yield Discard(number, aborted_because)
+        attempt = self._pending.end(number)
+        if attempt is None:
+            return
+        self._failures.succeeded(number)
+        self._last_completion_ms = self._now_ms
+        yield from self._abort(subsumed_by(attempt), Reason.CHECKPOINT_SUBSUMED)
+        if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+            yield from self._end_query(StopQuery(number))
+
+    def _failed(self, number: int, reason: Reason, detail: str) -> Iterator[Action]:
+        self._pending.abort_settled(number)
+        attempt = self._pending.end(number)
+        if attempt is not None:
+            yield from self._attempt_lost(attempt, reason, detail)
+
+    def _attempt_lost(self, attempt: Attempt, reason: Reason, detail: str) -> Iterator[Action]:
+        if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+            # Without its savepoint the query is not to stop: it goes on as before.
+            self._stop_request = None
+            self._timer.start(self._now_ms)
+        exceeded = self._failures.exceeded_by(attempt.number, attempt.kind, reason)
+        if exceeded and self._is_running:
+            sentence = " ".join(part for part in (reason.sentence, detail) if part)
+            yield from self._end_query(
+                FailQuery(
+                    reason,
+                    "Exceeded checkpoint tolerable failure threshold "
+                    f"({self._options.tolerable_failures} in a row are tolerated). The last one was "
+                    f"attempt {attempt.number}: {sentence}",
+                )
+            )
+
+    def _abort(self, which: Callable[[Attempt], bool], reason: Reason) -> Iterator[Action]:
+        for attempt in self._pending.abort(which, reason):
+            yield Abort(attempt.number, reason)
+
+    # The start of attempts
+
+    def _start_waiting(self) -> Iterator[Action]:
+        while True:
+            match self._decider.decide(self._load()):
+                case Start(request=request):
+                    yield self._begin(request)
+                case TooSoon(request=request, remaining_ms=remaining_ms):
+                    if request.is_timer:
+                        self._timer.postpone(self._now_ms + remaining_ms)
+                    yield _refuse(
+                        request,
+                        Reason.MINIMUM_TIME_BETWEEN_CHECKPOINTS,
+                        f"It lasts for another {remaining_ms} ms.",
+                    )
+                case Wait():
+                    return
+
+    def _load(self) -> Load:
+        return Load(
+            now_ms=self._now_ms,
+            triggering=self._pending.is_triggering,
+            pending=len(self._pending),
+            cleaning=self._cleaning,
+            last_completion_ms=self._last_completion_ms,
+        )
+
+    def _begin(self, request: TriggerRequest) -> Begin:
+        attempt = begin_attempt(
+            self._options,
+            number=self._next_number,
+            kind=request.kind,
+            request_id=request.request_id,
+            now_ms=self._now_ms,
+        )
+        self._next_number += 1
+        self._pending.begin(attempt)
+        return Begin(attempt)
+
+
+def _refuse(request: TriggerRequest, reason: Reason, advice: str) -> Refuse:
+    return Refuse(request.request_id, reason, f"{reason.sentence} {advice}")

@@ -1,0 +1,177 @@
+"""Taking one image: cut the live directory, store the cut, say what it holds."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.reuse import Source
+from dagster_ckpt.snapshot.store import StoredImage
+from dagster_ckpt.spark.checkpoint_dir.executor_copy import executors_above
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
+from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import checked_label
+from dagster_ckpt.stream.unregistered import DEPLOYMENT
+
+
+@dataclass(frozen=True)
+class SnapshotOrder:
+    """What is to be taken.
+
+    Attributes:
+        image_id: Id of the image, also in the catalog.
+        kind: Checkpoint or savepoint.
+        number: Number from the job's counter; the `n` of `chk-<n>`.
+        carry_in_flight: Carry the planned offsets of the running batch (unaligned).
+        base: Location of an image whose bytes may be shared; None writes everything.
+        target_directory: Where a savepoint goes, if not to the configured folder.
+        sinks: Sinks the query writes to, as the progress of the query names them.
+        label: A person's name for it.
+        properties: What else the image is to carry.
+
+    Raises:
+        OptionError: A start could not find the image by that label.
+    """
+
+    kind: ImageKind
+    number: int
+    image_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    carry_in_flight: bool = False
+    base: str | None = None
+    target_directory: str | None = None
+    sinks: tuple[str, ...] = ()
+    label: str | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a label that means something else: also one that did not come through a front door."""
+        checked_label(self.label)
+
+    def carrying_in_flight(self) -> SnapshotOrder:
+        """The same order, with the planned offsets of the running batch."""
+        return replace(self, carry_in_flight=True)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A stored image.
+
+    Attributes:
+        order: What was asked for.
+        batch_id: The batch after which it resumes.
+        query_id: Id of the Spark query.
+        stored: Where it is and how large.
+        properties: What the image says of itself.
+    """
+
+    order: SnapshotOrder
+    batch_id: int
+    query_id: str
+    stored: StoredImage
+    properties: Mapping[str, object]
+
+
+def sharing_base(job: StreamingJob) -> ImageRecord | None:
+    """The image that the next one of a job most likely has the most in common with.
+
+    That is the newest checkpoint of its timeline, else the image the timeline began with, else the newest checkpoint.
+    """
+    images = job.catalog.images
+    restorable = images.restorable(job.job_id)
+    checkpoints = [image for image in restorable if image.kind == ImageKind.CHECKPOINT]
+    return next(iter([*checkpoints, *restorable]), None) or images.newest_checkpoint(job.job_id)
+
+
+def take_snapshot(
+    job: StreamingJob,
+    live: LiveDirectory,
+    order: SnapshotOrder,
+    *,
+    now_ms: int,
+    on_cut: Callable[[int], None] = lambda _batch: None,
+    should_abort: Callable[[], bool] = lambda: False,
+) -> Snapshot:
+    """Cut a live directory at its newest commit and store the cut.
+
+    The files that have to be read are held first (few are read, many are linked), so that Spark may purge while a
+    slow upload goes on. Where it purges or replaces one before, a new cut is taken.
+
+    Args:
+        job: The job.
+        live: Its live directory, of a running or a stopped query.
+        order: What to take.
+        now_ms: Creation time that the image carries.
+        on_cut: Called with the batch id as soon as the files of a consistent cut are held.
+        should_abort: Asked during the upload; True ends it and removes what was written.
+
+    Raises:
+        NothingCommittedError: The query has not committed a batch yet.
+        IncompleteCutError: A file that a restore needs is missing.
+        StorageAccessError: The image could not be written.
+    """
+    return until_not_overtaken(lambda: _take(job, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort))
+
+
+def _take(
+    job: StreamingJob,
+    live: LiveDirectory,
+    order: SnapshotOrder,
+    *,
+    now_ms: int,
+    on_cut: Callable[[int], None],
+    should_abort: Callable[[], bool],
+) -> Snapshot:
+    is_checkpoint = order.kind is ImageKind.CHECKPOINT
+    base = job.store.base(order.base) if is_checkpoint else None
+    with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks, base=base) as staged:
+        taken = staged.cut
+
+        runner = executors_above(job.executor_copy_bytes) if job.executor_copy_bytes is not None else None
+
+        def hold(files: list[Source]) -> list[Source]:
+            size = sum(file.size for file in files)
+            # Executors cannot reach what is held on this machine; they read what Spark has not purged meanwhile.
+            held = files if runner is not None and runner.takes(size) else staged.hold(files)
+            on_cut(taken.batch_id)
+            return held
+
+        others = [sink for sink in order.sinks if file_sink_path(sink) is None]
+        named = {"label": order.label} if order.label is not None else {}
+        properties = {**taken.properties, "other_sinks": others, DEPLOYMENT: job.catalog.deployment_id}
+        properties |= {**order.properties, **named}
+        header = ImageHeader(
+            image_id=order.image_id,
+            job_id=job.job_id,
+            kind=order.kind,
+            number=order.number,
+            created_at_ms=now_ms,
+            batch_id=taken.batch_id,
+            query_id=taken.query_id,
+            properties=properties,
+        )
+        if is_checkpoint:
+            stored = job.store.write_checkpoint(
+                header,
+                staged.hand_over(),
+                base=base,
+                extends=taken.extends,
+                hold=hold,
+                should_abort=should_abort,
+                runner=runner,
+            )
+        else:
+            stored = job.store.write_savepoint(
+                header,
+                staged.hand_over(),
+                target_directory=order.target_directory,
+                base=order.base,
+                hold=hold,
+                should_abort=should_abort,
+                runner=runner,
+            )
+    return Snapshot(order, taken.batch_id, taken.query_id, stored, properties)

@@ -1,0 +1,311 @@
+"""The checkpointing options of a job under PyFlink's names, and as plain keywords."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, ClassVar, Self
+
+from dagster_ckpt.config import checkpoint_options as allowed
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
+from dagster_ckpt.config.durations import Duration
+from dagster_ckpt.config.effects import describe_options
+from dagster_ckpt.config.modes import (
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+    ExternalizedCheckpointRetention,
+)
+from dagster_ckpt.config.option_description import OptionDescription
+from dagster_ckpt.config.validation import INT_MAX, Choice, Switch
+from dagster_ckpt.errors import OptionTypeError
+
+__all__ = ["CheckpointConfig", "CheckpointOptions"]
+
+_FAIL_ON_ERRORS = Switch("fail on checkpointing errors")
+_RETENTION = Choice("externalized checkpoint retention", ExternalizedCheckpointRetention)
+
+
+class CheckpointConfig:
+    """PyFlink's `CheckpointConfig`: getters and setters over one `CheckpointOptions`.
+
+    Every setter checks its value, returns the object itself, and leaves it unchanged on an error.
+    What contradicts something else is found by `validate`, which `options` calls.
+
+    Args:
+        mode: A CheckpointingMode or its name.
+        interval: Time between periodic checkpoints, ms or timedelta, from 10 ms. None takes none.
+        timeout: Age at which an attempt is aborted, ms or timedelta, from 10 ms.
+        min_pause: Shortest time between a completion and the next periodic attempt, ms or timedelta.
+        max_concurrent: Attempts in progress at once, from 1.
+        tolerable_failures: Consecutive failures that do not fail the job.
+        cleanup: An ExternalizedCheckpointCleanup or its name.
+        unaligned: Whether an image may be taken within a batch.
+        alignment_timeout: How long to wait for the batch boundary first, ms or timedelta.
+        force_unaligned: Whether to do so with any sink.
+        num_retained: Completed checkpoints kept, from 1 (Flink's `execution.checkpointing.num-retained`).
+        count_savepoints: Whether savepoints count among `num_retained` too and push checkpoints out, as in Flink.
+        prefer_checkpoint_for_recovery: Whether recovery passes over a newer savepoint.
+        recovery_depth: Points that an automatic recovery tries after the live directory, from 1. None tries all.
+        storage: A CheckpointStorage, or the URL of a directory.
+
+    Raises:
+        OptionError: A value is out of range.
+        OptionTypeError: A value has the wrong type.
+
+    Example:
+        >>> plain = CheckpointConfig(interval=60_000, min_pause=timedelta(seconds=30))
+        >>> pyflink = CheckpointConfig()
+        >>> _ = pyflink.set_checkpoint_interval(60000).set_min_pause_between_checkpoints(30000)
+        >>> plain == pyflink
+        True
+    """
+
+    DEFAULT_MODE: ClassVar[CheckpointingMode] = CheckpointOptions.mode
+    DEFAULT_TIMEOUT: ClassVar[int] = CheckpointOptions.timeout_ms
+    DEFAULT_MIN_PAUSE_BETWEEN_CHECKPOINTS: ClassVar[int] = CheckpointOptions.min_pause_ms
+    DEFAULT_MAX_CONCURRENT_CHECKPOINTS: ClassVar[int] = CheckpointOptions.max_concurrent
+
+    # Two configurations are compared by value and can change, so they cannot be keys.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        *,
+        mode: CheckpointingMode | str = CheckpointOptions.mode,
+        interval: int | timedelta | None = None,
+        timeout: int | timedelta = CheckpointOptions.timeout_ms,
+        min_pause: int | timedelta = CheckpointOptions.min_pause_ms,
+        max_concurrent: int = CheckpointOptions.max_concurrent,
+        tolerable_failures: int = CheckpointOptions.tolerable_failures,
+        cleanup: ExternalizedCheckpointCleanup | str = CheckpointOptions.cleanup,
+        unaligned: bool = CheckpointOptions.unaligned,
+        alignment_timeout: int | timedelta = CheckpointOptions.alignment_timeout_ms,
+        force_unaligned: bool = CheckpointOptions.force_unaligned,
+        num_retained: int = CheckpointOptions.num_retained,
+        count_savepoints: bool = CheckpointOptions.count_savepoints,
+        prefer_checkpoint_for_recovery: bool = CheckpointOptions.prefer_checkpoint_for_recovery,
+        recovery_depth: int | None = CheckpointOptions.recovery_depth,
+        storage: CheckpointStorage | str | None = None,
+    ) -> None:
+        self._asked = CheckpointOptions(
+            mode=allowed.MODE.named(mode),
+            interval_ms=None if interval is None else allowed.INTERVAL.checked(interval),
+            timeout_ms=allowed.TIMEOUT.checked(timeout),
+            min_pause_ms=allowed.MIN_PAUSE.checked(min_pause),
+            max_concurrent=max_concurrent,
+            tolerable_failures=tolerable_failures,
+            cleanup=allowed.CLEANUP.named(cleanup),
+            unaligned=unaligned,
+            alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout),
+            force_unaligned=force_unaligned,
+            num_retained=num_retained,
+            count_savepoints=count_savepoints,
+            prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery,
+            recovery_depth=recovery_depth,
+            storage=None if storage is None else _storage(storage),
+        )
+
+    @property
+    def asked(self) -> CheckpointOptions:
+        """The frozen options as they were asked for, each checked by itself only."""
+        return self._asked
+
+    @property
+    def options(self) -> CheckpointOptions:
+        """The frozen options in effect.
+
+        Raises:
+            OptionError: Two of them contradict each other.
+        """
+        return self._asked.in_effect()
+
+    def validate(self) -> None:
+        """Check the options together.
+
+        Raises:
+            OptionError: Two of them contradict each other.
+        """
+        self._asked.in_effect()
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect on Spark."""
+        return describe_options(self._asked)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CheckpointConfig) and self._asked == other._asked
+
+    def __repr__(self) -> str:
+        return f"CheckpointConfig({self._asked!r})"
+
+    def is_checkpointing_enabled(self) -> bool:
+        """Return whether periodic checkpoints are taken."""
+        return self._asked.is_checkpointing_enabled
+
+    def get_checkpointing_mode(self) -> CheckpointingMode:
+        """Return the guarantee after a restore."""
+        return self._asked.mode
+
+    def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> Self:
+        """Set the guarantee after a restore."""
+        return self._with(mode=checkpointing_mode)
+
+    def get_checkpoint_interval(self) -> int:
+        """Return the time between periodic checkpoints in ms, -1 where none are taken."""
+        return -1 if self._asked.interval_ms is None else self._asked.interval_ms
+
+    def set_checkpoint_interval(self, checkpoint_interval: int | timedelta) -> Self:
+        """Set the time between periodic checkpoints, from 10 ms."""
+        return self._with(interval_ms=allowed.INTERVAL.checked(checkpoint_interval))
+
+    def get_checkpoint_timeout(self) -> int:
+        """Return the age in ms at which an attempt is aborted."""
+        return self._asked.timeout_ms
+
+    def set_checkpoint_timeout(self, checkpoint_timeout: int | timedelta) -> Self:
+        """Set the age at which an attempt is aborted, from 10 ms."""
+        return self._with(timeout_ms=allowed.TIMEOUT.checked(checkpoint_timeout))
+
+    def get_min_pause_between_checkpoints(self) -> int:
+        """Return the shortest time in ms from a completion to the next periodic attempt."""
+        return self._asked.min_pause_ms
+
+    def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int | timedelta) -> Self:
+        """Set the shortest time from a completion to the next periodic attempt."""
+        return self._with(min_pause_ms=allowed.MIN_PAUSE.checked(min_pause_between_checkpoints))
+
+    def get_max_concurrent_checkpoints(self) -> int:
+        """Return how many attempts may be in progress at once."""
+        return self._asked.max_concurrent
+
+    def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> Self:
+        """Set how many attempts may be in progress at once, from 1."""
+        return self._with(max_concurrent=max_concurrent_checkpoints)
+
+    def is_fail_on_checkpointing_errors(self) -> bool:
+        """Return whether the first failed checkpoint fails the job."""
+        return self._asked.tolerable_failures == 0
+
+    def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
+        """Tolerate no failed checkpoint (True) or any number (False).
+
+        The older spelling of `set_tolerable_checkpoint_failure_number`: whichever is called last holds.
+        """
+        fails = _FAIL_ON_ERRORS.checked(fail_on_checkpointing_errors)
+        return self._with(tolerable_failures=0 if fails else INT_MAX)
+
+    def get_tolerable_checkpoint_failure_number(self) -> int:
+        """Return how many consecutive failures do not fail the job."""
+        return self._asked.tolerable_failures
+
+    def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
+        """Set how many consecutive failures do not fail the job."""
+        return self._with(tolerable_failures=tolerable_checkpoint_failure_number)
+
+    def enable_externalized_checkpoints(
+        self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
+    ) -> Self:
+        """Set which checkpoints outlive the job; the older name of the next method."""
+        return self.set_externalized_checkpoint_cleanup(cleanup_mode)
+
+    def set_externalized_checkpoint_cleanup(
+        self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
+    ) -> Self:
+        """Set which checkpoints outlive the job, by either of Flink's enums."""
+        if isinstance(cleanup_mode, ExternalizedCheckpointRetention):
+            cleanup_mode = ExternalizedCheckpointCleanup[cleanup_mode.name]
+        return self._with(cleanup=cleanup_mode)
+
+    def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
+        """Set which checkpoints outlive the job, by the enum of Flink 1.20."""
+        return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.checked(retention).name])
+
+    def is_externalized_checkpoints_enabled(self) -> bool:
+        """Return whether any checkpoint can outlive the job."""
+        return self._asked.cleanup is not ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
+
+    def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup:
+        """Return which checkpoints outlive the job."""
+        return self._asked.cleanup
+
+    def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
+        """Return which checkpoints outlive the job, by the enum of Flink 1.20."""
+        return ExternalizedCheckpointRetention[self._asked.cleanup.name]
+
+    def is_unaligned_checkpoints_enabled(self) -> bool:
+        """Return whether images within a batch were asked for. They have no effect under AT_LEAST_ONCE."""
+        return self._asked.unaligned
+
+    def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:
+        """Take images without waiting for the running batch."""
+        return self._with(unaligned=enabled)
+
+    def disable_unaligned_checkpoints(self) -> Self:
+        """Take images only between batches."""
+        return self._with(unaligned=False)
+
+    def get_alignment_timeout(self) -> Duration:
+        """Return how long to wait for the batch boundary before going unaligned."""
+        return Duration.of_millis(self._asked.alignment_timeout_ms)
+
+    def set_alignment_timeout(self, alignment_timeout: timedelta) -> Self:
+        """Set how long to wait for the batch boundary before going unaligned; 0 does not wait.
+
+        Args:
+            alignment_timeout: A `Duration`, or any timedelta. PyFlink takes no number here, so neither does this.
+        """
+        if not isinstance(alignment_timeout, timedelta):
+            raise OptionTypeError(
+                f"alignment timeout is {alignment_timeout!r} ({type(alignment_timeout).__name__}), "
+                "but must be a Duration or a timedelta, for example Duration.of_seconds(30)."
+            )
+        return self._with(alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout))
+
+    def is_force_unaligned_checkpoints(self) -> bool:
+        """Return whether images are taken within a batch whatever the sink."""
+        return self._asked.force_unaligned
+
+    def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> Self:
+        """Take images within a batch also where the sink cannot take a replayed batch idempotently."""
+        return self._with(force_unaligned=force_unaligned_checkpoints)
+
+    def get_num_retained_checkpoints(self) -> int:
+        """Return how many completed checkpoints are kept."""
+        return self._asked.num_retained
+
+    def set_num_retained_checkpoints(self, num_retained: int) -> Self:
+        """Set how many completed checkpoints are kept, from 1."""
+        return self._with(num_retained=num_retained)
+
+    def is_prefer_checkpoint_for_recovery(self) -> bool:
+        """Return whether recovery takes the newest checkpoint even where a savepoint is newer."""
+        return self._asked.prefer_checkpoint_for_recovery
+
+    def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> Self:
+        """Set whether recovery takes the newest checkpoint even where a savepoint is newer."""
+        return self._with(prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery)
+
+    def get_checkpoint_storage(self) -> CheckpointStorage | None:
+        """Return where images are kept, or None where that is left to the deployment."""
+        return self._asked.storage
+
+    def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
+        """Set where images are kept; a string is the URL of a directory."""
+        return self._with(storage=_storage(storage))
+
+    def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
+        """Keep images in a directory, given by its URL."""
+        return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
+
+    def _with(self, **changes: Any) -> Self:
+        self._asked = replace(self._asked, **changes)
+        return self
+
+
+def _storage(value: object) -> CheckpointStorage:
+    if isinstance(value, str):
+        return FileSystemCheckpointStorage(value)
+    if isinstance(value, CheckpointStorage):
+        return value
+    raise OptionTypeError(
+        f"checkpoint storage is {value!r} ({type(value).__name__}), "
+        "but must be a CheckpointStorage or the URL of a directory."
+    )

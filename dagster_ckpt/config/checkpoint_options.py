@@ -1,0 +1,124 @@
+"""Every checkpointing option of one job, as one frozen, checked value."""
+
+from dataclasses import dataclass, replace
+
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
+from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup
+from dagster_ckpt.config.validation import TIMEDELTA_MAX_MS, Choice, Milliseconds, Switch, WholeNumber
+from dagster_ckpt.errors import OptionError, OptionTypeError
+
+NUM_RETAINED = WholeNumber("num_retained", minimum=1)
+MODE = Choice("checkpointing mode", CheckpointingMode)
+INTERVAL = Milliseconds("checkpoint interval", minimum=10)
+TIMEOUT = Milliseconds("checkpoint timeout", minimum=10)
+MIN_PAUSE = Milliseconds("min pause between checkpoints", minimum=0)
+MAX_CONCURRENT = WholeNumber("max concurrent checkpoints", minimum=1)
+TOLERABLE_FAILURES = WholeNumber("tolerable checkpoint failure number", minimum=0)
+CLEANUP = Choice("externalized checkpoint cleanup", ExternalizedCheckpointCleanup)
+UNALIGNED = Switch("unaligned checkpoints")
+ALIGNMENT_TIMEOUT = Milliseconds("alignment timeout", minimum=0, maximum=TIMEDELTA_MAX_MS)
+FORCE_UNALIGNED = Switch("force unaligned checkpoints")
+COUNT_SAVEPOINTS = Switch("count savepoints")
+PREFER_CHECKPOINT = Switch("prefer checkpoint for recovery")
+RECOVERY_DEPTH = WholeNumber("recovery depth", minimum=1)
+
+_Allowed = WholeNumber | Switch | Choice[CheckpointingMode] | Choice[ExternalizedCheckpointCleanup]
+
+_ALLOWED: dict[str, _Allowed] = {
+    "mode": MODE,
+    "timeout_ms": TIMEOUT,
+    "min_pause_ms": MIN_PAUSE,
+    "max_concurrent": MAX_CONCURRENT,
+    "tolerable_failures": TOLERABLE_FAILURES,
+    "cleanup": CLEANUP,
+    "unaligned": UNALIGNED,
+    "alignment_timeout_ms": ALIGNMENT_TIMEOUT,
+    "force_unaligned": FORCE_UNALIGNED,
+    "num_retained": NUM_RETAINED,
+    "count_savepoints": COUNT_SAVEPOINTS,
+    "prefer_checkpoint_for_recovery": PREFER_CHECKPOINT,
+}
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """The options of one job, with Flink's ranges and defaults.
+
+    Each value is checked by itself when it is made; `in_effect` checks them together.
+
+    Attributes:
+        mode: The guarantee after a restore.
+        interval_ms: Time between periodic checkpoints, from 10; None takes none. Manual checkpoints and
+            savepoints work either way.
+        timeout_ms: Age at which an attempt is aborted, from 10.
+        min_pause_ms: Shortest time from the last completion to the next periodic attempt.
+        max_concurrent: Attempts in progress at once, from 1.
+        tolerable_failures: Consecutive failures that do not fail the job; 2147483647 is unlimited.
+        cleanup: Which checkpoints outlive the job.
+        unaligned: Do not wait for the running batch: the image carries its planned offsets.
+        alignment_timeout_ms: Wait for the batch boundary this long before going unaligned.
+        force_unaligned: Go unaligned also where the sink cannot take a replayed batch idempotently.
+        num_retained: Completed checkpoints kept, from 1.
+        count_savepoints: Savepoints count among `num_retained` too, as in Flink.
+        prefer_checkpoint_for_recovery: Recover from the newest checkpoint even where a savepoint is newer.
+        recovery_depth: How many points an automatic recovery tries once the live directory is of no use, from 1; None
+            tries all that are retained.
+        storage: Where images are kept; None leaves it to the deployment.
+
+    Raises:
+        OptionError: A value is out of range.
+        OptionTypeError: A value has the wrong type.
+    """
+
+    mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    interval_ms: int | None = None
+    timeout_ms: int = 600_000
+    min_pause_ms: int = 0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    cleanup: ExternalizedCheckpointCleanup = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
+    unaligned: bool = False
+    alignment_timeout_ms: int = 0
+    force_unaligned: bool = False
+    num_retained: int = 1
+    count_savepoints: bool = False
+    prefer_checkpoint_for_recovery: bool = False
+    recovery_depth: int | None = None
+    storage: CheckpointStorage | None = None
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        for name, allowed in _ALLOWED.items():
+            allowed.checked(getattr(self, name))
+        if self.interval_ms is not None:
+            INTERVAL.checked(self.interval_ms)
+        if self.recovery_depth is not None:
+            RECOVERY_DEPTH.checked(self.recovery_depth)
+        if self.storage is not None and not isinstance(self.storage, CheckpointStorage):
+            raise OptionTypeError(
+                f"checkpoint storage is {self.storage!r} ({type(self.storage).__name__}), "
+                "but must be a CheckpointStorage."
+            )
+
+    @property
+    def is_checkpointing_enabled(self) -> bool:
+        """Whether periodic checkpoints are taken."""
+        return self.interval_ms is not None
+
+    def in_effect(self) -> "CheckpointOptions":
+        """Return the options as a job runs with them, after checking them together.
+
+        Unaligned checkpoints are off under AT_LEAST_ONCE, as in Flink, which turns them off silently;
+        `describe` tells. A minimum pause with several concurrent attempts is accepted, also as in Flink.
+
+        Raises:
+            OptionError: Unaligned checkpoints are on with several concurrent attempts.
+        """
+        if self.unaligned and self.mode is CheckpointingMode.AT_LEAST_ONCE:
+            return replace(self, unaligned=False)
+        if self.unaligned and self.max_concurrent > 1:
+            raise OptionError(
+                f"max concurrent checkpoints is {self.max_concurrent}, but must be 1 while "
+                "unaligned checkpoints are on: set it to 1, or call disable_unaligned_checkpoints()."
+            )
+        return self

@@ -1,0 +1,311 @@
+"""Where images are kept, as configuration: nothing here opens a file, everything here pickles.
+
+The stores themselves are in `dagster_ckpt.snapshot`. Names, defaults and limits are those of Flink's
+`CheckpointStorage` classes (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/checkpoints/).
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from dagster_ckpt.config.option_description import Effect, OptionDescription
+from dagster_ckpt.config.storage_path import StoragePath
+from dagster_ckpt.config.validation import WholeNumber
+from dagster_ckpt.errors import OptionError, OptionTypeError
+
+DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
+DEFAULT_WRITE_BUFFER_SIZE = 4096
+_MAX_FILE_STATE_THRESHOLD = 1024 * 1024
+
+_MAX_STATE_SIZE = WholeNumber("max_state_size", minimum=1, unit="of bytes")
+_THRESHOLD = WholeNumber("file_state_size_threshold", minimum=-1, maximum=_MAX_FILE_STATE_THRESHOLD, unit="of bytes")
+_WRITE_BUFFER = WholeNumber("write_buffer_size", minimum=-1, unit="of bytes")
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
+
+_SAVEPOINTS = "Savepoints are kept there; nothing here ever deletes one."
+_FILE_SYSTEM = "Arguments of the fsspec file system, such as credentials."
+
+Settings = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+def _optional_path(option: str, value: object) -> StoragePath | None:
+    return None if value is None else StoragePath.parse(option, value)
+
+
+def _settings(option: str, value: Settings) -> dict[str, Any]:
+    settings = dict(value)
+    for key in settings:
+        if not isinstance(key, str):
+            raise OptionTypeError(f"{option} has the key {key!r}, but its keys must be strings.")
+    return settings
+
+
+@dataclass(frozen=True)
+class DeploymentStorage:
+    """What the deployment says where the code says nothing (Flink: options of the cluster).
+
+    Attributes:
+        checkpoint_path: URL for metadata of a JobManagerCheckpointStorage.
+        savepoint_path: Default URL for savepoints.
+        file_state_size_threshold: Bytes; None or -1 leaves the default.
+        write_buffer_size: Bytes; None or -1 leaves the default.
+        storage_options: Arguments for the file system (credentials, endpoint), by fsspec's names.
+    """
+
+    checkpoint_path: str | None = field(default=None, repr=False)
+    savepoint_path: str | None = field(default=None, repr=False)
+    file_state_size_threshold: int | None = None
+    write_buffer_size: int | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
+
+
+class CheckpointStorage(ABC):
+    """A place for images. Use one of the subclasses; `CustomCheckpointStorage` names a class of your own.
+
+    Values are immutable, so they are safe to share between threads and cheap to send to another process.
+    """
+
+    def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
+        """Refuse the abstract class itself, in words a user of PyFlink understands."""
+        if cls is CheckpointStorage:
+            raise OptionTypeError(
+                "CheckpointStorage() is abstract, so it cannot be made; it must be one of "
+                "JobManagerCheckpointStorage, FileSystemCheckpointStorage or CustomCheckpointStorage."
+            )
+        return super().__new__(cls)
+
+    @abstractmethod
+    def configure(self, deployment: DeploymentStorage) -> "CheckpointStorage":
+        """Return this storage with whatever the code left unset taken from the deployment."""
+
+    @abstractmethod
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect; values that may be secrets by their names only."""
+
+
+@dataclass(frozen=True, init=False)
+class JobManagerCheckpointStorage(CheckpointStorage):
+    """Images live in the memory of the process that coordinates the query.
+
+    For trials and for very small state. Savepoints, and checkpoints that must outlive the job, go to a path.
+
+    Args:
+        checkpoint_path: URL of a directory for externalized checkpoints. None takes the deployment's.
+        max_state_size: Largest image in bytes; a larger one is declined. None is 5 MiB.
+        savepoint_path: URL of a directory for savepoints. None takes the deployment's.
+        storage_options: Arguments for the file system behind the paths. Never shown in messages.
+
+    Raises:
+        OptionError: A path has no scheme or is the root, or the size is below 1.
+        OptionTypeError: A value has the wrong type.
+    """
+
+    DEFAULT_MAX_STATE_SIZE: ClassVar[int] = 5 * 1024 * 1024
+
+    checkpoint_location: StoragePath | None
+    savepoint_location: StoragePath | None
+    max_state_size: int
+    storage_options: Mapping[str, Any] = field(hash=False, repr=False)
+
+    def __init__(
+        self,
+        checkpoint_path: str | None = None,
+        max_state_size: int | None = None,
+        *,
+        savepoint_path: str | None = None,
+        storage_options: Settings = (),
+    ) -> None:
+        size = self.DEFAULT_MAX_STATE_SIZE if max_state_size is None else max_state_size
+        _set(self, "checkpoint_location", _optional_path("checkpoint_path", checkpoint_path))
+        _set(self, "savepoint_location", _optional_path("savepoint_path", savepoint_path))
+        _set(self, "max_state_size", _MAX_STATE_SIZE.checked(size))
+        _set(self, "storage_options", _settings("storage_options", storage_options))
+
+    def get_checkpoint_path(self) -> str | None:
+        """Return the directory of externalized checkpoints as PyFlink writes it, or None."""
+        return None if self.checkpoint_location is None else str(self.checkpoint_location)
+
+    def get_savepoint_path(self) -> str | None:
+        """Return the directory of savepoints as PyFlink writes it, or None."""
+        return None if self.savepoint_location is None else str(self.savepoint_location)
+
+    def get_max_state_size(self) -> int:
+        """Return the size in bytes above which an image is declined."""
+        return self.max_state_size
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect; those of the file system by name only."""
+        return [
+            _real(
+                "checkpoint_path", self.get_checkpoint_path(), "Checkpoints that must outlive the job are kept there."
+            ),
+            _real("max_state_size", self.max_state_size, "A larger image is declined, with its size and the limit."),
+            _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
+            _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
+        ]
+
+    def configure(self, deployment: DeploymentStorage) -> "JobManagerCheckpointStorage":
+        """Return this storage with unset paths taken from the deployment."""
+        checkpoint, savepoint = self.checkpoint_location, self.savepoint_location
+        return JobManagerCheckpointStorage(
+            deployment.checkpoint_path if checkpoint is None else checkpoint.url_to_open,
+            self.max_state_size,
+            savepoint_path=deployment.savepoint_path if savepoint is None else savepoint.url_to_open,
+            storage_options={**deployment.storage_options, **self.storage_options},
+        )
+
+
+@dataclass(frozen=True, init=False)
+class FileSystemCheckpointStorage(CheckpointStorage):
+    """Images live in a directory of any file system fsspec reaches: file, s3, gs, abfs, hdfs, memory.
+
+    Args:
+        checkpoint_path: URL of the directory; each job gets its own one inside it. Required.
+        file_state_size_threshold: Bytes; files smaller than this are stored inside the image's metadata.
+            None or -1 takes the deployment's value, else 20 KiB. At most 1 MiB.
+        write_buffer_size: Bytes written at a time. -1 takes the deployment's value, else 4096;
+            0 does not buffer.
+        savepoint_path: URL of a directory for savepoints. None takes the deployment's.
+        storage_options: Arguments for the file system (credentials, endpoint), by fsspec's names.
+            Never shown in messages.
+
+    Raises:
+        OptionError: The path is missing, has no scheme or is the root, or a number is out of range.
+        OptionTypeError: A value has the wrong type.
+    """
+
+    MAX_FILE_STATE_THRESHOLD: ClassVar[int] = _MAX_FILE_STATE_THRESHOLD
+
+    checkpoint_location: StoragePath
+    savepoint_location: StoragePath | None
+    file_state_size_threshold: int
+    write_buffer_size: int
+    storage_options: Mapping[str, Any] = field(hash=False, repr=False)
+
+    def __init__(
+        self,
+        checkpoint_path: str | None = None,
+        file_state_size_threshold: int | None = None,
+        write_buffer_size: int = -1,
+        *,
+        savepoint_path: str | None = None,
+        storage_options: Settings = (),
+    ) -> None:
+        if checkpoint_path is None:
+            raise OptionError(
+                "checkpoint_path must not be None: give the URL of a directory, for example file:///data/checkpoints."
+            )
+        threshold = -1 if file_state_size_threshold is None else file_state_size_threshold
+        _set(self, "checkpoint_location", StoragePath.parse("checkpoint_path", checkpoint_path))
+        _set(self, "savepoint_location", _optional_path("savepoint_path", savepoint_path))
+        _set(self, "file_state_size_threshold", _THRESHOLD.checked(threshold))
+        _set(self, "write_buffer_size", _WRITE_BUFFER.checked(write_buffer_size))
+        _set(self, "storage_options", _settings("storage_options", storage_options))
+
+    def get_checkpoint_path(self) -> str:
+        """Return the directory of checkpoints as PyFlink writes it."""
+        return str(self.checkpoint_location)
+
+    def get_savepoint_path(self) -> str | None:
+        """Return the directory of savepoints as PyFlink writes it, or None."""
+        return None if self.savepoint_location is None else str(self.savepoint_location)
+
+    def get_min_file_size_threshold(self) -> int:
+        """Return the size in bytes below which a file is stored inside the metadata."""
+        threshold = self.file_state_size_threshold
+        return DEFAULT_FILE_STATE_THRESHOLD if threshold < 0 else threshold
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes are written at a time."""
+        return DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size < 0 else self.write_buffer_size
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect; those of the file system by name only."""
+        return [
+            _real(
+                "checkpoint_path", self.get_checkpoint_path(), "Each job keeps its images in a folder of its own there."
+            ),
+            _real(
+                "file_state_size_threshold",
+                self.get_min_file_size_threshold(),
+                "Smaller files are stored inside the image's metadata, others, and with them small files of state, in "
+                "storage that images share.",
+            ),
+            _real(
+                "write_buffer_size",
+                self.get_write_buffer_size(),
+                "Bytes written at a time on local and mounted disks; object stores take parts of a fixed size.",
+            ),
+            _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
+            _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
+        ]
+
+    def configure(self, deployment: DeploymentStorage) -> "FileSystemCheckpointStorage":
+        """Return this storage with whatever the code left unset taken from the deployment."""
+        savepoint = self.savepoint_location
+        return FileSystemCheckpointStorage(
+            self.checkpoint_location.url_to_open,
+            _set_or(self.file_state_size_threshold, deployment.file_state_size_threshold),
+            _set_or(self.write_buffer_size, deployment.write_buffer_size),
+            savepoint_path=deployment.savepoint_path if savepoint is None else savepoint.url_to_open,
+            storage_options={**deployment.storage_options, **self.storage_options},
+        )
+
+
+@dataclass(frozen=True, init=False)
+class CustomCheckpointStorage(CheckpointStorage):
+    """A store of your own, named by the import path of its factory (docs/custom-storage.md).
+
+    Args:
+        factory: "package.module:Name" or "package.module.Name". It is imported where the store is opened.
+        settings: Handed to the factory as keyword arguments. Never shown in messages. Those of `DeploymentStorage`'s
+            names that are not among them, and that the factory has as parameters, are taken from the deployment.
+
+    Raises:
+        OptionError: The import path is not of that form.
+        OptionTypeError: A value has the wrong type.
+    """
+
+    factory: str
+    settings: Mapping[str, Any] = field(hash=False, repr=False)
+    deployment: DeploymentStorage = field(hash=False, repr=False)
+
+    def __init__(self, factory: str | None = None, settings: Settings = ()) -> None:
+        allowed = "an import path such as 'package.module:Name'"
+        if not isinstance(factory, str):
+            raise OptionTypeError(f"factory is {factory!r} ({type(factory).__name__}), but must be {allowed}.")
+        if not _IMPORT_PATH.fullmatch(factory):
+            raise OptionError(f"factory is {factory!r}, but must be {allowed}.")
+        _set(self, "factory", factory)
+        _set(self, "settings", _settings("settings", settings))
+        _set(self, "deployment", DeploymentStorage())
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option with its value and its effect; the settings by name only."""
+        return [
+            _real("factory", self.factory, "Imported and called where the store is opened."),
+            _real("settings", sorted(self.settings), "Keyword arguments of the factory."),
+        ]
+
+    def configure(self, deployment: DeploymentStorage) -> "CustomCheckpointStorage":
+        """Return this storage with what the deployment says, for the factory to be given where it asks for it."""
+        configured = CustomCheckpointStorage(self.factory, self.settings)
+        _set(configured, "deployment", deployment)
+        return configured
+
+
+def _real(option: str, value: object, sentence: str) -> OptionDescription:
+    return OptionDescription(option, value, Effect.REAL, sentence)
+
+
+def _set(storage: CheckpointStorage, name: str, value: object) -> None:
+    # The way the dataclasses module itself fills a frozen instance.
+    object.__setattr__(storage, name, value)
+
+
+def _set_or(value: int, deployment: int | None) -> int:
+    if value >= 0 or deployment is None:
+        return value
+    return deployment

@@ -1,0 +1,156 @@
+"""What each checkpointing option does to a Spark query: nothing is accepted and then silently ignored."""
+
+from collections.abc import Callable
+
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.modes import CheckpointingMode
+from dagster_ckpt.config.option_description import Effect, OptionDescription
+from dagster_ckpt.config.validation import INT_MAX
+
+_Told = tuple[object, Effect, str]
+
+
+def describe_options(asked: CheckpointOptions) -> list[OptionDescription]:
+    """Return each option with its value and its effect on Spark, in the order of the documentation."""
+    return [OptionDescription(option, *tell(asked)) for option, tell in _TELLERS.items()]
+
+
+def _mode(asked: CheckpointOptions) -> _Told:
+    if asked.mode is CheckpointingMode.EXACTLY_ONCE:
+        return asked.mode, Effect.REAL, "Images are cut at a committed micro-batch."
+    return (
+        asked.mode,
+        Effect.MAPPED,
+        "Images do not wait for a batch boundary; the running batch may be planned anew, its rows repeated.",
+    )
+
+
+def _interval(asked: CheckpointOptions) -> _Told:
+    if asked.interval_ms is None:
+        sentence = "No periodic checkpoints; manual checkpoints and savepoints work."
+    else:
+        sentence = "The coordinator's period, independent of the micro-batch trigger."
+    return asked.interval_ms, Effect.REAL, sentence
+
+
+def _timeout(asked: CheckpointOptions) -> _Told:
+    return asked.timeout_ms, Effect.REAL, "An older attempt is aborted, and its files are removed."
+
+
+def _min_pause(asked: CheckpointOptions) -> _Told:
+    if asked.interval_ms is None:
+        return asked.min_pause_ms, Effect.NONE, "Only periodic checkpoints keep a pause, and there are none."
+    return (
+        asked.min_pause_ms,
+        Effect.REAL,
+        "Counted from the last completed image to the next periodic attempt.",
+    )
+
+
+def _max_concurrent(asked: CheckpointOptions) -> _Told:
+    return asked.max_concurrent, Effect.REAL, "So many images may be uploaded at once."
+
+
+def _tolerable_failures(asked: CheckpointOptions) -> _Told:
+    if asked.tolerable_failures == INT_MAX:
+        sentence = "Failed checkpoints never fail the query."
+    else:
+        sentence = "More consecutive failures than this fail the query, and the restart strategy takes over."
+    return asked.tolerable_failures, Effect.REAL, sentence
+
+
+def _cleanup(asked: CheckpointOptions) -> _Told:
+    return asked.cleanup, Effect.REAL, "Decides, by how the job ended, whether its checkpoints are kept."
+
+
+def _unaligned(asked: CheckpointOptions) -> _Told:
+    if asked.unaligned and asked.mode is CheckpointingMode.AT_LEAST_ONCE:
+        return (
+            asked.unaligned,
+            Effect.NONE,
+            "Off under AT_LEAST_ONCE, as in Flink: that mode never waits anyway.",
+        )
+    if asked.unaligned:
+        return (
+            asked.unaligned,
+            Effect.REAL,
+            "An image carries the running batch's planned offsets, and a restore replays exactly that.",
+        )
+    return asked.unaligned, Effect.REAL, "An image waits for the running batch to commit."
+
+
+def _goes_unaligned(asked: CheckpointOptions) -> bool:
+    return asked.unaligned and asked.mode is CheckpointingMode.EXACTLY_ONCE
+
+
+def _alignment_timeout(asked: CheckpointOptions) -> _Told:
+    if not _goes_unaligned(asked):
+        return asked.alignment_timeout_ms, Effect.NONE, "Not applicable while unaligned checkpoints are off."
+    return (
+        asked.alignment_timeout_ms,
+        Effect.REAL,
+        "An attempt waits for the batch boundary this long, then goes unaligned.",
+    )
+
+
+def _force_unaligned(asked: CheckpointOptions) -> _Told:
+    if not _goes_unaligned(asked):
+        return asked.force_unaligned, Effect.NONE, "Not applicable while unaligned checkpoints are off."
+    if asked.force_unaligned:
+        sentence = "Unaligned with any sink; one that is not idempotent may see the replayed batch twice."
+    else:
+        sentence = "Unaligned only where the sink takes a replayed batch idempotently."
+    return asked.force_unaligned, Effect.REAL, sentence
+
+
+def _num_retained(asked: CheckpointOptions) -> _Told:
+    return asked.num_retained, Effect.REAL, "Older checkpoints are deleted once a newer one has completed."
+
+
+def _count_savepoints(asked: CheckpointOptions) -> _Told:
+    if asked.count_savepoints:
+        sentence = "A savepoint takes the place of a checkpoint among those retained, as in Flink; its bytes stay."
+    else:
+        sentence = "So many checkpoints are retained, however many savepoints are taken between them."
+    return asked.count_savepoints, Effect.REAL, sentence
+
+
+def _prefer_checkpoint(asked: CheckpointOptions) -> _Told:
+    if asked.prefer_checkpoint_for_recovery:
+        sentence = "Recovery takes the newest checkpoint even where a savepoint is newer, and tells how far back."
+    else:
+        sentence = "Recovery takes the newest image, checkpoint or savepoint."
+    return asked.prefer_checkpoint_for_recovery, Effect.REAL, sentence
+
+
+def _recovery_depth(asked: CheckpointOptions) -> _Told:
+    if asked.recovery_depth is None:
+        sentence = "A recovery that finds damage tries every retained image, the newest first."
+    else:
+        sentence = "A recovery that finds damage tries so many points beside the live directory, then fails for good."
+    return asked.recovery_depth, Effect.REAL, sentence
+
+
+def _storage(asked: CheckpointOptions) -> _Told:
+    if asked.storage is None:
+        return asked.storage, Effect.REAL, "Images are kept where the deployment says."
+    return asked.storage, Effect.REAL, "Images are kept there, apart from Spark's own checkpoint directory."
+
+
+_TELLERS: dict[str, Callable[[CheckpointOptions], _Told]] = {
+    "mode": _mode,
+    "interval": _interval,
+    "timeout": _timeout,
+    "min_pause": _min_pause,
+    "max_concurrent": _max_concurrent,
+    "tolerable_failures": _tolerable_failures,
+    "cleanup": _cleanup,
+    "unaligned": _unaligned,
+    "alignment_timeout": _alignment_timeout,
+    "force_unaligned": _force_unaligned,
+    "num_retained": _num_retained,
+    "count_savepoints": _count_savepoints,
+    "prefer_checkpoint_for_recovery": _prefer_checkpoint,
+    "recovery_depth": _recovery_depth,
+    "storage": _storage,
+}

@@ -1,0 +1,170 @@
+"""`run_streaming_job`: one streaming job in a program of its own, such as a driver that `spark-submit` starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.stream_id import JOB_ID_PATTERN
+from dagster_ckpt.driver.pipes import pipes_report
+from dagster_ckpt.errors import CatalogError, OptionError
+from dagster_ckpt.flink.deployment import Deployment
+from dagster_ckpt.flink.program import Stream, StreamExecution, run_program
+from dagster_ckpt.operations.start_request import start_order
+from dagster_ckpt.policies.restart import RestartStrategyConfiguration
+from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
+from dagster_ckpt.runtime.execution import StartQuery
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.application import active_session, start_application
+from dagster_ckpt.spark.query.description import QueryToStart
+from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
+from dagster_ckpt.spark.query.settings import settings_for_a_while
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# A cluster's managers stop a driver by SIGTERM, a person by Ctrl-C.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_streaming_job(
+    job_id: str,
+    start: Callable[[SparkSession], DataStreamWriter],
+    *,
+    catalog: str,
+    storage: str | FileSystemCheckpointStorage,
+    live_root: str,
+    checkpointing: CheckpointConfig | None = None,
+    restart_strategy: RestartStrategyConfiguration | None = None,
+    state_backend: StateBackend | None = None,
+    spark: SparkSession | None = None,
+    start_from: str = "latest",
+    give_up_state: bool = False,
+    no_safety_savepoint: bool = False,
+    code_version: str | None = None,
+) -> StreamExecution:
+    """Run a streaming job in this process until it ends: under `spark-submit`, or as `python program.py`.
+
+    The same coordinator as that of a streaming asset: the job takes checkpoints, is restarted in place, and answers
+    what operators ask through the catalog. It goes on where it stopped. A start that was asked for through the
+    catalog (`restart_stream_job`, or the run that launched this process) says where to begin, and is answered.
+
+    With a Dagster Pipes context in the environment, its log and its end are reported there as well.
+
+    Args:
+        job_id: Its id in catalog and storage, the same as that of its asset in Dagster.
+        start: Describes the query on a session: returns a `DataStreamWriter` that is not started. Called for each
+            start, so also after a failure.
+        catalog: SQLAlchemy URL of the catalog.
+        storage: Where images are; savepoints go to `<storage>/savepoints` unless a storage object says otherwise.
+        live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
+        checkpointing: Checkpointing options; default: no periodic checkpoints.
+        restart_strategy: What happens after a failure in this process; default: as for a streaming asset.
+        state_backend: How the query keeps its state; None leaves it to the session.
+        spark: The session; default: that of this process, or a new one with the master of `spark-submit`, else with
+            the cores of this machine.
+        start_from: Where to begin where nobody asked for anything else.
+        give_up_state: With `start_from="empty"`: confirms that all state there is may be given up.
+        no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
+        code_version: Version of the code, which images carry.
+
+    Returns:
+        How it ended: stopped with a savepoint, suspended, cancelled, or out of input.
+
+    Raises:
+        OptionError: An option or the job id cannot be used.
+        RequestFailedError: The start that this process was launched for is not wanted any more.
+        LeaseHeldError: Another execution of the job is alive.
+        JobFailedError: The query failed, and its restart strategy gave up.
+        LeaseLostError: Another process is the writer now.
+        KeyboardInterrupt: SIGINT or SIGTERM came; the query was stopped and keeps what it has.
+        CkptError: See `dagster_ckpt.runtime.execution.run_job`.
+
+    Example:
+        >>> run_streaming_job(
+        ...     "orders",
+        ...     lambda spark: spark.readStream.table("raw").writeStream.option("path", "s3a://bucket/orders"),
+        ...     catalog="postgresql+psycopg://dagster@db/catalog",
+        ...     storage="s3://bucket/checkpoints",
+        ...     live_root="s3a://bucket/live",
+        ...     checkpointing=CheckpointConfig(interval=60_000),
+        ... )
+    """
+    if not JOB_ID_PATTERN.fullmatch(job_id):
+        raise OptionError(
+            f"job_id is {job_id!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or digit, "
+            "128 at most: it names a folder."
+        )
+    options = (checkpointing or CheckpointConfig()).options
+    folder = FileSystemCheckpointStorage(storage) if isinstance(storage, str) else storage
+    deployment = Deployment(live_root=live_root, catalog_url=catalog, storage=folder)
+    session = spark or active_session() or start_application(os.cpu_count() or 1, {})
+    settings = state_backend.spark_settings() if state_backend is not None else {}
+    with (
+        closing(deployment.open_catalog()) as opened,
+        settings_for_a_while(session, settings, "The state backend"),
+        pipes_report(opened, job_id) as pipes,
+    ):
+        job = deployment.job(
+            job_id,
+            catalog=opened,
+            query_name=job_id,
+            options=options,
+            restart=effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None),
+            backend=state_backend,
+            savepoint_url=None,
+            code_version=code_version,
+        )
+        otherwise = StartFrom.parse(start_from, give_up_state=give_up_state, no_safety_savepoint=no_safety_savepoint)
+        order = start_order(opened, job_id, otherwise=otherwise)
+        query = QueryToStart(lambda: start(session))
+        stream = Stream(
+            job,
+            _start(job, query),
+            query.described,
+            start_from=order.start_from,
+            cause=order.cause,
+            start_request_id=order.request_id,
+            has_supervisor=order.has_supervisor,
+        )
+        with _answered(opened, order.request_id):
+            result = run_program(
+                job_id,
+                [stream],
+                spark=session,
+                run_id=order.run_id or pipes.run_id,
+                signals=_SIGNALS,
+                report=pipes.tell,
+            )
+        pipes.ended(result.streams[0])
+        return result.streams[0]
+
+
+@contextmanager
+def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
+    """Let whoever waits for a start know that it will not come, where it failed before its execution began."""
+    try:
+        yield
+    except BaseException as error:
+        if request_id is not None:
+            with suppress(CatalogError):
+                reason = f"{type(error).__name__}: {error}"
+                catalog.requests.fail_start(request_id, reason)
+        raise
+
+
+def _start(job: StreamingJob, query: QueryToStart) -> StartQuery:
+    def start(live: LiveDirectory) -> SupervisedQuery:
+        return start_query(query.take(), job.name, live)
+
+    return start

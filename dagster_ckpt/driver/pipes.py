@@ -1,0 +1,120 @@
+"""Dagster Pipes: what a program tells the Dagster run that started it, where there is one.
+
+Checkpoints are not reported here: the catalog sensor does that, for every process alike.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.flink.program import StreamExecution, log_sentence
+
+if TYPE_CHECKING:
+    from dagster_pipes import PipesContext
+
+# Each line costs Dagster some hundred bytes for ever; a day of these is a third of a megabyte.
+PROGRESS_INTERVAL_S = 60.0
+# Set by Dagster for a process that it started through Pipes.
+PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
+
+
+class PipesReport:
+    """Tells the program's log, and Dagster where a Pipes context is there.
+
+    Args:
+        context: The Pipes context, or None.
+    """
+
+    def __init__(self, context: PipesContext | None) -> None:
+        self._context = context
+
+    @property
+    def run_id(self) -> str | None:
+        """The Dagster run that started this process through Pipes."""
+        return self._context.run_id if self._context is not None else None
+
+    def tell(self, job_id: str, sentence: str) -> None:
+        """Tell one sentence."""
+        log_sentence(job_id, sentence)
+        if self._context is not None:
+            self._context.log.info(f"{job_id}: {sentence}")
+
+    def ended(self, execution: StreamExecution) -> None:
+        """Report how the stream ended, as a custom message: `PipesClientCompletedInvocation.get_custom_messages`."""
+        self.tell(execution.job_id, f"ended: {execution.end.value}, savepoint {execution.savepoint or 'none'}")
+        if self._context is not None:
+            self._context.report_custom_message(
+                {
+                    "dagster_ckpt/job_id": execution.job_id,
+                    "dagster_ckpt/execution_id": execution.execution_id,
+                    "dagster_ckpt/end": execution.end.value,
+                    "dagster_ckpt/savepoint": execution.savepoint,
+                }
+            )
+
+
+@contextmanager
+def pipes_report(
+    catalog: Catalog,
+    job_id: str,
+    *,
+    interval_s: float = PROGRESS_INTERVAL_S,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[PipesReport]:
+    """Report through Dagster Pipes while a program runs; without a Pipes context only its log is told.
+
+    Args:
+        catalog: Where the figures of the running query are.
+        job_id: The job that runs.
+        interval_s: Shortest time between two lines of progress in Dagster's log.
+        environment: Holds the Pipes context.
+    """
+    if PIPES_VARIABLE not in environment:
+        yield PipesReport(None)
+        return
+    # Imported here: most programs are not started through Pipes.
+    from dagster_pipes import PipesContext, open_dagster_pipes  # noqa: PLC0415
+
+    is_ours = not PipesContext.is_initialized()
+    context = open_dagster_pipes()
+    is_over = threading.Event()
+
+    def tell_progress() -> None:
+        said = None
+        while not is_over.wait(interval_s):
+            sentence = progress_sentence(catalog, job_id)
+            if sentence != said:
+                context.log.info(sentence)
+            said = sentence
+
+    teller = threading.Thread(target=tell_progress, name=f"pipes-{job_id}", daemon=True)
+    teller.start()
+    try:
+        yield PipesReport(context)
+    except BaseException as error:
+        # A traceback would not get there: only the message is sent.
+        context.log.error(f"{job_id}: ended by {type(error).__name__}: {error}")  # noqa: TRY400
+        raise
+    finally:
+        is_over.set()
+        teller.join()
+        if is_ours:
+            context.close()
+
+
+def progress_sentence(catalog: Catalog, job_id: str) -> str:
+    """Where the stream is, from the catalog."""
+    try:
+        execution = catalog.executions.latest(job_id)
+        images = catalog.images.completed(job_id)
+    except CkptError as error:
+        return f"{job_id}: the catalog did not answer ({type(error).__name__})"
+    figures = (execution.progress if execution is not None else None) or {}
+    newest = f"newest image at batch {images[0].batch_id}" if images else "no image yet"
+    return f"{job_id}: batch {figures.get('batch_id')}, {figures.get('input_rows')} input rows, {newest}"

@@ -1,0 +1,61 @@
+"""PyFlink's programming interface: its classes under their names, and a `StreamExecutionEnvironment` for Spark queries.
+
+For programs without Dagster. Start with `environment.py`; `program.py` runs the queries.
+"""
+
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_storage import (
+    CheckpointStorage,
+    CustomCheckpointStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.config.durations import Duration
+from dagster_ckpt.config.execution_config import ExecutionConfig
+from dagster_ckpt.config.heap_state_backends import FsStateBackend, HashMapStateBackend, MemoryStateBackend
+from dagster_ckpt.config.kafka_semantic import KafkaDelivery, Semantic, kafka_delivery
+from dagster_ckpt.config.modes import (
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+    ExternalizedCheckpointRetention,
+    TimeCharacteristic,
+)
+from dagster_ckpt.config.predefined_options import PredefinedOptions
+from dagster_ckpt.config.rocksdb_options import RocksDBOptionsFactory
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
+from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.flink.program import JobExecutionResult, StreamExecution
+from dagster_ckpt.policies.restart import RestartStrategyConfiguration
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointStorage",
+    "CheckpointingMode",
+    "CustomCheckpointStorage",
+    "CustomStateBackend",
+    "Duration",
+    "EmbeddedRocksDBStateBackend",
+    "ExecutionConfig",
+    "ExternalizedCheckpointCleanup",
+    "ExternalizedCheckpointRetention",
+    "FileSystemCheckpointStorage",
+    "FsStateBackend",
+    "HashMapStateBackend",
+    "JobExecutionResult",
+    "JobManagerCheckpointStorage",
+    "KafkaDelivery",
+    "MemoryStateBackend",
+    "PredefinedOptions",
+    "RestartStrategies",
+    "RestartStrategyConfiguration",
+    "RocksDBOptionsFactory",
+    "RocksDBStateBackend",
+    "Semantic",
+    "StateBackend",
+    "StreamExecution",
+    "StreamExecutionEnvironment",
+    "TimeCharacteristic",
+    "kafka_delivery",
+]

@@ -1,0 +1,104 @@
+"""Where a program without Dagster keeps its catalog, its images and Spark's live directories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.checkpoint_storage import DeploymentStorage, FileSystemCheckpointStorage
+from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, StateBackend, storage_of_job
+from dagster_ckpt.policies.restart import DecidingRestartStrategy
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamingJob
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The places of one program.
+
+    Attributes:
+        live_root: Folder of live directories.
+        catalog_url: SQLAlchemy URL of the catalog.
+        storage: Where images are, unless the job or its backend says otherwise.
+    """
+
+    live_root: str
+    catalog_url: str
+    storage: FileSystemCheckpointStorage
+
+    def job(
+        self,
+        job_id: str,
+        *,
+        catalog: Catalog,
+        query_name: str,
+        options: CheckpointOptions,
+        restart: DecidingRestartStrategy,
+        backend: StateBackend | None,
+        savepoint_url: str | None,
+        code_version: str | None = None,
+    ) -> StreamingJob:
+        """Put a job together.
+
+        Args:
+            job_id: Its id.
+            catalog: The catalog, opened.
+            query_name: Name of its query in Spark.
+            options: Its checkpointing options.
+            restart: Its restart strategy.
+            backend: Its state backend; None leaves it to the session.
+            savepoint_url: Where savepoints go for which no place is named; None: beside the checkpoints.
+            code_version: Version of the code, which images carry.
+
+        Raises:
+            OptionError: The storage cannot be used.
+        """
+        root = self.storage.checkpoint_location.url_to_open
+        unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
+        storage = storage_of_job(options.storage, backend, self.storage).configure(unset)
+        threads = backend.transfer_threads if backend is not None else DEFAULT_TRANSFER_THREADS
+        return StreamingJob(
+            job_id=job_id,
+            name=query_name,
+            asset_key=job_id,
+            catalog=catalog,
+            store=open_store(storage, job_id, transfer_threads=threads),
+            options=options,
+            restart=restart,
+            live_root=self.live_root,
+            backend=backend,
+            code_version=code_version,
+        )
+
+    def open_catalog(self) -> Catalog:
+        """Open the catalog; the folder of a SQLite file is made if it is not there.
+
+        Raises:
+            CatalogError: It cannot be opened.
+        """
+        return Catalog(self.catalog_url)
+
+
+def deployment_below(
+    folder: Path, *, live_root: str | None, catalog_url: str | None, storage_path: str | None
+) -> Deployment:
+    """Return the places of a program; nothing is made yet.
+
+    Args:
+        folder: Where everything is that is not named.
+        live_root: Folder of live directories, or None for `live` in the folder.
+        catalog_url: URL of the catalog, or None for a SQLite file `catalog.db` in the folder.
+        storage_path: URL of the folder of images, or None for `images` in the folder.
+
+    Raises:
+        OptionError: The storage path has no scheme or is the root of a file system.
+        OptionTypeError: It is no string.
+    """
+    home = folder.absolute()
+    return Deployment(
+        live_root=live_root or f"file://{home / 'live'}",
+        catalog_url=catalog_url or f"sqlite:///{home / 'catalog.db'}",
+        storage=FileSystemCheckpointStorage(storage_path or f"file://{home / 'images'}"),
+    )

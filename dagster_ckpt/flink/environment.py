@@ -1,0 +1,317 @@
+"""PyFlink's `StreamExecutionEnvironment` over a Spark session."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config import execution_config as allowed
+from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
+from dagster_ckpt.config.option_description import OptionDescription
+from dagster_ckpt.config.stream_id import JOB_ID_PATTERN
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.flink.configured_program import ConfiguredProgram
+from dagster_ckpt.flink.deployment import Deployment, deployment_below
+from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, Stream, run_program, start_registered
+from dagster_ckpt.operations.start_request import cause_unasked
+from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
+from dagster_ckpt.spark.query.application import (
+    active_session,
+    application_settings,
+    is_classic_session,
+    start_application,
+)
+from dagster_ckpt.spark.query.description import (
+    brings_a_trigger,
+    execution_plan,
+    is_described_query,
+    same_session,
+    session_of,
+    with_time,
+)
+from dagster_ckpt.spark.query.settings import settings_for_a_while
+from dagster_ckpt.stream.handle import StreamingJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+DEFAULT_JOB_NAME = "Spark Streaming Job"
+
+
+class StreamExecutionEnvironment(ConfiguredProgram):
+    """The context of one streaming program, under PyFlink's names; it runs without Dagster.
+
+    Queries are described on `env.spark`, added with `add_writer`, and run by `execute` under the coordinator: with
+    periodic checkpoints, restarts in place, and a start from where they stopped.
+
+    Args:
+        spark: The session; None takes the one of this process, or starts one when it is first needed.
+        folder: Where everything is that this program keeps, unless said otherwise below.
+        live_root: Folder of Spark's own checkpoint directories, as a path or URL that every executor can reach.
+        catalog_url: SQLAlchemy URL of the catalog.
+        storage_path: URL of the folder of images, where neither the checkpoint config nor the backend names one.
+
+    Raises:
+        OptionError: A path or URL cannot be used.
+        OptionTypeError: `spark` is no session, or one of Spark Connect.
+
+    Example:
+        >>> env = StreamExecutionEnvironment.get_execution_environment()
+        >>> env.enable_checkpointing(60_000).set_max_parallelism(8).get_checkpoint_interval()
+        60000
+    """
+
+    def __init__(
+        self,
+        *,
+        spark: SparkSession | None = None,
+        folder: str | Path = "checkpoints",
+        live_root: str | None = None,
+        catalog_url: str | None = None,
+        storage_path: str | None = None,
+    ) -> None:
+        if spark is not None and not is_classic_session(spark):
+            raise OptionTypeError(
+                f"spark is {spark!r} ({type(spark).__module__}), but must be a classic SparkSession: over Spark "
+                "Connect its application cannot be seen. Use @streaming_asset there."
+            )
+        super().__init__()
+        self._spark = active_session() if spark is None else spark
+        self._deployment: Deployment = deployment_below(
+            Path(folder), live_root=live_root, catalog_url=catalog_url, storage_path=storage_path
+        )
+        self._local_parallelism = os.cpu_count() or 1
+        self._parallelism: int | None = None
+        self._writers: dict[str, RegisteredWriter] = {}
+
+    @staticmethod
+    def get_execution_environment(
+        *,
+        spark: SparkSession | None = None,
+        folder: str | Path = "checkpoints",
+        live_root: str | None = None,
+        catalog_url: str | None = None,
+        storage_path: str | None = None,
+    ) -> StreamExecutionEnvironment:
+        """Make an environment; without arguments everything is below `./checkpoints`. Arguments are those of the class.
+
+        `<folder>/live` holds live directories, `<folder>/images` checkpoints and savepoints, `<folder>/catalog.db` is
+        a SQLite catalog.
+
+        Raises:
+            OptionError: A path or URL cannot be used.
+            OptionTypeError: `spark` is no session, or one of Spark Connect.
+        """
+        return StreamExecutionEnvironment(
+            spark=spark, folder=folder, live_root=live_root, catalog_url=catalog_url, storage_path=storage_path
+        )
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session to describe queries on; asked for first, it starts Spark where none runs in this process."""
+        if self._spark is None:
+            settings = {allowed.SHUFFLE_PARTITIONS: str(self._local_parallelism)} | self._config.kryo.spark_settings()
+            if self._backend is not None:
+                settings |= self._backend.spark_settings()
+            self._spark = start_application(self._local_parallelism, settings)
+        return self._spark
+
+    def describe(self) -> list[OptionDescription]:
+        """Return each option of the execution with its value and its effect on Spark."""
+        return self.get_config().describe()
+
+    def get_config(self) -> ExecutionConfig:
+        """Return the execution configuration as one frozen object."""
+        return replace(self._config, parallelism=self.get_parallelism())
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """Set how many tasks read and shuffle, from 1; -1 leaves it to the session."""
+        if allowed.PARALLELISM.typed(parallelism) != allowed.PARALLELISM_DEFAULT:
+            allowed.PARALLELISM.checked(parallelism)
+        self._config = replace(self._config, parallelism=parallelism)
+        self._parallelism = parallelism
+        return self
+
+    def get_parallelism(self) -> int:
+        """Return how many tasks read and shuffle, unless a query says otherwise itself."""
+        if self._parallelism is not None:
+            return self._parallelism
+        if self._spark is None:
+            return self._local_parallelism
+        return int(self._spark.conf.get(allowed.SHUFFLE_PARTITIONS) or self._local_parallelism)
+
+    def set_default_local_parallelism(self, parallelism: int) -> None:
+        """Set how many threads run tasks where this environment starts Spark on this machine; default: its cores.
+
+        Raises:
+            OptionError: It is below 1, or Spark runs already.
+        """
+        allowed.LOCAL_PARALLELISM.checked(parallelism)
+        if self._spark is not None:
+            raise OptionError(
+                f"default local parallelism is {parallelism}, but it must be set before Spark starts, and the session "
+                f"of this environment runs already with {self._spark.sparkContext.master!r}. Call it before "
+                "env.spark, or give the master to the session."
+            )
+        self._local_parallelism = parallelism
+
+    def get_default_local_parallelism(self) -> int:
+        """Return how many threads run tasks where this environment starts Spark on this machine."""
+        return self._local_parallelism
+
+    def assign_timestamps_and_watermarks(self, frame: DataFrame, column: str, delay: str = "0 seconds") -> DataFrame:
+        """Give a stream the column that its windows go by, as the time characteristic says.
+
+        Args:
+            frame: The stream, as its source gives it.
+            column: Event time: the column of a row's time. Otherwise it is made, in place of one of this name.
+            delay: How late rows may be. Processing time knows no late rows.
+        """
+        return with_time(frame, self._config.time_characteristic, column, delay)
+
+    def add_default_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
+        """Do what `register_type_with_kryo_serializer` does: Spark has no serializers for subclasses."""
+        self.register_type_with_kryo_serializer(type_class_name, serializer_class_name)
+
+    def register_type_with_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
+        """Register a type with Spark's Kryo serializer, and the class that gives it a serializer.
+
+        Args:
+            type_class_name: Full name of the Java class.
+            serializer_class_name: Full name of a class that implements `org.apache.spark.serializer.KryoRegistrator`:
+                the only way in which Spark is told of serializers.
+
+        Raises:
+            OptionError: A name is none of a class, or Spark runs already without this registration.
+            OptionTypeError: A name is no string.
+        """
+        self._set_kryo(self._config.kryo.with_registrator(type_class_name, serializer_class_name))
+
+    def register_type(self, type_class_name: str) -> None:
+        """Register a type with Spark's Kryo serializer.
+
+        Raises:
+            OptionError: It is no name of a class, or Spark runs already without this registration.
+            OptionTypeError: It is no string.
+        """
+        self._set_kryo(self._config.kryo.with_type(type_class_name))
+
+    def add_writer(self, name: str, writer: DataStreamWriter) -> Self:
+        """Add a query to the program: what a sink is in Flink.
+
+        Args:
+            name: Its stable name: the job id in catalog and storage. Keep it, and the query goes on where it
+                stopped.
+            writer: What `DataFrame.writeStream` gives, not started. A trigger that it has already stays; a query
+                name or checkpoint location is replaced.
+
+        Raises:
+            OptionError: The name is taken or cannot name a folder, or the query is of another session.
+            OptionTypeError: It is no writer of a classic session.
+        """
+        if not isinstance(name, str) or not JOB_ID_PATTERN.fullmatch(name):
+            raise OptionError(
+                f"name is {name!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or digit, "
+                "128 at most: it names a folder."
+            )
+        if name in self._writers:
+            raise OptionError(f"name is {name!r}, which another writer has, but must be one of its own.")
+        if not is_described_query(writer):
+            raise OptionTypeError(
+                f"writer is {writer!r}, but must be what DataFrame.writeStream gives, before it is started."
+            )
+        self._spark = self._spark or session_of(writer)
+        if not same_session(self._spark, session_of(writer)):
+            raise OptionError(
+                f"The query {name!r} was described in another Spark session, where the settings of this environment "
+                "would not hold; it must be described on env.spark."
+            )
+        self._writers[name] = RegisteredWriter(name, writer, brings_a_trigger(writer))
+        return self
+
+    def get_execution_plan(self) -> str:
+        """Return the plan of the writers as JSON, in the form of Flink's: nodes with their predecessors.
+
+        Raises:
+            OptionError: There is no writer.
+        """
+        self._check_writers()
+        writers = {name: registered.writer for name, registered in self._writers.items()}
+        return execution_plan(writers, self.get_parallelism())
+
+    def execute(self, job_name: str | None = None) -> JobExecutionResult:
+        """Run the writers until all of them have ended; each goes on from where it stopped before.
+
+        Args:
+            job_name: Name of the program, shown in Spark and in the log.
+
+        Raises:
+            OptionError: There is no writer, or options contradict each other.
+            JobFailedError: A query failed, and its restart strategy gave up.
+            StatePartitionsError: A query has state in another number of partitions than the max parallelism.
+            StateBackendChangeError: A query has state that the state backend cannot read.
+            KeyboardInterrupt: The program was interrupted; its queries were stopped and keep what they have.
+            CkptError: See `dagster_ckpt.runtime.execution.run_job`.
+        """
+        self._check_writers()
+        shown = job_name or DEFAULT_JOB_NAME
+        settings = (self._backend.spark_settings() if self._backend is not None else {}) | self._config.spark_settings()
+        with (
+            closing(self._deployment.open_catalog()) as catalog,
+            settings_for_a_while(self.spark, settings, "The environment"),
+        ):
+            streams = [self._stream(catalog, registered, shown) for registered in self._writers.values()]
+            return run_program(shown, streams, spark=self.spark)
+
+    def streaming_job(self, name: str) -> StreamingJob:
+        """Return the job of a name, for `dagster_ckpt.operations.operations`: savepoints, suspend, cancel, doctor.
+
+        Works from another thread or process while the program runs there. Its catalog is the caller's to close.
+
+        Raises:
+            CatalogError: The catalog cannot be opened.
+            OptionError: Options contradict each other.
+        """
+        return self._job(self._deployment.open_catalog(), name, DEFAULT_JOB_NAME)
+
+    def _stream(self, catalog: Catalog, registered: RegisteredWriter, job_name: str) -> Stream:
+        job = self._job(catalog, registered.name, job_name)
+        return Stream(
+            job,
+            start_registered(job, registered, self._config),
+            lambda: registered.writer,
+            cause=cause_unasked(catalog, job.job_id),
+        )
+
+    def _job(self, catalog: Catalog, name: str, job_name: str) -> StreamingJob:
+        options = self._checkpoint_config.options
+        return self._deployment.job(
+            name,
+            catalog=catalog,
+            query_name=f"{job_name}: {name}",
+            options=options,
+            restart=effective_restart_strategy(self._restart, checkpointing_enabled=options.interval_ms is not None),
+            backend=self._backend,
+            savepoint_url=None if self._savepoints is None else self._savepoints[0],
+        )
+
+    def _check_writers(self) -> None:
+        if not self._writers:
+            raise OptionError("There is no query to execute: add_writer must be called first.")
+
+    def _set_kryo(self, kryo: KryoRegistrations) -> None:
+        application: dict[str, Any] = {} if self._spark is None else application_settings(self._spark)
+        missing = {} if self._spark is None else kryo.missing_in(application)
+        if missing:
+            wanted = ", ".join(f"{name}={value}" for name, value in missing.items())
+            raise OptionError(
+                "Kryo registrations are read by Spark when the application starts, and the session of this "
+                f"environment runs already without {wanted}. They must be made before env.spark is first used, or be "
+                "given to the session."
+            )
+        self._config = replace(self._config, kryo=kryo)

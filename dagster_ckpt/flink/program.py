@@ -1,0 +1,300 @@
+"""Runs the streams of one program until they end: a thread for each, and one result for all."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
+from dagster_ckpt.config.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
+from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.errors import JobFailedError, LeaseLostError, StatePartitionsError
+from dagster_ckpt.recovery.retention import apply_terminal_retention
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, StartQuery, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.pinned_state import pinned_partitions
+from dagster_ckpt.spark.query.application import application_of
+from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.stream.handle import StreamingJob, monotonic_ms
+from dagster_ckpt.stream.start_from import StartFrom
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+_LOG = logging.getLogger("dagster_ckpt.flink")
+
+
+@dataclass(frozen=True)
+class RegisteredWriter:
+    """A query of a program.
+
+    Attributes:
+        name: Its stable name.
+        writer: Its description.
+        has_own_trigger: Whether it was described with a trigger.
+    """
+
+    name: str
+    writer: DataStreamWriter
+    has_own_trigger: bool
+
+
+def start_registered(job: StreamingJob, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
+    """How the query of a writer is started, at first and after each failure.
+
+    Args:
+        job: Its job.
+        registered: The writer.
+        config: How it is executed; its session settings are those of the session meanwhile.
+    """
+
+    def start(live: LiveDirectory) -> SupervisedQuery:
+        check_partitions(job.job_id, live, config)
+        writer = registered.writer
+        if not registered.has_own_trigger:
+            writer = writer.trigger(processingTime=f"{config.trigger_interval_ms} milliseconds")
+        return start_query(writer, job.name, live)
+
+    return start
+
+
+def check_partitions(job_id: str, live: LiveDirectory, config: ExecutionConfig) -> None:
+    """Refuse a max parallelism that the state in a live directory does not have, and tell of another parallelism.
+
+    Spark itself would go on with the number of the first batch, and ignore the other without a word.
+
+    Raises:
+        StatePartitionsError: The state is kept in another number of partitions than the max parallelism.
+    """
+    pinned = pinned_partitions(live)
+    if pinned is None:
+        return
+    if config.max_parallelism == PARALLELISM_DEFAULT:
+        if config.parallelism not in (PARALLELISM_DEFAULT, pinned):
+            _LOG.warning("%s: state stays in %d partitions, not %d", job_id, pinned, config.parallelism)
+        return
+    if config.max_parallelism != pinned:
+        raise StatePartitionsError(
+            f"Job {job_id!r} keeps its state in {pinned} partitions, but the max parallelism is "
+            f"{config.max_parallelism}. Spark fixes the number at a query's first batch, because it decides which key "
+            f"is in which partition. Set the max parallelism to {pinned}, or leave it unset; to have another one, "
+            "begin a new job under another name."
+        )
+
+
+# Told the id of a job and one sentence.
+Report = Callable[[str, str], None]
+
+# How a stream can end that is over; what else there is either goes on later or is an error.
+_TERMINAL = {
+    EndKind.FINISHED: TerminalState.FINISHED,
+    EndKind.ENDED_BY_ITSELF: TerminalState.SUSPENDED,
+    EndKind.CANCEL_REQUESTED: TerminalState.CANCELED,
+    EndKind.FAILED: TerminalState.FAILED,
+}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stream of a program.
+
+    Attributes:
+        job: Its job.
+        start_query: Starts its query on a live directory.
+        describe: The query that this will start next, described.
+        start_from: Where to begin.
+        cause: Whether a person or a restart began it.
+        start_request_id: The catalog request that this start answers, if any.
+        has_supervisor: Whether somebody starts it again after it was interrupted: its execution is left to them then.
+    """
+
+    job: StreamingJob
+    start_query: StartQuery
+    describe: Callable[[], DataStreamWriter]
+    start_from: StartFrom = field(default_factory=StartFrom)
+    cause: StartCause = StartCause.MANUAL
+    start_request_id: str | None = None
+    has_supervisor: bool = False
+
+
+@dataclass(frozen=True)
+class StreamExecution:
+    """How one stream of a program ended.
+
+    Attributes:
+        job_id: Its job in the catalog; the name its writer was added under.
+        execution_id: Its last execution in the catalog.
+        end: How it ended, such as ENDED_BY_ITSELF.
+        savepoint: Where the savepoint is that it was stopped with, if any.
+    """
+
+    job_id: str
+    execution_id: str
+    end: EndKind
+    savepoint: str | None = None
+
+
+@dataclass(frozen=True)
+class JobExecutionResult:
+    """What `execute` returns, after PyFlink's class of this name.
+
+    Attributes:
+        run_id: Id of this run of the program; its executions in the catalog carry it.
+        job_name: The name it was executed under.
+        net_runtime_ms: How long it ran.
+        streams: Its streams, in the order in which their writers were added.
+    """
+
+    run_id: str
+    job_name: str
+    net_runtime_ms: int
+    streams: tuple[StreamExecution, ...]
+
+    def get_job_id(self) -> str:
+        """Return the id of this run: as in Flink, every execution of a program has another one."""
+        return self.run_id
+
+    def get_net_runtime(self) -> int:
+        """Return how long the program ran, in ms."""
+        return self.net_runtime_ms
+
+
+def log_sentence(job_id: str, sentence: str) -> None:
+    """Tell the program's log."""
+    _LOG.info("%s: %s", job_id, sentence)
+
+
+def run_program(
+    job_name: str,
+    streams: Sequence[Stream],
+    *,
+    spark: SparkSession,
+    run_id: str | None = None,
+    signals: Sequence[signal.Signals] = (signal.SIGINT,),
+    report: Report = log_sentence,
+) -> JobExecutionResult:
+    """Run streams until all of them have ended.
+
+    Each has a thread, so that an interrupt of the main thread never lands inside a call into the JVM. A signal stops
+    every stream and keeps what it has; the next run goes on from there. So it is for the others where one fails.
+
+    Args:
+        job_name: Name of the program, for the log.
+        streams: Its streams.
+        spark: The session they run on.
+        run_id: Id that their executions carry in the catalog; default: one of its own.
+        signals: The signals that interrupt the program.
+        report: Told the job id and one sentence at each step.
+
+    Raises:
+        JobFailedError: A stream failed, and its restart strategy gave up.
+        LeaseLostError: Another process is the writer of a stream now.
+        CkptError: A stream could not be started as it was asked for.
+        KeyboardInterrupt: The program was interrupted, and its streams have been stopped.
+    """
+    began_ms = monotonic_ms()
+    run_id = run_id or uuid.uuid4().hex
+    jvm = jvm_process(spark)
+    stop = threading.Event()
+    requests = [
+        RunRequest(
+            run_id=run_id,
+            start_query=stream.start_query,
+            describe=stream.describe,
+            start_from=stream.start_from,
+            cause=stream.cause,
+            start_request_id=stream.start_request_id,
+            jvm_pid=jvm.pid if jvm is not None else None,
+            application=application_of(spark),
+            interrupted=stop.is_set,
+            report=partial(report, stream.job.job_id),
+        )
+        for stream in streams
+    ]
+    with _stopped_by(signals, stop) as interrupted, ThreadPoolExecutor(len(streams), "stream") as threads:
+        running = [
+            threads.submit(_run, stream, request, stop) for stream, request in zip(streams, requests, strict=True)
+        ]
+        wait(running)
+    _raise_first(running)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    ended = tuple(each.result() for each in running)
+    return JobExecutionResult(run_id, job_name, monotonic_ms() - began_ms, ended)
+
+
+def _run(stream: Stream, request: RunRequest, stop: threading.Event) -> StreamExecution:
+    job = stream.job
+    try:
+        outcome = run_job(job, request)
+        _settle(stream, outcome, request.report)
+    except BaseException:
+        # A program is whole or not at all, as a Flink job is.
+        stop.set()
+        raise
+    savepoint = outcome.savepoint.location if outcome.savepoint is not None else None
+    return StreamExecution(job.job_id, outcome.execution_id, outcome.end.kind, savepoint)
+
+
+def _settle(stream: Stream, outcome: Outcome, report: Callable[[str], None]) -> None:
+    """Apply retention where the stream is over, and raise where it did not end well."""
+    job, end = stream.job, outcome.end
+    if end.kind is EndKind.LEASE_LOST:
+        raise LeaseLostError(end.reason)
+    if end.kind is EndKind.INTERRUPTED and stream.has_supervisor:
+        # Told to stop by nobody that the catalog knows, such as a machine that shuts down: it is to come back.
+        job.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.FAILED, end.reason)
+    elif end.kind is EndKind.INTERRUPTED:
+        # It stopped between two looks at its query and is to go on later: everything is kept.
+        job.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
+    elif end.kind in _TERMINAL:
+        for sentence in apply_terminal_retention(job, outcome.execution_id, _TERMINAL[end.kind]).sentences():
+            report(sentence)
+    if end.kind is EndKind.FAILED:
+        raise JobFailedError(
+            f"Stream {job.job_id!r} failed, and its restart strategy ({job.restart.get_description()}) gave up: "
+            f"{end.reason}\nMend the cause and execute the program again: it goes on from where the stream stopped."
+        )
+
+
+def _raise_first(ended: Sequence[Future[StreamExecution]]) -> None:
+    errors = [error for each in ended if (error := each.exception()) is not None]
+    for other in errors[1:]:
+        _LOG.error("%s", other)
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def _stopped_by(signals: Sequence[signal.Signals], stop: threading.Event) -> Iterator[threading.Event]:
+    """Let signals set `stop`; SIGINT in place of Spark's own handler, which would fail the batch that runs.
+
+    Yields an event that tells whether it came. Outside the main thread signals are somebody else's affair.
+    """
+    interrupted = threading.Event()
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        interrupted.set()
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = {each: signal.signal(each, note) for each in signals}
+    try:
+        yield interrupted
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

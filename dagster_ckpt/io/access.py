@@ -1,0 +1,81 @@
+"""Turning whatever a file system throws into one error that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from dagster_ckpt.config.redaction import cause_to_show, without_secrets
+from dagster_ckpt.errors import CkptError, StorageAccessError
+
+
+@contextmanager
+def accessing(what: str, where: str) -> Iterator[None]:
+    """Tell failures as StorageAccessError.
+
+    Args:
+        what: The verb, such as "write".
+        where: URL of what is accessed.
+    """
+    try:
+        yield
+    except CkptError:
+        raise
+    # Drivers raise their own kinds of errors (botocore, gcsfs, ...), which have no base in common.
+    except Exception as error:  # noqa: BLE001 - it is raised, as its cause or in words
+        raise StorageAccessError(
+            f"Cannot {what} {without_secrets(where)}: {type(error).__name__}: {without_secrets(str(error))}. "
+            "Check that the path is right, that this process "
+            f"has the right to {what} there, and that credentials and endpoint are set. Images already stored are as "
+            "they were."
+        ) from cause_to_show(error)
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Tell failures as StorageAccessError, except that an object that is not there stays FileNotFoundError."""
+    missing: FileNotFoundError | None = None
+    with accessing("read", where):
+        try:
+            yield
+        except FileNotFoundError as error:
+            missing = error
+    if missing is not None:
+        raise missing
+
+
+class Guarded:
+    """A stream whose failures are StorageAccessErrors: a full disk has to name the place.
+
+    Args:
+        stream: Where the bytes go, or come from.
+        where: Its URL.
+    """
+
+    def __init__(self, stream: IO[bytes], where: str) -> None:
+        self._stream = stream
+        self._where = where
+
+    def write(self, data: bytes) -> int:
+        """Write all of the data; an unbuffered file may take it in parts."""
+        with accessing("write", self._where):
+            done = 0
+            while done < len(data):
+                done += self._stream.write(memoryview(data)[done:] if done else data)
+            return done
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        """Write all of some pieces, one after the other."""
+        with accessing("write", self._where):
+            self._stream.writelines(pieces)
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to so many bytes."""
+        with accessing("read", self._where):
+            return self._stream.read(size)
+
+    def seek(self, offset: int) -> int:
+        """Go to a position."""
+        with accessing("read", self._where):
+            return self._stream.seek(offset)

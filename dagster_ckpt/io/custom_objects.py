@@ -1,0 +1,179 @@
+"""What somebody has to write to keep images in a place of their own: four verbs on named objects."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from dagster_ckpt.io.access import Guarded, accessing, reading
+from dagster_ckpt.io.objects import ObjectSpace, nothing
+
+# A data object is collected here before it is put; a larger one goes through a file.
+SPOOLED_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of a place.
+
+    Attributes:
+        name: Its name.
+        size: Its length in bytes.
+        changed_at_ms: When it was put, ms since the epoch: what is younger than a sweep's age is never swept.
+    """
+
+    name: str
+    size: int
+    changed_at_ms: int
+
+
+class CustomSpace(ABC):
+    """A flat place of named objects, such as a table of blobs or a service of your own.
+
+    Give `put`, `get`, `remove` and `objects`, and name the class in a `CustomCheckpointStorage`: it is called with
+    `job_id` and the settings, once for each job that is opened. All jobs share the place; folders, sharing between
+    images, and what may be deleted when, are made of these verbs. They are called from several threads at once.
+
+    Any exception is told to users as a StorageAccessError that names the object. Names are POSIX paths without a
+    leading slash. Data objects have up to 64 MB, or the size of the largest file of a state store where that is more;
+    override `create` and `open` to stream them.
+
+    Attributes:
+        url: A URL with a scheme of its own and a host, such as "blobs://orders": what locations of images begin with.
+    """
+
+    url: str
+
+    @abstractmethod
+    def put(self, name: str, data: BinaryIO) -> None:
+        """Keep an object under a name: seen whole or not at all, and durable on return. It may replace one."""
+
+    @abstractmethod
+    def get(self, name: str) -> bytes:
+        """All bytes of an object.
+
+        Raises:
+            FileNotFoundError: There is none of this name.
+        """
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove an object; one that is not there is no error."""
+
+    @abstractmethod
+    def objects(self, prefix: str) -> Iterable[StoredObject]:
+        """All objects whose names begin with a prefix, in any order, those just put included."""
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new data object for writing; it is put once the context is left without an error."""
+        where = f"{self.url}/{name}"
+        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES) as spool:
+            yield cast("BinaryIO", Guarded(cast("BinaryIO", spool), where))
+            spool.seek(0)
+            with accessing("write", where):
+                self.put(name, cast("BinaryIO", spool))
+
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+        """Put an object."""
+        after()
+        with accessing("write", f"{self.url}/{name}"):
+            self.put(name, io.BytesIO(data))
+
+    def read(self, name: str) -> bytes:
+        """All bytes of an object."""
+        with reading(f"{self.url}/{name}"):
+            return self.get(name)
+
+    @contextmanager
+    def open(self, name: str, part: range | None = None) -> Iterator[BinaryIO]:  # noqa: ARG002
+        """Open an object for reading; override it where a part can be fetched alone."""
+        yield io.BytesIO(self.read(name))
+
+    def size(self, name: str) -> int | None:
+        """Length of an object, or None."""
+        return self.sizes([name]).get(name)
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Lengths of those objects that are there."""
+        found: dict[str, int] = {}
+        for name in names:
+            with accessing("look at", f"{self.url}/{name}"):
+                found.update({kept.name: kept.size for kept in self.objects(name) if kept.name == name})
+        return found
+
+    def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:  # noqa: ARG002
+        """Nothing is shared between places; override it where the place can copy by itself."""
+        return False
+
+    def delete(self, name: str) -> None:
+        """Remove an object."""
+        with accessing("delete", f"{self.url}/{name}"):
+            self.remove(name)
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Names directly below a prefix, with the time of their last change in ms (0: a folder)."""
+        start = f"{prefix}/" if prefix else ""
+        found: dict[str, int] = {}
+        with accessing("list", f"{self.url}/{prefix}"):
+            for kept in self.objects(start):
+                first, _, deeper = kept.name.removeprefix(start).partition("/")
+                found[first] = 0 if deeper else kept.changed_at_ms
+        return found
+
+
+class FolderOfSpace:
+    """What of a space is below a folder, as a space of its own."""
+
+    def __init__(self, space: ObjectSpace, folder: str) -> None:
+        self._space = space
+        self._folder = folder
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"{self._space.url}/{self._folder}"
+
+    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new data object for writing."""
+        return self._space.create(f"{self._folder}/{name}")
+
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+        """Write an object that is seen whole or not at all."""
+        self._space.publish(f"{self._folder}/{name}", data, after=after)
+
+    def read(self, name: str) -> bytes:
+        """All bytes of an object."""
+        return self._space.read(f"{self._folder}/{name}")
+
+    def open(self, name: str, part: range | None = None) -> AbstractContextManager[BinaryIO]:
+        """Open an object for reading."""
+        return self._space.open(f"{self._folder}/{name}", part)
+
+    def size(self, name: str) -> int | None:
+        """Length of an object, or None."""
+        return self._space.size(f"{self._folder}/{name}")
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Lengths of those objects that are there."""
+        found = self._space.sizes([f"{self._folder}/{name}" for name in names])
+        return {name.removeprefix(f"{self._folder}/"): size for name, size in found.items()}
+
+    def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
+        """Take over an object of another space, or of another folder of this one."""
+        if isinstance(source, FolderOfSpace):
+            return self.adopt(name, source._space, f"{source._folder}/{source_name}")
+        return self._space.adopt(f"{self._folder}/{name}", source, source_name)
+
+    def delete(self, name: str) -> None:
+        """Delete an object."""
+        self._space.delete(f"{self._folder}/{name}")
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Names directly below a prefix, with the time of their last change in ms (0: a folder)."""
+        return self._space.list(f"{self._folder}/{prefix}" if prefix else self._folder)

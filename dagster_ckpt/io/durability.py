@@ -1,0 +1,114 @@
+"""Making what was written on this machine's disks survive a loss of power."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from dagster_ckpt.io.parallel import GoOn, in_threads
+
+# Each flush of a file makes the disk empty its cache, whether the file was changed or not. For more files than these
+# the whole file system is flushed by one call: of 2,000 linked files in 10 ms instead of 140 ms.
+_ONE_BY_ONE = 128
+# The disk does many flushes at once as fast as one.
+_THREADS = 8
+# File systems whose flush as a whole is one of every file in them; it is not behind FUSE.
+_FLUSHED_AS_A_WHOLE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"}
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder; returns those with a new entry, which is lost with the power until they are flushed."""
+    changed: list[Path] = []
+    missing = folder
+    while not missing.is_dir():
+        missing = missing.parent
+        changed.append(missing)
+    if changed:
+        folder.mkdir(parents=True, exist_ok=True)
+    return changed
+
+
+def flush(path: Path) -> None:
+    """Make the content of a file durable, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_tree(root: Path) -> None:
+    """Make all files and names below a folder durable; the name of the folder itself is for its parent.
+
+    Raises:
+        OSError: The disk does not take them.
+    """
+    some = list(islice(_tree(root), _ONE_BY_ONE + 1))
+    if len(some) > _ONE_BY_ONE:
+        if sync_file_system(root):
+            return
+        some = list(_tree(root))
+
+    def flush_part(part: list[Path], go_on: GoOn) -> None:
+        for path in part:
+            go_on()
+            flush(path)
+
+    files = [path for path, is_folder in some if not is_folder]
+    in_threads(_THREADS, [part for first in range(_THREADS) if (part := files[first::_THREADS])], flush_part)
+    # What a name leads to is durable before the name is.
+    for path in reversed([path for path, is_folder in some if is_folder]):
+        flush(path)
+
+
+def sync_file_system(folder: Path) -> bool:
+    """Make everything durable in the file system that a folder is in; False where that cannot be done at once.
+
+    Raises:
+        OSError: The disk does not take it.
+    """
+    if _SYNCFS is None or _file_system_type(folder) not in _FLUSHED_AS_A_WHOLE:
+        return False
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if _SYNCFS(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _tree(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """The folder and all below it, each before what is in it, and whether it is a folder; links are passed over."""
+    yield folder, True
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _tree(Path(entry.path))
+            elif entry.is_file(follow_symlinks=False):
+                yield Path(entry.path), False
+
+
+def _file_system_type(folder: Path) -> str | None:
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    found = (line.split() for line in mounts)
+    return next((words[words.index("-") + 1] for words in found if words[2] == number), None)
+
+
+def _syncfs() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+
+
+_SYNCFS = _syncfs()

@@ -1,0 +1,334 @@
+"""Is a stream well? Judgements of what the catalog knows: figures in, findings out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.source_health import SourceFacts, lag, retention
+from dagster_ckpt.runtime.stall import Stillness
+from dagster_ckpt.stream.snapshot_names import describe_image
+
+MINUTE_MS = 60_000
+
+
+class HealthCheck(StrEnum):
+    """What is looked at; the value names the asset check."""
+
+    RESTORABILITY = "restorability"
+    CHECKPOINT_AGE = "checkpoint_age"
+    CONSECUTIVE_FAILURES = "consecutive_failures"
+    PROGRESS = "progress"
+    SIZE_GROWTH = "size_growth"
+    SOURCE_LAG = "source_lag"
+    SOURCE_RETENTION = "source_retention"
+    DESIRED_STATE = "desired_state"
+
+
+class Verdict(StrEnum):
+    """How it is. UNKNOWN: nobody can say, which is not the same as well."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    ERROR = "ERROR"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class HealthFacts:
+    """What is known of a stream.
+
+    Attributes:
+        running_since_ms: When its running execution began, or None where it does not run.
+        newest: The image that it would be recovered from, or None.
+        verified: The image that was verified last, or None.
+        failures: Attempts that failed since the newest image.
+        last_failure: Why the last of them failed.
+        bytes_before: Full bytes of the first image in the window of `size_window_ms`, or None.
+        sources: Its sources, as the last batch reported them; None where none has.
+        rows_per_second: Speed of the last batch, or None.
+        desired: What it is meant to be and how far its last upgrade is; None where nobody has said anything.
+        heartbeat_at_ms: When the process of its running query last told anything; None where none runs.
+        process: That process, for a person to find it.
+        stillness: What that query is doing and for how long; None where its process does not tell.
+        down: Why it does not run although it should; None where it runs, or need not.
+        down_since_ms: Since when.
+        failed_runs: How many of its executions failed lately, since the newest image completed.
+        last_end: Why the last of them failed.
+        unrestorable: Why a recovery could not go on from `newest`; None where none has failed there.
+    """
+
+    running_since_ms: int | None = None
+    newest: ImageRecord | None = None
+    verified: ImageRecord | None = None
+    failures: int = 0
+    last_failure: str | None = None
+    bytes_before: int | None = None
+    sources: Sequence[SourceFacts] | None = None
+    rows_per_second: float | None = None
+    desired: DesiredRecord | None = None
+    heartbeat_at_ms: int | None = None
+    process: str | None = None
+    stillness: Stillness | None = None
+    down: str | None = None
+    down_since_ms: int | None = None
+    failed_runs: int = 0
+    last_end: str | None = None
+    unrestorable: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one thing is.
+
+    Attributes:
+        check: What was looked at.
+        verdict: How it is.
+        sentence: Why, for a person.
+        figures: What it was judged by.
+    """
+
+    check: HealthCheck
+    verdict: Verdict
+    sentence: str
+    figures: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
+    """Judge a stream: one finding for each `HealthCheck`, in their order.
+
+    Args:
+        facts: What is known of it.
+        options: Its checkpointing options.
+        settings: The thresholds.
+        now_ms: The time now, ms since the epoch.
+    """
+    return [
+        restorability(facts, settings, now_ms=now_ms),
+        checkpoint_age(facts, options, settings, now_ms=now_ms),
+        consecutive_failures(facts, settings),
+        progress(facts, options, settings, now_ms=now_ms),
+        size_growth(facts, settings),
+        source_lag(facts, settings),
+        source_retention(facts, settings, now_ms=now_ms),
+        desired_state(facts),
+    ]
+
+
+def worst(findings: Sequence[Finding]) -> Verdict:
+    """The worst of several verdicts."""
+    return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
+
+
+def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether an image was proven to be restorable lately."""
+    say = _about(HealthCheck.RESTORABILITY)
+    if facts.newest is not None and facts.unrestorable is not None:
+        return say(Verdict.ERROR, f"a recovery failed at {describe_image(facts.newest)}: {facts.unrestorable}")
+    image = facts.verified
+    if image is None or image.verified_at_ms is None:
+        return say(Verdict.UNKNOWN, "no image was ever verified: run verify_images_job, or turn its schedule on")
+    age_ms = now_ms - image.verified_at_ms
+    figures = {"verification_age_ms": age_ms, "verified_image": describe_image(image)}
+    if image.verified_problem is not None:
+        return say(Verdict.ERROR, f"{describe_image(image)} cannot be restored: {image.verified_problem}", figures)
+    if age_ms > settings.max_verification_age_ms:
+        limit = iso_duration(settings.max_verification_age_ms)
+        return say(Verdict.WARN, f"the last verification is older than {limit}", figures)
+    return say(Verdict.PASS, f"{describe_image(image)} was verified {iso_duration(age_ms)} ago", figures)
+
+
+def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """How much work a failure now would repeat: the recovery point objective."""
+    say = _about(HealthCheck.CHECKPOINT_AGE)
+    if facts.running_since_ms is None and facts.down is not None:
+        return say(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
+    if facts.running_since_ms is None:
+        return say(Verdict.PASS, "the stream does not run")
+    limit_ms = settings.max_checkpoint_age_ms
+    if limit_ms is None and options.interval_ms is None:
+        return say(Verdict.PASS, "periodic checkpoints are off, and no age is set")
+    if limit_ms is None:
+        limit_ms = max(options.interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
+    # A stream that was only just started could not take an image yet.
+    taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
+    age_ms = now_ms - max(taken_ms, facts.running_since_ms)
+    figures = {"checkpoint_age_ms": age_ms, "max_checkpoint_age_ms": limit_ms}
+    sentence = f"no image for {iso_duration(age_ms)}; allowed are {iso_duration(limit_ms)}"
+    if age_ms > limit_ms:
+        return say(Verdict.ERROR, sentence, figures)
+    return say(Verdict.WARN if age_ms * 2 > limit_ms else Verdict.PASS, sentence, figures)
+
+
+def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Verdict:
+    """A restart has as long as the time between two checkpoints."""
+    grace_ms = options.interval_ms or MINUTE_MS
+    is_over = facts.down_since_ms is None or now_ms - facts.down_since_ms >= grace_ms
+    return Verdict.ERROR if is_over else Verdict.WARN
+
+
+def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
+    """How many attempts have failed since one succeeded."""
+    say = _about(HealthCheck.CONSECUTIVE_FAILURES)
+    figures = {"consecutive_failures": facts.failures}
+    if facts.failures < settings.failures_to_warn:
+        return say(Verdict.PASS, f"{facts.failures} attempts failed since the newest image", figures)
+    verdict = Verdict.ERROR if facts.failures >= settings.failures_to_fail else Verdict.WARN
+    return say(verdict, f"{facts.failures} attempts failed in a row, the last one: {facts.last_failure}", figures)
+
+
+def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether its query makes batches, or rests because there is nothing to do."""
+    say = _about(HealthCheck.PROGRESS)
+    if facts.running_since_ms is None and facts.down is not None:
+        return say(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
+    if facts.failed_runs >= settings.loop_failures:
+        sentence = f"the stream restarts in a loop: {facts.failed_runs} runs failed since the newest image was "
+        sentence += (
+            f"completed, the last one: {facts.last_end}. cancel_stream_job stops it; doctor_job looks for damage"
+        )
+        return say(Verdict.ERROR, sentence, {"failed_runs": facts.failed_runs})
+    if facts.heartbeat_at_ms is None:
+        return say(Verdict.PASS, "no query runs")
+    limit_ms = settings.max_standstill_ms
+    silent_ms = max(0, now_ms - facts.heartbeat_at_ms)
+    if silent_ms > limit_ms:
+        sentence = f"{facts.process} has told nothing for {iso_duration(silent_ms)}: it is gone, or hangs itself"
+        sentence += ". Where the supervisor sensor starts no other run, end that process"
+        return say(Verdict.ERROR, sentence, {"silent_for_ms": silent_ms, "max_standstill_ms": limit_ms})
+    return _stillness(facts, limit_ms, silent_ms)
+
+
+def _stillness(facts: HealthFacts, limit_ms: int, silent_ms: int) -> Finding:
+    """Whether the query of a process that reports moves."""
+    say = _about(HealthCheck.PROGRESS)
+    still = facts.stillness
+    if still is None:
+        return say(Verdict.UNKNOWN, f"{facts.process} does not tell what its query is doing")
+    if still.at_rest:
+        return say(Verdict.PASS, f"the query rests: {still.doing}")
+    still_ms = still.still_for_ms + silent_ms
+    figures = {"doing": still.doing, "still_for_ms": still_ms, "max_standstill_ms": limit_ms}
+    sentence = f"the query is at {still.doing!r}, and nothing has moved for {iso_duration(still_ms)}"
+    if still_ms <= limit_ms:
+        return say(Verdict.PASS, sentence, figures)
+    tasks = still.tasks
+    if tasks is not None and tasks.running:
+        sentence += (
+            f": {tasks.running} of {tasks.total} tasks of its batch run, {tasks.done} are done. It may only take "
+        )
+        sentence += "long: look at the running tasks in Spark's page"
+        return say(Verdict.WARN, sentence, figures)
+    if tasks is not None and tasks.jobs:
+        sentence += f"; no task runs of its Spark jobs under way ({tasks.jobs})"
+    sentence += f". See with jstack what the JVM of {facts.process} waits for, then run restart_stream_job; where the "
+    sentence += "query does not stop, end that process"
+    return say(Verdict.ERROR, sentence, figures)
+
+
+def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
+    """Whether the state grows without a bound."""
+    say = _about(HealthCheck.SIZE_GROWTH)
+    size = facts.newest.full_bytes if facts.newest is not None else None
+    if size is None:
+        return say(Verdict.UNKNOWN, "there is no image whose size is known")
+    figures: dict[str, int | float | str] = {"full_bytes": size}
+    if settings.max_image_bytes is not None and size > settings.max_image_bytes:
+        return say(Verdict.ERROR, f"an image has {size:,} bytes; allowed are {settings.max_image_bytes:,}", figures)
+    if not facts.bytes_before:
+        return say(Verdict.PASS, f"an image has {size:,} bytes; there is none to compare it with", figures)
+    factor = size / facts.bytes_before
+    figures["growth_factor"] = round(factor, 3)
+    window = iso_duration(settings.size_window_ms)
+    sentence = f"an image has {size:,} bytes, {factor:.2f} times as many as at the begin of {window}"
+    grows = size > settings.size_floor_bytes and factor >= settings.size_growth_factor
+    return say(Verdict.WARN if grows else Verdict.PASS, sentence, figures)
+
+
+def source_lag(facts: HealthFacts, settings: HealthSettings) -> Finding:
+    """Whether the stream keeps up with its sources."""
+    say = _about(HealthCheck.SOURCE_LAG)
+    if facts.running_since_ms is None and facts.down is not None:
+        return say(Verdict.UNKNOWN, f"the stream should run and does not: {facts.down}")
+    if facts.running_since_ms is None:
+        return say(Verdict.PASS, "the stream does not run")
+    behind = lag(facts.sources)
+    if behind is None:
+        return say(Verdict.UNKNOWN, "the sources do not tell how far behind the query is")
+    figures: dict[str, int | float | str] = {"records_behind": behind}
+    if not behind:
+        return say(Verdict.PASS, "nothing is waiting to be read", figures)
+    if not facts.rows_per_second:
+        return say(Verdict.UNKNOWN, f"{behind:,} records are waiting, and the speed is not known", figures)
+    catch_up_ms = round(behind / facts.rows_per_second * 1000)
+    figures["catch_up_ms"] = catch_up_ms
+    sentence = f"{behind:,} records are waiting, {iso_duration(catch_up_ms)} at the speed of the last batch"
+    return say(Verdict.WARN if catch_up_ms > settings.max_catch_up_ms else Verdict.PASS, sentence, figures)
+
+
+def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether the sources still have what a recovery from the newest image reads again."""
+    say = _about(HealthCheck.SOURCE_RETENTION)
+    if facts.newest is None:
+        return say(Verdict.UNKNOWN, "there is no image to be recovered from")
+    if not facts.sources:
+        return say(Verdict.UNKNOWN, "no batch has told what the sources are")
+    so_far, sentences = Verdict.PASS, []
+    for source in facts.sources:
+        left = retention(
+            source,
+            restore_point_at_ms=facts.newest.created_at_ms,
+            now_ms=now_ms,
+            retention_ms=settings.source_retention_ms,
+            file_max_age_ms=settings.file_max_age_ms,
+        )
+        if left.is_gone:
+            verdict = Verdict.ERROR
+        elif left.for_ever:
+            verdict = Verdict.PASS
+        elif left.left_ms is None:
+            verdict = Verdict.UNKNOWN
+        else:
+            verdict = Verdict.WARN if left.left_ms <= settings.retention_margin_ms else Verdict.PASS
+        so_far = max(so_far, verdict, key=_WORSE.index)
+        sentences.append(f"{source.name}: {left.sentence}")
+    return say(so_far, "; ".join(sentences), {"restore_point": describe_image(facts.newest)})
+
+
+def desired_state(facts: HealthFacts) -> Finding:
+    """Whether it is being brought to what it is meant to be, and its last upgrade went through."""
+    say = _about(HealthCheck.DESIRED_STATE)
+    row = facts.desired
+    if row is None:
+        return say(Verdict.PASS, "people start and stop it")
+    if row.broken is not None:
+        return say(Verdict.ERROR, f"nothing is done for it: what it is meant to be cannot be read: {row.broken}")
+    upgrade = row.upgrade
+    figures = {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
+    if upgrade is not None and upgrade.phase.refuses:
+        runs_on = upgrade.phase is UpgradePhase.REFUSED and facts.running_since_ms is not None
+        sentence = f"the upgrade to {upgrade.to_version} ended {upgrade.phase.value}: {upgrade.reason}. "
+        sentence += "The stream runs on as it was" if runs_on else "The stream does not run"
+        sentence += "; load another code version, run set_desired_state_job with retry_refused, or start it by hand"
+        return say(Verdict.WARN if runs_on else Verdict.ERROR, sentence, figures)
+    if row.alert is not None:
+        return say(Verdict.ERROR, row.alert, figures)
+    if upgrade is not None and not upgrade.phase.is_over:
+        return say(Verdict.PASS, f"an upgrade is under way: {upgrade.phase.value}, {upgrade.reason}", figures)
+    return say(Verdict.PASS, "nothing waits for a person", figures)
+
+
+_WORSE = (Verdict.PASS, Verdict.UNKNOWN, Verdict.WARN, Verdict.ERROR)
+
+
+def _about(check: HealthCheck) -> Callable[..., Finding]:
+    def say(verdict: Verdict, sentence: str, figures: Mapping[str, int | float | str] | None = None) -> Finding:
+        return Finding(check, verdict, sentence, figures or {})
+
+    return say

@@ -1,0 +1,92 @@
+"""What the catalog knows of the health of many streams, in few queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, ImageRecord
+from dagster_ckpt.catalog.recovery_records import PointFailure
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.operations.health import HealthFacts
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.operations.source_health import sources_of
+from dagster_ckpt.recovery.recovery_points import failed_points, image_point
+from dagster_ckpt.runtime.stall import Stillness
+
+_ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+
+
+def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
+    """Everything that streams are judged by. Reads the catalog only: no storage, no source, no running query.
+
+    Args:
+        catalog: The catalog.
+        settings: The thresholds by job id; these jobs are looked at.
+        now_ms: The time now, ms since the epoch.
+    """
+    job_ids: Sequence[str] = list(settings)
+    executions = catalog.executions.latest_of(job_ids)
+    windows = {job_id: now_ms - each.size_window_ms for job_id, each in settings.items()}
+    histories = catalog.images.histories(windows)
+    desired = catalog.desired_states.of(job_ids)
+    since_ms = now_ms - max((each.loop_window_ms for each in settings.values()), default=0)
+    failed = catalog.executions.failed_since(job_ids, since_ms)
+    recoveries = catalog.recoveries.of_jobs(job_ids)
+    facts = {}
+    for job_id in job_ids:
+        execution, history = executions.get(job_id), histories[job_id]
+        progress = (execution.progress if execution is not None else None) or {}
+        speed = progress.get("rows_per_second")
+        after_ms = max(now_ms - settings[job_id].loop_window_ms, _completed_at_ms(history.newest))
+        failed_runs = [end for end in failed.get(job_id, ()) if end.at_ms > after_ms]
+        facts[job_id] = HealthFacts(
+            running_since_ms=_running_since_ms(execution),
+            newest=history.newest,
+            verified=history.verified,
+            failures=history.failures,
+            last_failure=history.last_failure,
+            bytes_before=history.bytes_before,
+            sources=sources_of(progress),
+            rows_per_second=speed if isinstance(speed, int | float) else None,
+            desired=desired.get(job_id),
+            heartbeat_at_ms=_heartbeat_at_ms(execution),
+            process=f"process {execution.pid} on {execution.host}" if execution is not None else None,
+            down=_why_down(execution, desired.get(job_id)),
+            down_since_ms=execution.ended_at_ms if execution is not None else None,
+            failed_runs=len(failed_runs),
+            last_end=failed_runs[-1].reason if failed_runs else None,
+            unrestorable=_why_unrestorable(history.newest, recoveries.get(job_id, ())),
+            stillness=Stillness.of_record(progress.get("activity")),
+        )
+    return facts
+
+
+def _completed_at_ms(image: ImageRecord | None) -> int:
+    return (image.completed_at_ms or 0) if image is not None else 0
+
+
+def _why_unrestorable(newest: ImageRecord | None, failures: Sequence[PointFailure]) -> str | None:
+    return None if newest is None else failed_points(failures).get(image_point(newest.image_id))
+
+
+def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
+    return execution.started_at_ms if execution is not None and execution.status in _ALIVE else None
+
+
+def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
+    """Why a stream does not run although it should: its last run failed, or it was said to be RUNNING."""
+    if execution is not None and execution.status in _ALIVE:
+        return None
+    if execution is not None and execution.status is ExecutionStatus.FAILED:
+        return f"its last run failed: {execution.reason}"
+    if desired is not None and desired.desired is DesiredState.RUNNING:
+        return "it is to be RUNNING"
+    return None
+
+
+def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:
+    # One that is being started may be restoring for hours, and tells nothing meanwhile.
+    is_running = execution is not None and execution.status is ExecutionStatus.RUNNING
+    return execution.heartbeat_at_ms if execution is not None and is_running else None

@@ -1,0 +1,113 @@
+"""What is to be done about an execution that ended without settling its own affairs. Pure.
+
+A process that was killed, or was told to stop by something else than its user, leaves an execution
+behind that nobody settled. Its fate is read from what the orchestrator recorded for its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, RestartAt
+
+# Launching a run takes longer than this before its query starts; a look that comes so much early need not come again.
+LAUNCH_MS = 2_000
+
+
+class RecordedEnd(Enum):
+    """What the orchestrator says of the run of an execution."""
+
+    STILL_RUNNING = "STILL_RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do yet."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start a new run from the latest state."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Retain:
+    """The job is over: apply externalized retention for the state it ended in."""
+
+    state: TerminalState
+    reason: str
+
+
+Verdict = Wait | Restart | Retain
+
+# Ends that were reached on purpose. A process that dies after one of them has only failed to clean up.
+_ON_PURPOSE = {
+    ExecutionStatus.FINISHED: TerminalState.FINISHED,
+    ExecutionStatus.SUSPENDED: TerminalState.SUSPENDED,
+    ExecutionStatus.CANCELED: TerminalState.CANCELED,
+}
+
+
+def reconcile(
+    recorded: RecordedEnd,
+    ended: ExecutionStatus,
+    strategy: DecidingRestartStrategy,
+    failed_at_ms: Sequence[int],
+    *,
+    holds_lease: bool,
+    now_ms: int,
+    random: Random,
+) -> Verdict:
+    """Decide about one unsettled execution.
+
+    Args:
+        recorded: What the orchestrator recorded for its run.
+        ended: What the execution itself recorded before its process was gone.
+        strategy: The job's restart strategy.
+        failed_at_ms: Failures since a person last started the job, this one included, ms since the epoch.
+        holds_lease: Whether its process still renews the lease: nothing is deleted under a query that may write.
+        now_ms: The catalog's time, which dates the failures.
+        random: For the jitter of exponential delays; seed it per execution, so that every
+            look at the same failure gives the same delay.
+    """
+    verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
+    if isinstance(verdict, Retain) and holds_lease:
+        return Wait("its run is over, and its process still stops")
+    return verdict
+
+
+def _decide(
+    recorded: RecordedEnd,
+    ended: ExecutionStatus,
+    strategy: DecidingRestartStrategy,
+    failed_at_ms: Sequence[int],
+    *,
+    now_ms: int,
+    random: Random,
+) -> Verdict:
+    if recorded is RecordedEnd.STILL_RUNNING:
+        return Wait("its run is not over")
+    if ended in _ON_PURPOSE:
+        return Retain(_ON_PURPOSE[ended], f"it had ended {ended.value} and could not clean up")
+    if recorded is RecordedEnd.CANCELED:
+        return Retain(TerminalState.CANCELED, "its run was cancelled and could not clean up")
+    if recorded is RecordedEnd.SUCCEEDED:
+        return Retain(TerminalState.SUSPENDED, "its run ended well and could not clean up")
+    decision = strategy.decide(FailureHistory(tuple(failed_at_ms) or (now_ms,)), now_ms, random)
+    if not isinstance(decision, RestartAt):
+        return Retain(TerminalState.FAILED, decision.reason)
+    if now_ms + LAUNCH_MS < decision.at_ms:
+        return Wait(f"{decision.reason}; {decision.at_ms - now_ms} ms to go")
+    return Restart(decision.reason)

@@ -1,0 +1,203 @@
+"""Bringing one managed job a step closer to what it is meant to be: look, decide, act, record.
+
+The order makes a crash harmless: what is done may be done twice (requests have ids of their own, runs have keys), and
+only then is it recorded. A crash between the two decides the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.operations.desired_state import decide
+from dagster_ckpt.operations.managed_stream import (
+    ORIGIN,
+    Adopt,
+    Ask,
+    Decision,
+    JobLife,
+    Run,
+    Seen,
+    Settle,
+    StepRun,
+    Withdraw,
+)
+from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.stream.liveness import is_held
+
+_FAILED = (ExecutionStatus.FAILED, ExecutionStatus.STARTING, ExecutionStatus.RUNNING, ExecutionStatus.BROKEN)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What the loaded code says of a job.
+
+    Attributes:
+        job_id: The job.
+        declared: What it is to be where nobody has said anything else; None: it is not managed.
+        policy: How it goes over to another code version.
+        code_version: Version of the code.
+    """
+
+    job_id: str
+    declared: DesiredState | None
+    policy: UpgradePolicy
+    code_version: str | None
+
+
+@dataclass(frozen=True)
+class StepRuns:
+    """The runs that were launched for one step.
+
+    Attributes:
+        failed: How many have ended and did not succeed.
+        succeeded: Whether one did.
+    """
+
+    failed: int = 0
+    succeeded: bool = False
+
+
+@dataclass(frozen=True)
+class Orchestrator:
+    """What is asked of whatever launches runs.
+
+    Attributes:
+        run_is_over: Whether the run of this id has ended, or is not known.
+        start_request_of: Id of the start request that a run answers, if any.
+        runs_of_step: The runs that were launched for a step, by its name.
+    """
+
+    run_is_over: Callable[[str], bool]
+    start_request_of: Callable[[str], str | None]
+    runs_of_step: Callable[[str], StepRuns]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of one look.
+
+    Attributes:
+        decision: What was decided, and done.
+        step_name: Name of the step that `run` does: the same at each look until the step is done.
+        run: Work for a run, if any; one that is under way is left alone.
+    """
+
+    decision: Decision
+    step_name: str
+    run: StepRun | None = None
+
+
+def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
+    """Look at a job, decide, act and record; what takes long is returned for a run to do.
+
+    Raises:
+        CatalogError: The catalog cannot be used; the next look goes on.
+    """
+    seen = observe(catalog, row, definition, orchestrator)
+    decision = decide(row, definition.declared, definition.policy, seen)
+    return carry_out(catalog, row, decision)
+
+
+def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Seen:
+    """A job as the catalog and the orchestrator show it."""
+    job_id = row.job_id
+    execution = catalog.executions.latest(job_id)
+    images = catalog.images.restorable(job_id)
+    starts = [request for request in catalog.requests.pending(job_id) if request.kind is RequestKind.START]
+    runs = orchestrator.runs_of_step(step_name(row))
+    progress = (execution.progress if execution is not None else None) or {}
+    return Seen(
+        life=_life(catalog, execution, orchestrator),
+        now_ms=catalog.now_ms(),
+        code_version=definition.code_version,
+        execution=execution,
+        is_ours=execution is not None and _is_ours(catalog, orchestrator.start_request_of(execution.run_id)),
+        request=catalog.requests.find(row.request_id),
+        start_pending=any(request.origin != ORIGIN for request in starts),
+        has_state=bool(images) or catalog.jobs.get(job_id).live_directory is not None,
+        newest_image=next(iter(images), None),
+        is_healthy=progress.get("batch_id") is not None or _has_image_since(catalog, row),
+        is_idle=bool(progress.get("idle")),
+        runs_failed=runs.failed,
+        run_succeeded=runs.succeeded,
+    )
+
+
+def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
+    """Do what was decided, then record it."""
+    run: StepRun | None = None
+    for action in decision.actions:
+        if isinstance(action, Ask):
+            catalog.requests.submit(
+                row.job_id,
+                action.kind,
+                arguments=action.arguments,
+                origin=ORIGIN,
+                request_id=action.request_id,
+            )
+        elif isinstance(action, Withdraw):
+            catalog.requests.withdraw(action.request_id, only_pending=action.only_pending)
+        elif isinstance(action, Settle):
+            catalog.executions.settle(action.execution_id, ExecutionStatus.FAILED)
+        elif isinstance(action, Adopt):
+            # This is recorded with it; what was thought out for the wish before is void.
+            catalog.desired_states.say(row.job_id, action.desired, origin=decision.reason)
+        else:
+            assert isinstance(action, Run)
+            run = action.step
+    _record(catalog, row, decision)
+    return Step(decision, step_name(row), run)
+
+
+def step_name(row: DesiredRecord) -> str:
+    """Name of the step that a job is at, for the runs that do it."""
+    is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
+    phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
+    return f"{row.job_id}/{row.generation}/{phase}"
+
+
+def _record(catalog: Catalog, row: DesiredRecord, decision: Decision) -> None:
+    is_new = decision.reached and row.reached != row.generation
+    after = (decision.upgrade, decision.alert, decision.request_id)
+    if not is_new and not decision.begins and after == (row.upgrade, row.alert, row.request_id):
+        return
+    catalog.desired_states.advance(
+        row,
+        upgrade=decision.upgrade,
+        alert=decision.alert,
+        request_id=decision.request_id,
+        reached=decision.reached,
+        begins=decision.begins,
+    )
+
+
+def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orchestrator) -> JobLife:
+    if execution is None:
+        return JobLife.NEVER_STARTED
+    lease = catalog.leases.current(execution.job_id)
+    # Somebody else's lease is that of a fork or a rollback, or of a start whose execution is still to begin.
+    if lease is not None and lease.run_id == execution.run_id and is_held(lease):
+        return JobLife.ALIVE
+    if not orchestrator.run_is_over(execution.run_id):
+        return JobLife.ALIVE
+    if not execution.settled and execution.status in _FAILED:
+        return JobLife.TO_BE_RESTARTED
+    return JobLife.ENDED
+
+
+def _is_ours(catalog: Catalog, request_id: str | None) -> bool:
+    request = catalog.requests.find(request_id)
+    return request is not None and request.origin == ORIGIN
+
+
+def _has_image_since(catalog: Catalog, row: DesiredRecord) -> bool:
+    upgrade = row.upgrade
+    if upgrade is None or upgrade.phase is not UpgradePhase.UPGRADING:
+        return False
+    since_ms = upgrade.started_at_ms or 0
+    return any((image.completed_at_ms or 0) > since_ms for image in catalog.images.completed(row.job_id))

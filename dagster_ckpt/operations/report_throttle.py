@@ -1,0 +1,115 @@
+"""Which of a job's events are told to the orchestrator, so that its event log is not flooded. Pure.
+
+An orchestrator keeps what it is told for ever; the catalog keeps every image anyway. So of periodic checkpoints only
+the first in each interval is told. Intervals are those of the clock, not counted from what was told last: whether an
+event is told follows from it and from the events of its job before it alone, so whoever reads the events again, from
+wherever, comes to the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.records import EventRecord, EventType, ImageRecord, ImageTrigger
+
+_FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)
+# What decides about the event after it.
+DECISIVE = (
+    EventType.CHECKPOINT_COMPLETED,
+    EventType.CHECKPOINT_FAILED,
+    EventType.EXECUTION_STARTED,
+    EventType.EXECUTION_ENDED,
+    EventType.RESTORED,
+    EventType.SAVEPOINT_COMPLETED,
+)
+# So many of them are looked at; one more is remembered, as the last checkpoint is judged again when its execution ends.
+_LOOKED_AT = 3
+REMEMBERED = _LOOKED_AT + 1
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event that is told.
+
+    Attributes:
+        event: The event; of an image, or of an attempt that failed.
+        is_failure: Whether it tells of an attempt that failed.
+    """
+
+    event: EventRecord
+    is_failure: bool = False
+
+
+def events_to_tell(
+    events: Iterable[EventRecord],
+    before: Mapping[str, Sequence[EventRecord]],
+    images: Mapping[str, ImageRecord],
+    *,
+    interval_ms: int,
+) -> Iterator[Told]:
+    """The events that are told, in order.
+
+    Always: a savepoint, a checkpoint that a person asked for, the first checkpoint after a start or a restore, the last
+    one before an end, and a savepoint that failed. Else the first checkpoint in each interval, and of checkpoints that
+    failed the first after one that succeeded, then one in each interval.
+
+    Args:
+        events: What happened, in order; of any number of jobs.
+        before: For each job its last `REMEMBERED` decisive events before them, oldest first.
+        images: The images that the events name, by id; one that is missing is told of.
+        interval_ms: Length of an interval; 0 tells of each.
+    """
+    past = {job_id: list(known) for job_id, known in before.items()}
+    for event in events:
+        known = past.setdefault(event.job_id, [])
+        told = _told(event, known, images, interval_ms)
+        if told is not None:
+            yield told
+        if event.type in DECISIVE:
+            past[event.job_id] = [*known, event][-REMEMBERED:]
+
+
+def _told(
+    event: EventRecord, known: Sequence[EventRecord], images: Mapping[str, ImageRecord], interval_ms: int
+) -> Told | None:
+    if event.type is EventType.EXECUTION_ENDED:
+        return _last_untold(known, images, interval_ms)
+    if event.type in _FAILED:
+        is_told = event.type is EventType.SAVEPOINT_FAILED or _is_first(event, known, interval_ms)
+        return Told(event, is_failure=True) if is_told else None
+    if event.type is EventType.CHECKPOINT_COMPLETED:
+        is_told = _is_first(event, known, interval_ms) or _was_asked_for(event, images)
+        return Told(event) if is_told else None
+    return Told(event) if event.type is EventType.SAVEPOINT_COMPLETED else None
+
+
+def _last_untold(known: Sequence[EventRecord], images: Mapping[str, ImageRecord], interval_ms: int) -> Told | None:
+    """The last image of an execution that ends, where it is a checkpoint that was not told."""
+    at = next((at for at in reversed(range(len(known))) if known[at].type not in _FAILED), None)
+    if at is None or known[at].type is not EventType.CHECKPOINT_COMPLETED:
+        return None
+    last = known[at]
+    is_told = _is_first(last, known[:at], interval_ms) or _was_asked_for(last, images)
+    return None if is_told else Told(last)
+
+
+def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:
+    """Whether nothing of its kind came before it in its interval and its execution."""
+    previous = next((each for each in reversed(known[-_LOOKED_AT:]) if _decides(each, event)), None)
+    if previous is None or previous.type is not event.type or not interval_ms:
+        return True
+    return previous.at_ms // interval_ms < event.at_ms // interval_ms
+
+
+def _decides(previous: EventRecord, event: EventRecord) -> bool:
+    # A failure or a savepoint between two checkpoints does not make the second one news; a checkpoint between two
+    # failures does.
+    if event.type in _FAILED:
+        return True
+    return previous.type not in (*_FAILED, EventType.SAVEPOINT_COMPLETED)
+
+
+def _was_asked_for(event: EventRecord, images: Mapping[str, ImageRecord]) -> bool:
+    image = images.get(event.image_id or "")
+    return image is None or image.trigger is not ImageTrigger.PERIODIC

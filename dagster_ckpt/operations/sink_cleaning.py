@@ -1,0 +1,184 @@
+"""Part files that a rolled-back file sink does not name any more: listed, and deleted once nothing can need them.
+
+Two things may still need a file that the log does not name: a batch that is being written, and an image whose copy of
+the log names it, since a start from there brings it back into sight. A forked output has files of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.records import EventRecord, EventType
+from dagster_ckpt.recovery.sink_survey import refuse_to_clean
+from dagster_ckpt.sinks.part_files import (
+    PartFile,
+    SinkLog,
+    delete_part_files,
+    names_in,
+    part_files,
+    read_sink_log,
+    storage_time_ms,
+)
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
+from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import Liveness, holder_liveness
+from dagster_ckpt.stream.snapshot_names import describe_image
+
+DEFAULT_GRACE_MS = 24 * 3_600_000
+# A file that was undone by a roll-back before these is told as undone by the first of them.
+_REWINDS_TOLD = 1000
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A part file that the log of its sink does not name.
+
+    Attributes:
+        sink: Folder of the sink.
+        file: The file.
+        age_ms: How long ago it was written, or None where the file system does not tell.
+        undone_by: The roll-back that took it out of sight, or that it was left by an attempt that failed.
+        kept_because: Why it must not be deleted (yet), or None.
+    """
+
+    sink: str
+    file: PartFile
+    age_ms: int | None
+    undone_by: str
+    kept_because: str | None
+
+    @property
+    def is_removable(self) -> bool:
+        """Whether nothing can need it."""
+        return self.kept_because is None
+
+
+@dataclass(frozen=True)
+class SinkCleaning:
+    """What was found, and what was done.
+
+    Attributes:
+        orphans: Files that no log names.
+        deleted: Whether the removable ones among them were deleted.
+    """
+
+    orphans: tuple[Orphan, ...]
+    deleted: bool
+
+    @property
+    def removable(self) -> tuple[Orphan, ...]:
+        """The files that nothing can need."""
+        return tuple(orphan for orphan in self.orphans if orphan.is_removable)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the removable ones."""
+        return sum(orphan.file.size for orphan in self.removable)
+
+
+def clean_sinks(
+    job: StreamingJob,
+    *,
+    dry_run: bool = True,
+    grace_ms: int = DEFAULT_GRACE_MS,
+) -> SinkCleaning:
+    """List, and without `dry_run` delete, part files of a job's file sinks that nothing names.
+
+    Ages are those by the clock of each sink's storage: that of this machine decides nothing.
+
+    Args:
+        job: The job; it may run.
+        dry_run: Only list.
+        grace_ms: Younger files are kept.
+
+    Raises:
+        JobNotFoundError: The job was never started.
+        SharedSinkError: A folder is not the stream's own any more, or its log is gone.
+        SinkRollbackError: A sink has no whole log, so nothing can be told of its files.
+        LiveDirectoryError: A log has a hole, or an entry cannot be read.
+        ImageCorruptError: An image cannot be read, so it cannot be known what it names.
+        StorageAccessError: A sink or an image cannot be reached.
+    """
+    refuse_to_clean(job)
+    sinks = [path for path in map(file_sink_path, job.catalog.executions.last_sinks(job.job_id)) if path is not None]
+    # Files first, then who names them: what is committed in between is found named.
+    files = {sink: part_files(sink) for sink in sinks}
+    logs = {sink: read_sink_log(sink) for sink in sinks}
+    in_images = _named_in_images(job)
+    rewinds = _rewinds(job)
+    may_write = _may_be_writing(job)
+    now_ms = {sink: storage_time_ms(sink) for sink in sinks}
+    orphans = tuple(
+        Orphan(
+            sink,
+            file,
+            age_ms=_age_ms(file, now_ms[sink]),
+            undone_by=_undone_by(file, rewinds),
+            kept_because=in_images.get(file.name) or _too_young(file, logs[sink], may_write, now_ms[sink], grace_ms),
+        )
+        for sink, found in files.items()
+        for file in found
+        if file.name not in logs[sink].names
+    )
+    if not dry_run:
+        for sink in sinks:
+            delete_part_files(sink, [each.file for each in orphans if each.sink == sink and each.is_removable])
+    return SinkCleaning(orphans, deleted=not dry_run)
+
+
+def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
+    return None if file.modified_at_ms is None or now_ms is None else max(0, now_ms - file.modified_at_ms)
+
+
+def _may_be_writing(job: StreamingJob) -> bool:
+    """Whether a query may write batches: its lease may have run out, as long as nobody has proof of its end."""
+    lease = job.catalog.leases.current(job.job_id)
+    return lease is not None and holder_liveness(lease) is not Liveness.ENDED
+
+
+def _too_young(file: PartFile, log: SinkLog, may_write: bool, now_ms: int | None, grace_ms: int) -> str | None:
+    age_ms = _age_ms(file, now_ms)
+    if file.modified_at_ms is None or age_ms is None:
+        return "its age is not known"
+    if may_write and (log.newest_at_ms is None or file.modified_at_ms >= log.newest_at_ms):
+        return "the running query may be writing it"
+    if age_ms < grace_ms:
+        return f"younger than the grace period of {grace_ms // 1000} s"
+    return None
+
+
+def _named_in_images(job: StreamingJob) -> dict[str, str]:
+    """Bare name of each file that an image names, and which one does."""
+    named: dict[str, str] = {}
+    for image in job.catalog.images.completed(job.job_id):
+        if image.location is not None:
+            named |= dict.fromkeys(_named_in_image(job, image.location), f"{describe_image(image)} names it")
+    return named
+
+
+def _named_in_image(job: StreamingJob, location: str) -> set[str]:
+    names: set[str] = set()
+
+    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        names.update(names_in(b"".join(chunks), f"{location}/{entry.path}"))
+
+    job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+    return names
+
+
+def _rewinds(job: StreamingJob) -> list[EventRecord]:
+    events = job.catalog.events
+    found = events.last_of([job.job_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_REWINDS_TOLD)
+    return found[job.job_id]
+
+
+def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
+    written_ms = file.modified_at_ms
+    after = next((each for each in rewinds if written_ms is not None and each.at_ms > written_ms), None)
+    if after is None:
+        return "no roll-back: an attempt that failed or was cut off left it"
+    directory = str(after.payload.get("live_directory", "")).rsplit("/", 1)[-1]
+    return f"the rewind that began {directory}"

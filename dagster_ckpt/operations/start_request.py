@@ -1,0 +1,128 @@
+"""What a driver was started for: a START request in the catalog says where to begin.
+
+A person starts a stream by a START request, or by its program on a terminal. Any other start of a stream that has run
+before is taken for a restart by a cluster or a service manager: what recoveries have failed at is remembered, and the
+restart strategy counts on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.config.modes import RecoveryClaimMode
+from dagster_ckpt.errors import RequestFailedError
+from dagster_ckpt.operations.launch import START_REQUEST_VARIABLE
+from dagster_ckpt.stream.start_from import StartFrom
+
+
+@dataclass(frozen=True)
+class StartOrder:
+    """How a driver is to start.
+
+    Attributes:
+        start_from: Where to begin.
+        cause: Whether a person or a restart began it.
+        request_id: The START request that it answers, if any.
+        run_id: The Dagster run that launched it, if any.
+        has_supervisor: Whether it was launched by one, who launches it again after an interrupt.
+    """
+
+    start_from: StartFrom = field(default_factory=StartFrom)
+    cause: StartCause = StartCause.MANUAL
+    request_id: str | None = None
+    run_id: str | None = None
+    has_supervisor: bool = False
+
+
+def is_by_hand() -> bool:
+    """Whether a person sits before this process: it is an interactive session, or it reads from a terminal."""
+    has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+    return has_terminal or hasattr(sys, "ps1")
+
+
+def cause_unasked(catalog: Catalog, job_id: str) -> StartCause:
+    """Who began a start that no request asks for: a person, or a restart."""
+    if is_by_hand() or catalog.executions.latest(job_id) is None:
+        return StartCause.MANUAL
+    return StartCause.RESTART_NEW_RUN
+
+
+def start_order(
+    catalog: Catalog, job_id: str, *, otherwise: StartFrom, environment: Mapping[str, str] = os.environ
+) -> StartOrder:
+    """Find out what this driver was started for.
+
+    A driver that was launched for a request starts as that says, once: started again by its cluster it goes on from
+    the latest state. One that somebody else starts takes the oldest open request that nobody launches a driver for.
+
+    Args:
+        catalog: The catalog.
+        job_id: The job.
+        otherwise: Where to begin where nobody asked for anything.
+        environment: Names the request a driver was launched for.
+
+    Raises:
+        RequestFailedError: That request has failed or was withdrawn, or is one of another job.
+        CatalogError: There is no such request.
+    """
+    launched_for = environment.get(START_REQUEST_VARIABLE)
+    if launched_for:
+        return _of_launched(catalog, catalog.requests.get(launched_for), job_id)
+    for request in catalog.requests.pending(job_id):
+        if request.kind is RequestKind.START and "run_id" not in request.arguments:
+            return StartOrder(
+                start_from=_start_from(request.arguments),
+                cause=_cause_of(catalog, request),
+                request_id=request.request_id,
+            )
+    return StartOrder(start_from=otherwise, cause=cause_unasked(catalog, job_id))
+
+
+def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
+    is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
+    latest = catalog.executions.latest(request.job_id)
+    # It was begun for this request, and its process was killed before it could answer.
+    has_begun = latest is not None and latest.started_at_ms >= request.created_at_ms
+    return StartCause.RESTART_NEW_RUN if is_restart or has_begun else StartCause.MANUAL
+
+
+def _of_launched(catalog: Catalog, request: RequestRecord, job_id: str) -> StartOrder:
+    if request.job_id != job_id or request.kind is not RequestKind.START:
+        raise RequestFailedError(
+            f"{START_REQUEST_VARIABLE} names request {request.request_id}, which is {request.kind.value} of job "
+            f"{request.job_id!r} and no START of {job_id!r}. Give the program the job id of the asset that launches it."
+        )
+    launch = catalog.launches.get(request.request_id)
+    run_id = launch.run_id if launch is not None else request.arguments.get("run_id")
+    if request.status is RequestStatus.COMPLETED:
+        return StartOrder(cause=StartCause.RESTART_NEW_RUN, run_id=run_id, has_supervisor=True)
+    if request.status is not RequestStatus.PENDING:
+        raise RequestFailedError(
+            f"The start of job {job_id!r} that this process was launched for (request {request.request_id}) is "
+            f"{request.status.value}: {request.error or 'nobody waits for it any more'}. Start the stream again."
+        )
+    return StartOrder(
+        start_from=_start_from(request.arguments),
+        cause=_cause_of(catalog, request),
+        request_id=request.request_id,
+        run_id=run_id,
+        has_supervisor=True,
+    )
+
+
+def _start_from(arguments: Mapping[str, Any]) -> StartFrom:
+    return StartFrom.parse(
+        str(arguments.get("start_from", "latest")),
+        new_query_id=bool(arguments.get("new_query_id", False)),
+        accept_loss=bool(arguments.get("accept_loss", False)),
+        claim_mode=RecoveryClaimMode(arguments.get("claim_mode", RecoveryClaimMode.NO_CLAIM.value)),
+        accept_plan_change=bool(arguments.get("accept_plan_change", False)),
+        give_up_state=bool(arguments.get("give_up_state", False)),
+        no_safety_savepoint=bool(arguments.get("no_safety_savepoint", False)),
+    )

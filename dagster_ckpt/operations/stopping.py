@@ -1,0 +1,90 @@
+"""Asking a managed job to stop, waiting for it, and what people are told where that comes to nothing. Pure."""
+
+from __future__ import annotations
+
+from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.operations.managed_stream import STOPPING, Decision, Seen, ask, stay
+from dagster_ckpt.stream.liveness import SILENCE_MS
+
+# What the alert of a stop that came to nothing begins with; it is taken back once the job does not run.
+NOT_STOPPED = "it was not stopped: "
+
+
+def ask_to_stop(
+    row: DesiredRecord,
+    seen: Seen,
+    first: RequestKind,
+    *,
+    again: RequestKind,
+    since_ms: int,
+    timeout_ms: int | None,
+    reason: str,
+    step: str = "stop",
+) -> Decision:
+    """Ask a job that is alive to stop, then wait; where that came to nothing, ask in another way, or tell people.
+
+    Args:
+        row: The managed job.
+        seen: The job, which is alive.
+        first: How it is asked to stop.
+        again: How it is asked where the first request failed, or a later execution has begun since.
+        since_ms: Requests made before have nothing to do with it.
+        timeout_ms: It has so long to answer, and then so long to end; None: however long.
+        reason: Why.
+        step: A name for the request, unlike that of any other of the generation.
+    """
+    request = seen.request
+    execution = seen.execution
+    if request is None or request.kind not in STOPPING or request.created_at_ms < since_ms:
+        return ask(row, reason, step, first)
+    is_open = seen.open_request is not None
+    if is_open or execution is None or _ends(request, execution.started_at_ms):
+        waits = f"waits for the answer to {request.kind.value}" if is_open else "waits until its run is over"
+        waiting = stay(row, f"{reason}: {waits}")
+        late = overdue(seen, timeout_ms)
+        return waiting if late is None else waiting.but(alert=late)
+    why = f"{request.kind.value} came to nothing ({request.error or 'an execution began after it'})"
+    return ask(row, f"{reason}: {why}", f"{step} {execution.execution_id}", again)
+
+
+def overdue(seen: Seen, timeout_ms: int | None) -> str | None:
+    """What people are told of a job that has not answered in time to the last request to stop, or has not ended.
+
+    Args:
+        seen: The job.
+        timeout_ms: It has so long to answer, and then so long to end; None: however long.
+
+    Returns:
+        What was found, and what to do, in words that stay the same from look to look; None while it has time.
+    """
+    request, execution = seen.request, seen.execution
+    if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:
+        return None
+    is_answered = request.status is RequestStatus.COMPLETED
+    since_ms = (request.resolved_at_ms or 0) if is_answered else request.created_at_ms
+    # One that was taken back has waited until then.
+    now_ms = (request.resolved_at_ms or 0) if request.status is RequestStatus.WITHDRAWN else seen.now_ms
+    if now_ms - since_ms < timeout_ms:
+        return None
+    limit = iso_duration(timeout_ms)
+    kind = request.kind.value
+    if is_answered:
+        found = f"it has answered {kind}, but its run was not over {limit} later"
+    elif request.status is RequestStatus.ACCEPTED:
+        found = f"{kind} was taken up, but not answered within {limit}"
+    else:
+        found = f"nobody has taken {kind} up within {limit}"
+    is_silent = seen.now_ms - execution.heartbeat_at_ms > SILENCE_MS
+    life = "gives no sign of life, though its run or its lease goes on" if is_silent else "gives signs of life"
+    process = f"process {execution.pid} on {execution.host}"
+    return (
+        f"{NOT_STOPPED}{found}; {process}, of run {execution.run_id}, {life}. Look into that run's log, then terminate "
+        "the run, by force where it does not react, or end the process: what the query has committed is kept."
+    )
+
+
+def _ends(request: RequestRecord, started_at_ms: int) -> bool:
+    """Whether it was answered by the execution that is still there."""
+    return request.status is RequestStatus.COMPLETED and started_at_ms <= (request.resolved_at_ms or 0)

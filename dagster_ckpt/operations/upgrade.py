@@ -1,0 +1,218 @@
+"""Deciding how an upgrade goes on. Pure: the row, what is seen, the policy in; the next step out.
+
+| phase | the job | next |
+|---|---|---|
+| PREFLIGHT | as it was | STOPPING; REFUSED where the new code cannot go on from the state |
+| STOPPING | is asked to stop | STARTING once its run is over; REFUSED where it cannot be stopped safely |
+| STARTING | is down | UPGRADING once an execution of the new code began |
+| UPGRADING | runs the new code | STABLE once it works; ROLLING_BACK once it had its time, or failed for good |
+| ROLLING_BACK | is asked to stop | RESTORING once its run is over |
+| RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, written by the run that does it |
+
+The rules on modes and their fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), except that
+code cannot be taken back: there is one version of it loaded, so a rolled back job is down until there is another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.operations.managed_stream import (
+    STOPPING,
+    Decision,
+    JobLife,
+    Run,
+    Seen,
+    StepRun,
+    Withdraw,
+    ask,
+    move,
+    quieten,
+    stay,
+)
+from dagster_ckpt.operations.stopping import ask_to_stop, overdue
+from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+
+# A preflight that ended so often without a result is taken for one that cannot be done.
+PREFLIGHT_RUNS = 3
+# A start whose run ended before it could do anything is asked for again after so long.
+RETRY_MS = 60_000
+
+
+def begin(policy: UpgradePolicy, seen: Seen) -> Decision:
+    """Begin an upgrade to the code version that is loaded."""
+    running = seen.execution.code_version if seen.execution is not None else None
+    needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
+    phase = UpgradePhase.PREFLIGHT if needs_preflight else UpgradePhase.STOPPING
+    reason = f"code version {seen.code_version} is loaded, and {running} was started last"
+    upgrade = UpgradeRecord(phase, running, seen.code_version, policy.mode, seen.now_ms, reason)
+    return Decision(reason, upgrade, None, None, begins=True, holds_restart=True)
+
+
+def go_on(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+    """The next step of an upgrade that is not over."""
+    if upgrade.phase is UpgradePhase.PREFLIGHT:
+        return _preflight(row, upgrade, policy, seen)
+    if upgrade.phase is UpgradePhase.STOPPING:
+        return _stopping(row, upgrade, policy, seen)
+    if upgrade.phase is UpgradePhase.STARTING:
+        return _starting(row, upgrade, seen)
+    if upgrade.phase is UpgradePhase.UPGRADING:
+        return _upgrading(row, upgrade, policy, seen)
+    if upgrade.phase is UpgradePhase.ROLLING_BACK:
+        return _rolling_back(row, upgrade, policy, seen)
+    return _restoring(row, upgrade, seen)
+
+
+def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+    if seen.code_version != upgrade.to_version:
+        if seen.runs_another_version:
+            return begin(policy, seen)
+        return stay(row, "the code version that runs is loaded again: no upgrade").but(upgrade=None)
+    if seen.is_alive and not seen.runs_another_version:
+        return move(row, upgrade, UpgradePhase.STABLE, "somebody has started it by hand")
+    result = row.preflight
+    if result is not None and result.code_version == upgrade.to_version and result.at_ms >= upgrade.began_at_ms:
+        if result.passed:
+            return move(row, upgrade, UpgradePhase.STOPPING, f"preflight: {result.reason}")
+        return move(row, upgrade, UpgradePhase.REFUSED, f"refused by the preflight: {result.reason}")
+    if seen.runs_failed >= PREFLIGHT_RUNS:
+        reason = f"{seen.runs_failed} preflights ended without a result; their runs say why"
+        return move(row, upgrade, UpgradePhase.REFUSED, reason)
+    return stay(row, "the new code is tried on a copy of the state").but(Run(StepRun.PREFLIGHT), holds_restart=True)
+
+
+def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+    if not seen.is_alive:
+        image_id = seen.request.image_id if seen.request is not None else None
+        if image_id is None and seen.newest_image is not None:
+            image_id = seen.newest_image.image_id
+        old = seen.execution.execution_id if seen.execution is not None else None
+        return move(
+            row, upgrade, UpgradePhase.STARTING, "it does not run", image_id=image_id, old_execution_id=old
+        ).but(*quieten(seen))
+    first, why = _way_to_stop(upgrade.mode, policy.max_checkpoint_age_ms, seen)
+    request = seen.request
+    late = overdue(seen, policy.stop_timeout_ms)
+    if late is not None and request is not None and request.status is RequestStatus.PENDING:
+        # First out of reach of whoever may answer it yet, then given up: a job that stops after all is upgraded.
+        return stay(row, late).but(Withdraw(request.request_id, only_pending=True), holds_restart=True)
+    if late is not None and request is not None and request.status is RequestStatus.WITHDRAWN:
+        return move(row, upgrade, UpgradePhase.REFUSED, late)
+    failed = (
+        request is not None
+        and request.kind is RequestKind.STOP_WITH_SAVEPOINT
+        and request.status in (RequestStatus.FAILED, RequestStatus.WITHDRAWN)
+    )
+    if failed and (upgrade.mode is not UpgradeMode.SAVEPOINT or seen.newest_image is None):
+        assert request is not None
+        reason = f"the savepoint failed ({request.error or 'it was withdrawn'}), so it runs on as it was"
+        return move(row, upgrade, UpgradePhase.REFUSED, reason)
+    asked = ask_to_stop(
+        row,
+        seen,
+        first,
+        again=RequestKind.SUSPEND,
+        since_ms=upgrade.began_at_ms,
+        timeout_ms=policy.stop_timeout_ms,
+        reason=why,
+    )
+    return asked.but(holds_restart=True)
+
+
+def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: Seen) -> tuple[RequestKind, str]:
+    if mode is UpgradeMode.SAVEPOINT:
+        return RequestKind.STOP_WITH_SAVEPOINT, "stop with a savepoint"
+    if mode is UpgradeMode.STATELESS or oldest_ms is None:
+        return RequestKind.SUSPEND, "stop"
+    began_ms = seen.execution.started_at_ms if seen.execution is not None else 0
+    newest_ms = (seen.newest_image.completed_at_ms or 0) if seen.newest_image is not None else 0
+    if seen.now_ms - max(newest_ms, began_ms) <= oldest_ms:
+        return RequestKind.SUSPEND, "stop: the newest image is young enough"
+    return RequestKind.STOP_WITH_SAVEPOINT, "stop with a savepoint: the newest image is too old"
+
+
+def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decision:
+    execution = seen.execution
+    if execution is not None and execution.execution_id != upgrade.old_execution_id:
+        return move(
+            row,
+            upgrade,
+            UpgradePhase.UPGRADING,
+            "the new code was started",
+            started_at_ms=execution.started_at_ms,
+            to_version=execution.code_version or upgrade.to_version,
+        )
+    request = seen.request
+    if seen.open_request is not None:
+        return stay(row, "waits for the run of the new code").but(holds_restart=True)
+    if request is not None and seen.now_ms < (request.resolved_at_ms or 0) + RETRY_MS:
+        return stay(row, f"the start failed, it is asked for again: {request.error}").but(holds_restart=True)
+    start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
+    # The policy was chosen by a person, and says it.
+    where = {"start_from": start_from, **({"give_up_state": True} if start_from == "empty" else {})}
+    asked = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
+    alert = f"the new code could not be started: {request.error}" if request is not None else row.alert
+    return asked.but(upgrade=replace(upgrade, starts=upgrade.starts + 1), alert=alert, holds_restart=True)
+
+
+def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+    if seen.is_healthy:
+        return move(row, upgrade, UpgradePhase.STABLE, "the new code has committed a batch or completed a checkpoint")
+    if seen.runs_another_version:
+        return begin(policy, seen)
+    ended = seen.execution.status if seen.execution is not None and seen.life is JobLife.ENDED else None
+    if ended is not None and ended is not ExecutionStatus.FAILED:
+        return move(row, upgrade, UpgradePhase.STABLE, f"somebody has stopped it: {ended.value}")
+    reason = f"failed for good: {seen.execution.reason}" if ended is not None and seen.execution is not None else None
+    if policy.rollback_after_ms is None:
+        return stay(row, reason or "waits for the first batch or checkpoint").but(alert=reason)
+    over = seen.now_ms - (upgrade.started_at_ms or 0) >= policy.rollback_after_ms
+    if reason is None and over:
+        if seen.is_alive and seen.is_idle:
+            return move(row, upgrade, UpgradePhase.STABLE, "the new code runs and waits for data")
+        reason = f"no batch and no checkpoint in {policy.rollback_after_ms} ms"
+    if reason is not None:
+        return move(row, upgrade, UpgradePhase.ROLLING_BACK, reason)
+    return stay(row, "waits for the first batch or checkpoint")
+
+
+def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+    if seen.is_alive:
+        began_ms = upgrade.started_at_ms or upgrade.began_at_ms
+        stop = RequestKind.SUSPEND
+        asked = ask_to_stop(
+            row,
+            seen,
+            stop,
+            again=stop,
+            since_ms=began_ms,
+            timeout_ms=policy.stop_timeout_ms,
+            reason="stop the new code",
+            step="roll back",
+        )
+        return asked.but(holds_restart=True)
+    if upgrade.image_id is None:
+        reason = f"{upgrade.reason}; it was stopped, and there is no image from before to go back to"
+        return move(row, upgrade, UpgradePhase.ROLLBACK_FAILED, reason).but(*quieten(seen))
+    return move(row, upgrade, UpgradePhase.RESTORING, upgrade.reason).but(*quieten(seen))
+
+
+def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decision:
+    if seen.is_alive:
+        return move(row, upgrade, UpgradePhase.STABLE, "somebody has started it by hand")
+    return stay(row, "goes back to the image from before").but(Run(StepRun.ROLL_BACK), holds_restart=True)
+
+
+def is_stop_of(seen: Seen) -> bool:
+    """Whether the newest execution was ended by a request made here."""
+    request, execution = seen.request, seen.execution
+    return (
+        request is not None
+        and execution is not None
+        and request.kind in STOPPING
+        and request.status is RequestStatus.COMPLETED
+        and request.created_at_ms >= execution.started_at_ms
+    )

@@ -1,0 +1,234 @@
+"""Proving that an image can be restored: its bytes, its completeness, and on demand its state as Spark reads it."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.errors import CkptError, ImageCorruptError, ImageNotFoundError, RestoreError, StorageAccessError
+from dagster_ckpt.recovery.prepare import restore_into
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import ImageHeader
+from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import sink_entry
+from dagster_ckpt.spark.doctor.diagnosis import diagnose
+from dagster_ckpt.spark.doctor.finding import Code, Severity
+from dagster_ckpt.spark.query.state_rows import StateRows, count_state_rows
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.holding import holding_location
+from dagster_ckpt.stream.snapshot_names import is_named
+from dagster_ckpt.stream.start_from import is_location
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LATEST = "latest"
+ALL = "all"
+# Content that says which files belong together. Of all other files the name and the length are enough.
+_READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
+_READ_SUFFIXES = (".zip", ".crc")
+# A restore rewrites these paths.
+_NOT_OF_AN_IMAGE = {Code.SCHEMA_PATH_ELSEWHERE}
+
+
+@dataclass(frozen=True)
+class ImageVerification:
+    """What was found of one image.
+
+    Attributes:
+        location: Where it is.
+        header: What it says of itself, where that can be read.
+        deep: Whether every byte was compared with its digest.
+        problems: What is wrong; none: it can be restored.
+        state: Rows by operator and store, as Spark reads them from a restored copy; None where that was not asked for.
+    """
+
+    location: str
+    header: ImageHeader | None
+    deep: bool
+    problems: tuple[str, ...]
+    state: tuple[StateRows, ...] | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it can be restored."""
+        return not self.problems
+
+    def as_record(self) -> dict[str, Any]:
+        """As plain data."""
+        header = self.header
+        return {
+            "location": self.location,
+            "image_id": header.image_id if header else None,
+            "kind": header.kind.value if header else None,
+            "number": header.number if header else None,
+            "batch_id": header.batch_id if header else None,
+            "passed": self.passed,
+            "deep": self.deep,
+            "problems": list(self.problems),
+            "state": None if self.state is None else [asdict(rows) for rows in self.state],
+        }
+
+
+def locations_of(job: StreamingJob, reference: str) -> list[str]:
+    """Locations of the images that a person names.
+
+    Args:
+        job: The job.
+        reference: "latest", "all", or the id, number (`chk-7`), label or location of an image; a location may be of one
+            that the catalog does not list.
+
+    Raises:
+        ImageNotFoundError: There is none of this name.
+    """
+    listed = [image for image in job.catalog.images.completed(job.job_id) if image.location is not None]
+    if reference == ALL:
+        found = listed
+    elif reference == LATEST:
+        found = listed[:1]
+    else:
+        found = [image for image in listed if is_named(image, reference)]
+        if not found and is_location(reference):
+            return [reference.rstrip("/").removesuffix("/_metadata")]
+    if not found:
+        known = ", ".join(image.location or "" for image in listed[:8]) or "none"
+        raise ImageNotFoundError(f"Job {job.job_id!r} has no image {reference!r}. It has: {known}. Name one of these.")
+    return [image.location or "" for image in found]
+
+
+def verify_image(
+    job: StreamingJob, location: str, *, deep: bool = True, spark: SparkSession | None = None
+) -> ImageVerification:
+    """Prove that an image can be restored.
+
+    In this order, each only where the one before found nothing: the data objects are there and long enough; with
+    `deep` every byte has its digest; all files that a resume after the image's batch needs are among its files, in
+    formats that are known; with a session it is restored aside, and the state of every operator is read.
+
+    Args:
+        job: The job.
+        location: The image.
+        deep: Read every byte.
+        spark: A session to read the state with; the copy is made beside the job's live directories and deleted.
+
+    Raises:
+        ImageNotFoundError: The catalog has deleted the image, or is deleting it, which says nothing about its bytes.
+        StorageAccessError: The storage cannot be reached, which says nothing about the image.
+    """
+    with holding_location(job, location, "verification"):
+        verification = _verify_image(job, location, deep=deep, spark=spark)
+    if not verification.passed:
+        # A reader that stood still for longer than its hold lasted may have read what was being deleted.
+        with holding_location(job, location, "verification"):
+            pass
+    return verification
+
+
+def _verify_image(job: StreamingJob, location: str, *, deep: bool, spark: SparkSession | None) -> ImageVerification:
+    problems = job.store.verify(location, deep=deep)
+    try:
+        header = job.store.manifest(location).header
+    except (ImageNotFoundError, ImageCorruptError) as trouble:
+        return ImageVerification(location, None, deep, tuple(problems or [str(trouble)]))
+    if not problems:
+        problems = layout_problems(job.store, location)
+    state = None
+    if spark is not None and not problems:
+        try:
+            state = _read_state(job, location, header.batch_id, spark)
+        except StorageAccessError:
+            raise
+        except CkptError as trouble:
+            problems = [str(trouble)]
+    return ImageVerification(location, header, deep, tuple(problems), state)
+
+
+def record_verification(job: StreamingJob, verification: ImageVerification) -> None:
+    """Let the catalog remember what was found, for the health check and for automatic restarts.
+
+    Lengths alone do not take back what a comparison of every byte found.
+    """
+    if verification.passed and not verification.deep:
+        return
+    listed = job.catalog.images.completed(job.job_id)
+    problem = verification.problems[0] if verification.problems else None
+    for image in listed:
+        if image.location == verification.location:
+            job.catalog.images.verified(image.image_id, problem)
+
+
+def layout_problems(store: ImageStore, location: str) -> list[str]:
+    """What a restore of an image would miss, without restoring its state.
+
+    A hollow copy is examined as a live directory is: the logs and notes are real, of all other files only the names
+    and lengths are.
+
+    Raises:
+        ImageNotFoundError: There is no image.
+        ImageCorruptError: What had to be read is missing or was altered.
+    """
+    manifest = store.manifest(location)
+    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
+        root = Path(scratch)
+        for entry in manifest.files:
+            if entry.path.split("/")[0] == SINKS_FOLDER:
+                try:
+                    sink_entry(entry.path)
+                except RestoreError as trouble:
+                    return [f"{location}: {trouble}"]
+            elif not _must_be_read(entry.path):
+                _make_hollow(root / entry.path, entry.size)
+        store.extract(location, _writer(root), only=_must_be_read)
+        diagnosis = diagnose(LiveDirectory(str(root)), expected_query_id=manifest.header.query_id, deep=False)
+    found = [
+        f"{location}: {item.path}: {item.explanation.replace(f'file://{root}/', '')}"
+        for item in diagnosis.findings
+        if item.severity is Severity.ERROR and item.code not in _NOT_OF_AN_IMAGE
+    ]
+    if not found and diagnosis.batch_id != manifest.header.batch_id:
+        found.append(
+            f"{location} says that it is of batch {manifest.header.batch_id}, but its files are of batch "
+            f"{diagnosis.batch_id}. Use another image."
+        )
+    return found
+
+
+def _must_be_read(path: str) -> bool:
+    parts = path.split("/")
+    is_note = "_metadata" in parts or "_stateSchema" in parts
+    # The head of a changelog with a unique id in its name tells which files come before it.
+    is_lineage = path.endswith(".changelog") and "_" in parts[-1]
+    return parts[0] in _READ_FOLDERS or is_note or is_lineage or path.endswith(_READ_SUFFIXES)
+
+
+def _make_hollow(path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as stream:
+        stream.truncate(size)
+
+
+def _writer(root: Path) -> Any:
+    def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        path = root / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as stream:
+            stream.writelines(chunks)
+
+    return write
+
+
+def _read_state(job: StreamingJob, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:
+    # Beside the live directories: every executor reaches that place.
+    copy = LiveDirectory(f"{job.live_folder}/verify-{uuid.uuid4()}")
+    try:
+        # Without a donor: what is to be proven is the image, not the live directory.
+        restore_into(job, location, copy, is_scratch=True)
+        return tuple(count_state_rows(spark, copy, batch_id))
+    finally:
+        copy.delete()

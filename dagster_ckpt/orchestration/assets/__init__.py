@@ -1,0 +1,1 @@
+"""Streaming assets: the decorators, the definitions they need, and what downstream assets read."""

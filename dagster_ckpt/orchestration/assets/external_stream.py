@@ -1,0 +1,97 @@
+"""Streaming assets whose query runs outside Dagster: in a program that others start, or a driver that a run launches.
+
+The driver calls `run_streaming_job` with the job id of the asset and the same places. Catalog sensor, operator jobs,
+preview, fork and doctor work on it as on any other stream: all they need is the catalog and the files.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.operations.launch import DriverLaunch
+from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.runs.driver_run import DriverRunConfig, run_driver
+from dagster_ckpt.policies.restart import RestartStrategyConfiguration
+
+RESOURCES = frozenset({"checkpoint_storage", "state_backend", "checkpoint_catalog"})
+
+
+def external_streaming_asset(
+    name: str,
+    *,
+    launch: DriverLaunch | None = None,
+    checkpointing: CheckpointConfig | CheckpointSettings | None = None,
+    restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+    job_id: str | None = None,
+    key_prefix: str | Sequence[str] | None = None,
+    deps: Sequence[Any] | None = None,
+    group_name: str | None = None,
+    description: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+    code_version: str | None = None,
+    owners: Sequence[str] | None = None,
+) -> StreamingAsset:
+    """Declare a streaming asset whose query runs in a process that outlives every Dagster run.
+
+    Args:
+        name: Asset name.
+        launch: How a run of its start job launches the driver. None: something outside Dagster starts it, such as a
+            service manager or Kubernetes; the asset has no start job then.
+        checkpointing: The checkpointing options that the program has too; its storage says where the images are.
+        restart_strategy: What the supervisor sensor does when a launched driver is gone: it has it launched again.
+        job_id: Id in catalog and storage, as the program gives it; default: the asset key joined by dots.
+        key_prefix: As in `dagster.asset`.
+        deps: As in `dagster.asset`.
+        group_name: As in `dagster.asset`.
+        description: As in `dagster.asset`.
+        metadata: As in `dagster.asset`.
+        tags: As in `dagster.asset`.
+        code_version: As in `dagster.asset`.
+        owners: As in `dagster.asset`.
+
+    Raises:
+        OptionError: An option or the job id is not valid.
+
+    Example:
+        >>> orders = external_streaming_asset(
+        ...     "orders",
+        ...     launch=DriverLaunch(("spark-submit", "--master", "yarn", "orders.py"), log_directory="/var/log/spark"),
+        ...     checkpointing=CheckpointConfig(interval=60_000),
+        ... )
+    """
+    key = dg.AssetKey([*([key_prefix] if isinstance(key_prefix, str) else key_prefix or []), name])
+    spec = StreamSpec.of(job_id or ".".join(key.path), checkpointing=checkpointing, restart_strategy=restart_strategy)
+    described: dict[str, Any] = {
+        "deps": deps,
+        "group_name": group_name,
+        "description": description,
+        "metadata": metadata,
+        "tags": tags,
+        "code_version": code_version,
+        "owners": owners,
+        "kinds": {"spark", "streaming"},
+    }
+    if launch is None:
+        outside = dg.AssetsDefinition(specs=[dg.AssetSpec(key, **described)])
+        return StreamingAsset.of(outside, spec, runs_outside=True)
+    holder: list[StreamingAsset] = []
+
+    decorate: Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition] = dg.asset(
+        key=key,
+        **described,
+        required_resource_keys=set(RESOURCES),
+        config_schema=DriverRunConfig.to_config_schema().as_field(),
+        op_tags=STREAM_TAGS,
+        # The catalog sensor reports each checkpoint; the end of a run is not one more.
+        output_required=False,
+    )
+
+    def launched(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from run_driver(context, holder[0], launch)
+
+    holder.append(StreamingAsset.of(decorate(launched), spec, runs_outside=True))
+    return holder[0]

@@ -1,0 +1,231 @@
+"""What a stream is: the part that its run needs, and the part that sensors and operators need besides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.config.stream_id import JOB_ID_PATTERN
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.policies.restart import DecidingRestartStrategy, RestartStrategyConfiguration
+from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
+from dagster_ckpt.policies.upgrade import UpgradePolicy
+
+STREAM_TAGS = {
+    # A stream has no natural end: no limit on its run time, and no retry besides our restart strategy.
+    "dagster/max_runtime": "0",
+    "dagster/max_retries": "0",
+}
+
+SHORTEST_STANDSTILL_MS = 30_000
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """A streaming job by itself, whatever in Dagster runs it.
+
+    Attributes:
+        job_id: Its stable id in catalog and storage.
+        options: Checkpointing options.
+        restart: What happens after a failure.
+        desired_state: What it is to be where nobody has said anything else; None: it is not managed.
+        upgrade: How it goes over to another code version.
+        standstill_timeout_ms: A query that stands still for so long fails its run; None: people decide.
+
+    Example:
+        >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
+    """
+
+    job_id: str
+    options: CheckpointOptions
+    restart: DecidingRestartStrategy
+    desired_state: DesiredState | None = None
+    upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
+    standstill_timeout_ms: int | None = None
+
+    @staticmethod
+    def of(
+        job_id: str,
+        *,
+        checkpointing: CheckpointConfig | CheckpointSettings | None = None,
+        restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+        desired_state: DesiredState | None = None,
+        upgrade: UpgradePolicy | UpgradeSettings | None = None,
+        standstill_timeout_ms: int | None = None,
+    ) -> StreamSpec:
+        """A streaming job of options as a person writes them.
+
+        Args:
+            job_id: Id in catalog and storage; it names a folder.
+            checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML; default: a
+                `CheckpointConfig()`, periodic checkpoints off.
+            restart_strategy: What happens after a failure; default: Flink's, which is none without checkpointing and
+                exponential delay with it.
+            desired_state: What the stream is to be, from the moment the code is loaded: the supervisor sensor starts
+                it, and brings it over to another `code_version`. What people say later wins. None: people start and
+                stop it.
+            upgrade: How it goes over to another code version; default: `UpgradePolicy()`, by a savepoint.
+            standstill_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks
+                runs, fails its run, and the restart strategy begins a new one; from 30,000. None: people decide.
+
+        Raises:
+            OptionError: An option or the job id is not valid.
+        """
+        if not JOB_ID_PATTERN.fullmatch(job_id):
+            raise OptionError(
+                f"job_id {job_id!r} cannot name a folder. Use letters, digits, '_', '-' and '.', beginning with a "
+                "letter or digit, 128 at most."
+            )
+        if standstill_timeout_ms is not None and standstill_timeout_ms < SHORTEST_STANDSTILL_MS:
+            raise OptionError(
+                f"standstill_timeout_ms of job {job_id!r} is {standstill_timeout_ms}, but must be at least "
+                f"{SHORTEST_STANDSTILL_MS}, or None for no limit: a shorter wait is nothing unusual."
+            )
+        if isinstance(checkpointing, CheckpointSettings):
+            checkpointing = checkpointing.checkpoint_config()
+        if isinstance(restart_strategy, RestartSettings):
+            restart_strategy = restart_strategy.restart_strategy()
+        options = (checkpointing or CheckpointConfig()).options
+        restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None)
+        policy = upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy()
+        return StreamSpec(job_id, options, restart, desired_state, policy, standstill_timeout_ms)
+
+    def metadata(self) -> dict[str, Any]:
+        """What the asset's page says of it."""
+        options = self.options
+        return {
+            "dagster_ckpt/job_id": self.job_id,
+            "dagster_ckpt/interval_ms": options.interval_ms if options.interval_ms is not None else "off",
+            "dagster_ckpt/mode": options.mode.name,
+            "dagster_ckpt/cleanup": options.cleanup.name,
+            "dagster_ckpt/retained": options.num_retained,
+            "dagster_ckpt/restart_strategy": self.restart.get_description(),
+        }
+
+
+def asset_names(keys: Sequence[dg.AssetKey]) -> str:
+    """Asset keys as one text."""
+    return ", ".join(key.to_user_string() for key in keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """A stream of a code location, with everything that its sensors and operator jobs need.
+
+    Attributes:
+        spec: The streaming job.
+        name: Name of the op that runs it, and of the query in Spark.
+        keys: The assets it writes; each completed image is reported on all of them. None for an op outside assets.
+        code_version: Version of the code that describes the query, if it is told.
+        start_job: The Dagster job that runs it; None where something outside Dagster starts it.
+        runs_outside: Whether its query runs in a process that outlives the runs of its start job.
+    """
+
+    spec: StreamSpec
+    name: str
+    keys: tuple[dg.AssetKey, ...]
+    code_version: str | None
+    start_job: UnresolvedAssetJobDefinition | dg.JobDefinition | None
+    runs_outside: bool = False
+
+    @property
+    def job_id(self) -> str:
+        """Stable id of the streaming job in catalog and storage."""
+        return self.spec.job_id
+
+    @property
+    def options(self) -> CheckpointOptions:
+        """Checkpointing options."""
+        return self.spec.options
+
+    @property
+    def restart(self) -> DecidingRestartStrategy:
+        """What happens after a failure."""
+        return self.spec.restart
+
+    @property
+    def desired_state(self) -> DesiredState | None:
+        """What it is to be where nobody has said anything else; None: it is not managed."""
+        return self.spec.desired_state
+
+    @property
+    def upgrade(self) -> UpgradePolicy:
+        """How it goes over to another code version."""
+        return self.spec.upgrade
+
+    @property
+    def writes(self) -> str:
+        """The assets it writes as the catalog names them."""
+        return asset_names(self.keys) or self.name
+
+    def is_called(self, name: str) -> bool:
+        """Whether a person means this stream by a job id, or by the key of one of its assets."""
+        return name == self.job_id or name in {key.to_user_string() for key in self.keys}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamingAsset(Stream):
+    """A stream that writes one asset or several.
+
+    Attributes:
+        asset: The Dagster definition of them.
+    """
+
+    asset: dg.AssetsDefinition
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """Key of the asset; of several, the first."""
+        return self.keys[0]
+
+    @staticmethod
+    def of(asset: dg.AssetsDefinition, spec: StreamSpec, *, runs_outside: bool = False) -> StreamingAsset:
+        """A streaming asset of a definition whose op runs the stream, or that has none as it is run elsewhere.
+
+        Args:
+            asset: The definition; its metadata gets what `spec` says.
+            spec: The streaming job that its op runs.
+            runs_outside: Whether the query runs in a process that outlives the runs of its start job.
+
+        Raises:
+            OptionError: Its outputs are of different code versions: one query is one code.
+        """
+        told = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
+        keys = tuple(each.key for each in told.specs)
+        versions = {each.code_version for each in told.specs}
+        if len(versions) > 1:
+            raise OptionError(
+                f"{spec.job_id}: its assets have the code versions {sorted(map(str, versions))}, but one query writes "
+                "them all. Give every spec the same code_version."
+            )
+        return StreamingAsset(
+            spec=spec,
+            name=told.op.name if told.is_executable else "__".join(keys[0].path),
+            keys=keys,
+            code_version=versions.pop(),
+            start_job=_start_job(told, spec, keys) if told.is_executable else None,
+            runs_outside=runs_outside,
+            asset=told,
+        )
+
+
+def _start_job(
+    asset: dg.AssetsDefinition, spec: StreamSpec, keys: tuple[dg.AssetKey, ...]
+) -> UnresolvedAssetJobDefinition:
+    return dg.define_asset_job(
+        f"{keys[0].path[-1] if len(keys) == 1 else asset.op.name}_stream",
+        # Its health checks are for the sensor: here they would run at the stream's end.
+        selection=dg.AssetSelection.assets(*keys).without_checks(),
+        description=f"Start the stream {spec.job_id}, from where it stopped or from start_from.",
+        # One process for run and step: a killed run worker leaves no orphaned step behind.
+        executor_def=dg.in_process_executor,
+        tags={**STREAM_TAGS, "dagster_ckpt/job_id": spec.job_id},
+    )

@@ -1,0 +1,104 @@
+"""One call that gives a code location everything its streams need."""
+
+from collections.abc import Mapping, Sequence
+
+import dagster as dg
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.operations.health import HealthCheck
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset
+from dagster_ckpt.orchestration.checks.health_checks import build_health_checks, build_health_sensor
+from dagster_ckpt.orchestration.jobs.desired_state_jobs import ROLL_BACK_JOB, build_desired_state_jobs
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.jobs.keeping_jobs import build_keeping_jobs
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.jobs.overview_job import build_overview_job
+from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
+from dagster_ckpt.orchestration.jobs.schedules import (
+    PeriodicSavepoints,
+    build_housekeeping_schedule,
+    build_savepoint_schedule,
+    build_verification_schedule,
+)
+from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
+from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
+
+
+def stream_definitions(
+    *streams: Stream,
+    downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
+    downstream_interval_seconds: int = 0,
+    report_interval_seconds: int = REPORT_INTERVAL_S,
+    savepoint_schedules: Mapping[str, str | PeriodicSavepoints] | None = None,
+    health: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
+    health_checks: Sequence[HealthCheck] = tuple(HealthCheck),
+) -> dg.Definitions:
+    """Assets, jobs, sensors and schedules for streaming assets, to be merged into a code location.
+
+    The code location gives the resources `pyspark`, `checkpoint_storage`, `state_backend` and
+    `checkpoint_catalog`.
+
+    Args:
+        streams: The streams: of `streaming_asset`, `streaming_multi_asset` or `declare_stream`.
+        downstream: A job to start after new checkpoints.
+        downstream_interval_seconds: Shortest time between two starts of it.
+        report_interval_seconds: One periodic checkpoint is reported to Dagster in each interval of this length; 0
+            reports each. The catalog has them all.
+        savepoint_schedules: By job id: a cron expression, or `PeriodicSavepoints` with its history and blackouts.
+        health: Thresholds of the health checks, for all streams or by job id.
+        health_checks: Which health checks there are.
+
+    Raises:
+        OptionError: Two streams have one job id, or a schedule names a job id that is not there.
+
+    Example:
+        >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
+    """
+    by_job_id = {stream.job_id: stream for stream in streams}
+    if len(by_job_id) != len(streams):
+        raise OptionError(
+            f"Two streaming assets share a job id: {sorted(s.job_id for s in streams)}. A job id names the state of "
+            "one stream; give each its own."
+        )
+    operator_jobs = {job.name: job for job in build_operator_jobs(streams)}
+    retention_job = operator_jobs["apply_retention_job"]
+    desired_state_jobs = {job.name: job for job in build_desired_state_jobs(streams)}
+    inspection_jobs = {job.name: job for job in build_inspection_jobs(streams)}
+    schedules = [
+        build_housekeeping_schedule(streams, retention_job),
+        build_verification_schedule(streams, inspection_jobs["verify_images_job"]),
+    ]
+    for job_id, wanted in (savepoint_schedules or {}).items():
+        if job_id not in by_job_id:
+            raise OptionError(f"savepoint_schedules names {job_id!r}; the streams are {sorted(by_job_id)}.")
+        periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
+        savepoint_job = operator_jobs["trigger_savepoint_job"]
+        schedules.append(build_savepoint_schedule(by_job_id[job_id], savepoint_job, **vars(periodic)))
+    writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]
+    return dg.Definitions(
+        assets=[stream.asset for stream in writers],
+        jobs=[
+            *(stream.start_job for stream in streams if stream.start_job is not None),
+            *operator_jobs.values(),
+            *desired_state_jobs.values(),
+            *build_keeping_jobs(streams),
+            *build_rewind_jobs(streams),
+            *inspection_jobs.values(),
+            build_overview_job(streams),
+            *([downstream] if downstream is not None else []),
+        ],
+        sensors=[
+            build_catalog_sensor(
+                streams,
+                downstream=downstream,
+                downstream_interval_seconds=downstream_interval_seconds,
+                report_interval_seconds=report_interval_seconds,
+            ),
+            build_supervisor_sensor(streams, retention_job, desired_state_jobs[ROLL_BACK_JOB]),
+            build_health_sensor(writers, settings=health, checks=health_checks),
+        ],
+        asset_checks=build_health_checks(writers, settings=health, checks=health_checks),
+        schedules=schedules,
+    )

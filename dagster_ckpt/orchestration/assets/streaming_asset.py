@@ -1,0 +1,269 @@
+"""`@streaming_asset` and `@streaming_multi_asset`: a function that returns a `DataStreamWriter` becomes an asset.
+
+The function only describes the query. The framework names it, gives it its checkpoint
+location, starts, supervises, restarts and stops it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.assets.freshness import default_freshness
+from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
+from dagster_ckpt.orchestration.runs.run_refusals import refuse_retry_policy
+from dagster_ckpt.policies.restart import RestartStrategyConfiguration
+from dagster_ckpt.policies.upgrade import UpgradePolicy
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = [
+    "RESOURCES",
+    "StreamFunction",
+    "StreamRunConfig",
+    "StreamingAsset",
+    "streaming_asset",
+    "streaming_multi_asset",
+]
+
+# The names under which a streaming asset looks for its resources.
+RESOURCES = frozenset({"pyspark", "checkpoint_storage", "state_backend", "checkpoint_catalog"})
+# What an asset is labelled with on the page, unless it says otherwise.
+KINDS = frozenset({"spark", "streaming"})
+
+StreamFunction = Callable[..., "DataStreamWriter"]
+
+
+def streaming_asset(
+    *,
+    checkpointing: CheckpointConfig | CheckpointSettings | None = None,
+    restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+    desired_state: DesiredState | None = None,
+    upgrade: UpgradePolicy | UpgradeSettings | None = None,
+    standstill_timeout_ms: int | None = None,
+    job_id: str | None = None,
+    name: str | None = None,
+    key_prefix: str | Sequence[str] | None = None,
+    deps: Sequence[Any] | None = None,
+    group_name: str | None = None,
+    description: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+    kinds: AbstractSet[str] | None = None,
+    code_version: str | None = None,
+    owners: Sequence[str] | None = None,
+    freshness_policy: dg.FreshnessPolicy | None = None,
+    pool: str | None = None,
+) -> Callable[[StreamFunction], StreamingAsset]:
+    """Make a streaming asset of a function that returns an unstarted `DataStreamWriter`.
+
+    The function's first parameter is the Dagster context; every other parameter names a
+    resource. `pyspark` holds the session. A `queryName` or `checkpointLocation` set on the
+    writer is replaced.
+
+    Four parameters of `dagster.asset` have no place here. `partitions_def` divides work into pieces that end, while a
+    stream goes on as a whole: make one for each region or tenant, with a job id of its own. `ins` loads a value before
+    the function runs, while a query reads its sources itself: say `deps`. `automation_condition` launches runs by
+    itself, while a stream has one run at a time, which the supervisor sensor launches. `retry_policy` would start a
+    second writer.
+
+    Args:
+        checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML; default: a
+            `CheckpointConfig()`, periodic checkpoints off.
+        restart_strategy: What happens after a failure; default: Flink's, which is none
+            without checkpointing and exponential delay with it.
+        desired_state: What the stream is to be, from the moment the code is loaded: the supervisor sensor starts it,
+            and brings it over to another `code_version`. What people say later wins. None: people start and stop it.
+        upgrade: How it goes over to another code version; default: `UpgradePolicy()`, by a savepoint.
+        standstill_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks runs,
+            fails its run, and the restart strategy begins a new one; from 30,000. None: people decide.
+        job_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when
+            the asset is renamed, and its state goes along.
+        name: Asset name; default: the function's name.
+        key_prefix: As in `dagster.asset`.
+        deps: As in `dagster.asset`.
+        group_name: As in `dagster.asset`.
+        description: As in `dagster.asset`; default: the function's docstring.
+        metadata: As in `dagster.asset`.
+        tags: As in `dagster.asset`.
+        kinds: As in `dagster.asset`, three at most; default: spark and streaming.
+        code_version: As in `dagster.asset`; each image carries it.
+        owners: As in `dagster.asset`.
+        freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint interval.
+        pool: As in `dagster.asset`.
+
+    Raises:
+        OptionError: An option or the job id is not valid, or the function has no parameters.
+
+    Example:
+        >>> @streaming_asset(checkpointing=CheckpointConfig(interval=60_000))
+        ... def orders(context, pyspark: PySparkResource) -> DataStreamWriter:
+        ...     return pyspark.spark_session.readStream.table("raw").writeStream.format("parquet")
+    """
+    declared = partial(
+        StreamSpec.of,
+        checkpointing=checkpointing,
+        restart_strategy=restart_strategy,
+        desired_state=desired_state,
+        upgrade=upgrade,
+        standstill_timeout_ms=standstill_timeout_ms,
+    )
+    # What can be wrong without the function is told where it was written.
+    declared("anything")
+
+    def decorate(function: StreamFunction) -> StreamingAsset:
+        asset_name = name or function.__name__
+        prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
+        spec = declared(job_id or ".".join([*prefix, asset_name]))
+        asset = dg.asset(
+            name=asset_name,
+            key_prefix=prefix or None,
+            deps=deps,
+            group_name=group_name,
+            description=description or inspect.getdoc(function),
+            metadata=metadata,
+            tags=tags,
+            kinds=set(KINDS if kinds is None else kinds),
+            code_version=code_version,
+            owners=owners,
+            freshness_policy=freshness_policy or default_freshness(spec.options),
+            pool=pool,
+            # The catalog sensor reports each checkpoint; the end of a run is not one more.
+            output_required=False,
+            **_of_the_op(function),
+        )(_op_function(function, spec))
+        return StreamingAsset.of(asset, spec)
+
+    return decorate
+
+
+def streaming_multi_asset(
+    *,
+    specs: Sequence[dg.AssetSpec],
+    checkpointing: CheckpointConfig | CheckpointSettings | None = None,
+    restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
+    desired_state: DesiredState | None = None,
+    upgrade: UpgradePolicy | UpgradeSettings | None = None,
+    standstill_timeout_ms: int | None = None,
+    job_id: str | None = None,
+    name: str | None = None,
+    description: str | None = None,
+    code_version: str | None = None,
+    pool: str | None = None,
+) -> Callable[[StreamFunction], StreamingAsset]:
+    """Make several assets of one query, such as one whose `foreachBatch` writes several tables.
+
+    They have one job id, one start job and one history of checkpoints: each checkpoint is reported on every asset.
+    The function is as for `streaming_asset`; the assets cannot be materialized one without the other.
+
+    Args:
+        specs: The assets, the one that names the stream on the page first. Kinds are spark and streaming where a
+            spec says none.
+        checkpointing: As in `streaming_asset`.
+        restart_strategy: As in `streaming_asset`.
+        desired_state: As in `streaming_asset`.
+        upgrade: As in `streaming_asset`.
+        standstill_timeout_ms: As in `streaming_asset`.
+        job_id: Id in catalog and storage; default: the name.
+        name: Name of the op, and of the query; default: the function's name.
+        description: Description of the op; default: the function's docstring.
+        code_version: Version of the query's code, for every spec.
+        pool: As in `dagster.multi_asset`.
+
+    Raises:
+        OptionError: An option or the job id is not valid, there are no specs, one has partitions or an automation
+            condition, their code versions differ, or the function has no parameters.
+
+    Example:
+        >>> @streaming_multi_asset(specs=[dg.AssetSpec("good_orders"), dg.AssetSpec("bad_orders")])
+        ... def orders(context, pyspark: PySparkResource) -> DataStreamWriter:
+        ...     return pyspark.spark_session.readStream.table("raw").writeStream.foreachBatch(write_good_and_bad)
+    """
+    declared = partial(
+        StreamSpec.of,
+        checkpointing=checkpointing,
+        restart_strategy=restart_strategy,
+        desired_state=desired_state,
+        upgrade=upgrade,
+        standstill_timeout_ms=standstill_timeout_ms,
+    )
+    declared("anything")
+
+    def decorate(function: StreamFunction) -> StreamingAsset:
+        op_name = name or function.__name__
+        spec = declared(job_id or op_name)
+        if not specs:
+            raise OptionError(
+                f"streaming_multi_asset {op_name}: specs is empty. Name the assets that the query writes."
+            )
+        asset = dg.multi_asset(
+            name=op_name,
+            specs=[_output_of_a_stream(each, spec, code_version) for each in specs],
+            description=description or inspect.getdoc(function),
+            pool=pool,
+            **_of_the_op(function),
+        )(_op_function(function, spec))
+        return StreamingAsset.of(asset, spec)
+
+    return decorate
+
+
+def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: str | None) -> dg.AssetSpec:
+    for unfit in ("automation_condition", "partitions_def"):
+        if getattr(asset, unfit) is not None:
+            raise OptionError(
+                f"streaming_multi_asset: asset {asset.key.to_user_string()} has {unfit}, which an asset that a stream "
+                "writes cannot have: its one run is launched by the supervisor sensor and goes on for ever. Remove it."
+            )
+    return asset.replace_attributes(
+        # The catalog sensor reports each checkpoint; the end of a run is not one more.
+        skippable=True,
+        kinds=asset.kinds or set(KINDS),
+        freshness_policy=asset.freshness_policy or default_freshness(stream.options),
+        code_version=asset.code_version if code_version is None else code_version,
+    )
+
+
+def _of_the_op(function: StreamFunction) -> dict[str, Any]:
+    return {
+        "required_resource_keys": set(RESOURCES | set(_resources(function))),
+        "config_schema": StreamRunConfig.to_fields_dict(),
+        "op_tags": STREAM_TAGS,
+    }
+
+
+def _resources(function: StreamFunction) -> list[str]:
+    parameters = list(inspect.signature(function).parameters)
+    if not parameters:
+        raise OptionError(
+            f"streaming_asset {function.__name__}: the function takes no parameters. Its first one is the Dagster "
+            "context, the others name resources: def f(context, pyspark: PySparkResource)."
+        )
+    return parameters[1:]
+
+
+def _op_function(function: StreamFunction, spec: StreamSpec) -> Callable[[dg.AssetExecutionContext], Iterator[Any]]:
+    resources = _resources(function)
+
+    def streaming(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        # Imported here: the run path needs Spark, defining an asset does not.
+        from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415
+
+        yield from run_stream(
+            context,
+            spec,
+            context.resources,
+            lambda: function(context, **{each: getattr(context.resources, each) for each in resources}),
+            check=refuse_retry_policy,
+        )
+
+    return streaming

@@ -1,0 +1,1 @@
+"""Asset checks on the health of streams."""

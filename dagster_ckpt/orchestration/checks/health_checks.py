@@ -1,0 +1,214 @@
+"""The health of streams as Dagster asset checks: by a sensor all the time, by hand from the page."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import dagster as dg
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.operations.health import Finding, HealthCheck, HealthFacts, Verdict, judge, worst
+from dagster_ckpt.operations.health_facts import health_facts
+from dagster_ckpt.operations.health_settings import HealthSettings
+from dagster_ckpt.orchestration._compat import latest_check_evaluations
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.stream.handle import wall_clock_ms
+
+VERDICT_KEY = "dagster_ckpt/verdict"
+# On each further asset of a stream, the one check that sums up those on the first.
+OF_FURTHER_ASSETS = "stream_health"
+# Most of a tick goes into what Dagster knows of the checks: a millisecond for each stream.
+STREAMS_PER_TICK = 25
+DAY_S = 24 * 3600
+
+# Looks at a stream from outside the catalog, such as at the offsets that its topics still have.
+FactsBesides = Callable[[StreamingAsset, HealthFacts], HealthFacts]
+
+_DESCRIPTIONS = {
+    HealthCheck.RESTORABILITY: "An image was proven to be restorable lately (verify_images_job).",
+    HealthCheck.CHECKPOINT_AGE: "Recovery point objective: the newest image is young enough.",
+    HealthCheck.CONSECUTIVE_FAILURES: "Checkpoints do not fail one after the other.",
+    HealthCheck.PROGRESS: "Its query makes batches, or rests as there is nothing to do.",
+    HealthCheck.SIZE_GROWTH: "The state does not grow without a bound.",
+    HealthCheck.SOURCE_LAG: "The stream keeps up with its sources.",
+    HealthCheck.SOURCE_RETENTION: "The sources still have what a recovery reads again.",
+    HealthCheck.DESIRED_STATE: "Its last upgrade went through, and nothing that is wanted of it waits for a person.",
+}
+
+
+def build_health_checks(
+    streams: Sequence[StreamingAsset],
+    *,
+    settings: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
+    checks: Sequence[HealthCheck] = tuple(HealthCheck),
+    facts_besides: FactsBesides | None = None,
+) -> list[dg.AssetChecksDefinition]:
+    """The checks of these streams, to be run from the page; `build_health_sensor` evaluates them all the time.
+
+    A stream has one query and one history of checkpoints, so its checks are on its first asset. Each further asset has
+    one, `stream_health`, which is as the worst of them.
+
+    Args:
+        streams: The streams.
+        settings: Thresholds, for all of them or by job id.
+        checks: Which checks there are. Leave one out where nobody can know, such as the lag of a source without one.
+        facts_besides: Adds to what the catalog knows.
+    """
+    return [_checks_of(stream, _settings_of(stream, settings), checks, facts_besides) for stream in streams]
+
+
+def build_health_sensor(
+    streams: Sequence[StreamingAsset],
+    *,
+    settings: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
+    checks: Sequence[HealthCheck] = tuple(HealthCheck),
+    facts_besides: FactsBesides | None = None,
+    repeat_after_seconds: int = DAY_S,
+    name: str = "checkpoint_health_sensor",
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """A sensor that evaluates the health checks of streams, and reports a verdict when it changes.
+
+    Evaluations of one run collapse into its last one; those of a sensor do not. It reads the catalog only, 25
+    streams in a tick, and changes nothing: of 1,000 streams each is looked at every 200 seconds. An unchanged verdict
+    is reported again once a day.
+
+    Args:
+        streams: The streams.
+        settings: Thresholds, for all of them or by job id.
+        checks: As in `build_health_checks`.
+        facts_besides: As in `build_health_checks`; it has to be quick.
+        repeat_after_seconds: An unchanged verdict is reported again after so long.
+        name: Name of the sensor.
+        minimum_interval_seconds: Shortest time between two looks.
+        default_status: Whether it runs from the start.
+    """
+    ordered = sorted(streams, key=lambda stream: stream.job_id)
+
+    @dg.sensor(
+        name=name,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Evaluates the health checks of streaming assets: " + ", ".join(checks) + ".",
+    )
+    def checkpoint_health_sensor(
+        context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+    ) -> dg.SensorResult:
+        begin = _cursor(context.cursor) % max(len(ordered), 1)
+        looked_at = ordered[begin : begin + STREAMS_PER_TICK]
+        catalog = checkpoint_catalog.catalog()
+        findings = _findings(
+            catalog,
+            [(stream, _settings_of(stream, settings)) for stream in looked_at],
+            checks,
+            facts_besides,
+            now_ms=catalog.now_ms(),
+        )
+        evaluations = [each for stream, found in findings for each in _evaluations(stream, found)]
+        known = latest_check_evaluations(context.instance, [each.asset_check_key for each in evaluations])
+        news = [
+            each
+            for each in evaluations
+            if each.asset_check_key not in known
+            or known[each.asset_check_key].verdict(VERDICT_KEY) != each.metadata[VERDICT_KEY].value
+            or known[each.asset_check_key].at_s + repeat_after_seconds <= wall_clock_ms() / 1000
+        ]
+        after = begin + len(looked_at)
+        return dg.SensorResult(
+            asset_events=news,
+            cursor=json.dumps(after if after < len(ordered) else 0),
+            skip_reason=None if news else dg.SkipReason(f"nothing new of {len(looked_at)} streams"),
+        )
+
+    return checkpoint_health_sensor
+
+
+def _checks_of(
+    stream: StreamingAsset,
+    settings: HealthSettings,
+    checks: Sequence[HealthCheck],
+    facts_besides: FactsBesides | None,
+) -> dg.AssetChecksDefinition:
+    summary = f"The stream is well, as the checks of {stream.key.to_user_string()} say, which it writes as well."
+
+    @dg.multi_asset_check(
+        name="__".join([*stream.key.path, "health"]),
+        specs=[
+            *(dg.AssetCheckSpec(check.value, asset=stream.key, description=_DESCRIPTIONS[check]) for check in checks),
+            *(dg.AssetCheckSpec(OF_FURTHER_ASSETS, asset=key, description=summary) for key in stream.keys[1:]),
+        ],
+        can_subset=True,
+        required_resource_keys={"checkpoint_catalog"},
+    )
+    def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        catalog = context.resources.checkpoint_catalog.catalog()
+        for _, found in _findings(catalog, [(stream, settings)], checks, facts_besides, now_ms=catalog.now_ms()):
+            for evaluation in _evaluations(stream, found):
+                if evaluation.asset_check_key in context.selected_asset_check_keys:
+                    yield dg.AssetCheckResult(
+                        asset_key=evaluation.asset_key,
+                        check_name=evaluation.check_name,
+                        passed=evaluation.passed,
+                        severity=evaluation.severity,
+                        description=evaluation.description,
+                        metadata=evaluation.metadata,
+                    )
+
+    return health
+
+
+def _findings(
+    catalog: Catalog,
+    streams: Sequence[tuple[StreamingAsset, HealthSettings]],
+    checks: Sequence[HealthCheck],
+    facts_besides: FactsBesides | None,
+    *,
+    now_ms: int,
+) -> Iterator[tuple[StreamingAsset, list[Finding]]]:
+    by_job_id = {stream.job_id: settings for stream, settings in streams}
+    facts = health_facts(catalog, by_job_id, now_ms=now_ms)
+    for stream, settings in streams:
+        known = facts[stream.job_id]
+        if facts_besides is not None:
+            known = facts_besides(stream, known)
+        found = judge(known, stream.options, settings, now_ms=now_ms)
+        yield stream, [finding for finding in found if finding.check in checks]
+
+
+def _evaluations(stream: StreamingAsset, findings: Sequence[Finding]) -> Iterator[dg.AssetCheckEvaluation]:
+    for finding in findings:
+        yield _evaluation(stream.key, finding.check.value, finding.verdict, finding.sentence, finding.figures)
+    ill = [f"{finding.check.value}: {finding.sentence}" for finding in findings if finding.verdict is not Verdict.PASS]
+    sentence = f"checks of {stream.key.to_user_string()}: {'; '.join(ill) or 'all is well'}"
+    for key in stream.keys[1:]:
+        yield _evaluation(key, OF_FURTHER_ASSETS, worst(findings), sentence, {})
+
+
+def _evaluation(
+    key: dg.AssetKey, name: str, verdict: Verdict, sentence: str, figures: Mapping[str, int | float | str]
+) -> dg.AssetCheckEvaluation:
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=name,
+        passed=verdict is Verdict.PASS,
+        # What nobody can say is not well: it warns, and says what to do.
+        severity=dg.AssetCheckSeverity.ERROR if verdict is Verdict.ERROR else dg.AssetCheckSeverity.WARN,
+        description=sentence,
+        metadata={
+            VERDICT_KEY: verdict.value,
+            **{f"dagster_ckpt/{each}": value for each, value in figures.items()},
+        },
+    )
+
+
+def _settings_of(stream: StreamingAsset, settings: HealthSettings | Mapping[str, HealthSettings]) -> HealthSettings:
+    return settings if isinstance(settings, HealthSettings) else settings.get(stream.job_id, HealthSettings())
+
+
+def _cursor(text: str | None) -> int:
+    try:
+        return int(json.loads(text)) if text else 0
+    except (TypeError, ValueError):
+        # A person may write anything into a cursor; a round that begins anew is always right.
+        return 0

@@ -1,0 +1,169 @@
+"""One streaming job in YAML."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Self
+
+import dagster as dg
+from dagster_pyspark import PySparkResource
+from pydantic import Field, model_validator
+
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.orchestration.assets.freshness import SHORTEST_MS
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.streaming_asset import streaming_multi_asset
+from dagster_ckpt.orchestration.component.health import Health
+from dagster_ckpt.orchestration.component.in_yaml import in_yaml, said, templated
+from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
+from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
+from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.policies.savepoint_history import SavepointHistory
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+class Freshness(dg.Model):
+    """How old the newest reported checkpoint may get."""
+
+    fail_after_ms: int = Field(description="Older is an error, from 60000.")
+    warn_after_ms: int | None = Field(default=None, description="Older is a warning, from 60000.")
+
+    @model_validator(mode="after")
+    def _a_minute(self) -> Self:
+        if min(self.fail_after_ms, self.warn_after_ms or self.fail_after_ms) < SHORTEST_MS:
+            raise ValueError(f"freshness: the shortest time is {SHORTEST_MS} ms, as Dagster takes no shorter one.")
+        return self
+
+    def policy(self) -> dg.FreshnessPolicy:
+        """The policy of the assets."""
+        return dg.FreshnessPolicy.time_window(
+            fail_window=timedelta(milliseconds=self.fail_after_ms),
+            warn_window=timedelta(milliseconds=self.warn_after_ms) if self.warn_after_ms is not None else None,
+        )
+
+
+class Savepoints(dg.Model):
+    """Savepoints at set times."""
+
+    cron_schedule: str = Field(description="When, as a cron expression such as 0 3 * * *.")
+    execution_timezone: str = Field(default="UTC", description="Time zone of the cron expression.")
+    max_count: int | None = Field(default=10, description="How many are kept; null for any number.")
+    max_age_ms: int | None = Field(default=None, description="How old they get. Default: any age.")
+    running: bool = Field(default=True, description="Whether the schedule runs from the start.")
+
+    def periodic(self) -> PeriodicSavepoints:
+        """As `stream_definitions` takes it."""
+        return PeriodicSavepoints(
+            self.cron_schedule,
+            self.execution_timezone,
+            history=SavepointHistory(self.max_count, self.max_age_ms),
+            default_status=dg.DefaultScheduleStatus.RUNNING if self.running else dg.DefaultScheduleStatus.STOPPED,
+        )
+
+
+class EveryMinute(CheckpointSettings):
+    """When images are taken, how many are kept, and what outlives the job."""
+
+    interval: int | None = Field(
+        default=60_000, description="Time between periodic checkpoints, from 10; null for none. Default: a minute."
+    )
+
+
+class StreamingJobDeclaration(dg.Resolvable, dg.Model):
+    """One streaming job: a query, how it is checkpointed and restarted, and the assets that it writes."""
+
+    # Dagster takes the description of a field with a default from its Resolver alone.
+    name: str = Field(description="Name of the op, of the query, and of the start job; letters, digits and '_'.")
+    job_id: Annotated[
+        str | None, said("Id in catalog and storage; it keeps the state when the job is renamed. Default: name.")
+    ] = None
+    assets: Annotated[
+        Sequence[dg.ResolvedAssetSpec] | None,
+        said("The assets that it writes, the most important first. Default: one, by its name."),
+    ] = None
+    sources: list[Annotated[Source, templated(Source)]] = Field(description="The streams that it reads.")
+    transform: Annotated[
+        Annotated[Transform, templated(Transform)] | None,
+        said("What becomes of them. Default: nothing, of a single source."),
+    ] = None
+    sink: Annotated[Sink, templated(Sink)] = Field(description="Where the rows go.")
+    trigger: Annotated[
+        Annotated[Trigger, templated(Trigger)] | None,
+        said("When a batch begins. Default: as soon as the one before is done."),
+    ] = None
+    checkpointing: Annotated[
+        Annotated[EveryMinute, in_yaml(EveryMinute, CheckpointSettings.checkpoint_config)],
+        said("When images are taken, how many are kept, and what outlives the job. Default: every minute."),
+    ] = EveryMinute()
+    restart: Annotated[
+        Annotated[RestartSettings, in_yaml(RestartSettings, RestartSettings.restart_strategy)],
+        said("What happens after a failure. Default: Flink's, exponential delay with checkpoints."),
+    ] = RestartSettings()
+    upgrade: Annotated[
+        Annotated[UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy)],
+        said("How it goes over to another code_version. Default: by a savepoint."),
+    ] = UpgradeSettings()
+    desired_state: Annotated[
+        DesiredState | None,
+        said(
+            "RUNNING: started as soon as the code is loaded, and brought over to each new code_version. Default: "
+            "people start and stop it."
+        ),
+    ] = None
+    standstill_timeout_ms: Annotated[
+        int | None,
+        said(
+            "A query that makes no batch and does not rest for so long, and none of whose tasks runs, fails its run, "
+            "and the restart strategy begins a new one. Default: people decide."
+        ),
+    ] = None
+    savepoints: Annotated[
+        Annotated[Savepoints, templated(Savepoints)] | None, said("Savepoints at set times. Default: none.")
+    ] = None
+    freshness: Annotated[
+        Annotated[Freshness, templated(Freshness)] | None,
+        said("How old the newest checkpoint may get. Default: six checkpoint intervals."),
+    ] = None
+    health: Annotated[
+        Annotated[Health, templated(Health)] | None,
+        said("From when on its health checks warn and fail. Default: those of HealthSettings."),
+    ] = None
+    pool: Annotated[str | None, said("Dagster's concurrency pool of its op. Default: none.")] = None
+
+    @model_validator(mode="after")
+    def _one_frame(self) -> Self:
+        if not self.sources or (self.transform is None and len(self.sources) > 1):
+            raise ValueError(
+                f"streaming job {self.name}: it has {len(self.sources)} sources and no transform. Give it one source, "
+                "or transform.sql or transform.function, which makes one of several."
+            )
+        return self
+
+    def stream(self) -> StreamingAsset:
+        """The streaming assets.
+
+        Raises:
+            OptionError: An import path leads nowhere, or the assets are not what one query can write.
+        """
+        describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)
+        specs = list(self.assets) if self.assets else [dg.AssetSpec(self.name)]
+        if self.freshness is not None:
+            specs = [spec.replace_attributes(freshness_policy=self.freshness.policy()) for spec in specs]
+
+        @streaming_multi_asset(
+            specs=specs,
+            name=self.name,
+            job_id=self.job_id,
+            checkpointing=self.checkpointing,
+            restart_strategy=self.restart,
+            desired_state=self.desired_state,
+            upgrade=self.upgrade,
+            standstill_timeout_ms=self.standstill_timeout_ms,
+            description=specs[0].description,
+            pool=self.pool,
+        )
+        def query(context: dg.AssetExecutionContext, pyspark: PySparkResource) -> "DataStreamWriter":  # noqa: ARG001
+            return describe(pyspark.spark_session)
+
+        return query

@@ -1,0 +1,1 @@
+"""Ops, jobs and schedules with which people operate streams."""

@@ -1,0 +1,117 @@
+"""Ops and jobs around desired states: say what a stream is to be, and roll an upgrade back."""
+
+from collections.abc import Sequence
+from enum import Enum
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
+from dagster_ckpt.config.modes import DesiredState
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.rollback import roll_back
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.jobs.markdown import markdown_table
+from dagster_ckpt.orchestration.jobs.operator_jobs import JOB_ID, RESOURCES, job_of_op, told_as_failure
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
+from dagster_ckpt.stream.handle import StreamingJob
+
+ROLL_BACK_JOB = "roll_back_upgrade_job"
+
+
+class WantedState(Enum):
+    """What a person may want; Dagster's config knows members by name."""
+
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    CANCELLED = "CANCELLED"
+    AS_DEFINED = "AS_DEFINED"
+
+    @property
+    def desired(self) -> DesiredState | None:
+        """The state; None where it is left to the definition."""
+        return None if self is WantedState.AS_DEFINED else DesiredState(self.value)
+
+
+class DesiredStateConfigSchema(dg.Config):
+    """Say what a stream is to be."""
+
+    job_id: str = Field(description=JOB_ID)
+    state: WantedState = Field(
+        description="RUNNING: it runs, and goes over to new code versions. SUSPENDED: it is stopped with a savepoint "
+        "and everything is kept. CANCELLED: it is cancelled, and its clean-up option says what is kept. AS_DEFINED: "
+        "what streaming_asset(desired_state=...) says; where that says nothing, it is not managed."
+    )
+    retry_refused: bool = Field(
+        default=False,
+        description="Try a code version again that a preflight refused, or that was rolled back.",
+    )
+    accept_plan_change: bool = Field(
+        default=False,
+        description="Let the code go on from the state although its plan is another one, as the last preflight has "
+        "shown it, and try it again.",
+    )
+
+
+class RollBackConfigSchema(dg.Config):
+    """Roll an upgrade back."""
+
+    job_id: str = Field(description=JOB_ID)
+
+
+def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """The jobs around desired states.
+
+    Returns:
+        `set_desired_state_job` and `roll_back_upgrade_job`; the supervisor sensor launches the second.
+    """
+
+    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
+        return streaming_job(find_stream(streams, job_id), context.resources)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def set_desired_state(context: dg.OpExecutionContext, config: DesiredStateConfigSchema) -> None:
+        """Say what a stream is to be. The supervisor sensor brings it there, and has to be turned on."""
+        with told_as_failure():
+            row = operations.set_desired_state(
+                job_of(context, config.job_id),
+                config.state.desired,
+                operations.Operator(origin=f"{context.job_name} run {context.run_id}"),
+                retry_refused=config.retry_refused,
+                accept_plan_change=config.accept_plan_change,
+            )
+        context.add_output_metadata(desired_state_metadata(row))
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def roll_back_upgrade(context: dg.OpExecutionContext, config: RollBackConfigSchema) -> None:
+        """Bring a stream whose upgrade did not work back to the image from before. Launched by the sensor."""
+        with told_as_failure():
+            job = job_of(context, config.job_id)
+            upgrade = roll_back(job, run_id=context.run_id, report=context.log.info)
+        if upgrade.phase is UpgradePhase.ROLLBACK_FAILED:
+            raise dg.Failure(upgrade.reason, allow_retries=False)
+        context.log.warning(upgrade.reason)
+        row = job.catalog.desired_states.find(job.job_id)
+        assert row is not None
+        context.add_output_metadata(desired_state_metadata(row))
+
+    return [
+        job_of_op("set_desired_state_job", set_desired_state),
+        job_of_op(ROLL_BACK_JOB, roll_back_upgrade),
+    ]
+
+
+def desired_state_metadata(row: DesiredRecord) -> dict[str, dg.MetadataValue]:
+    """What a stream is to be and how far it is, as metadata of a run."""
+    upgrade = row.upgrade
+    facts: list[tuple[str, object]] = [
+        ("wanted", row.desired.value if row.desired is not None else "as defined"),
+        ("said by", row.origin),
+        ("reached", "yes" if row.reached == row.generation else "not yet"),
+    ]
+    if upgrade is not None:
+        versions = f"{upgrade.from_version} → {upgrade.to_version}"
+        facts += [("upgrade", versions), ("phase", upgrade.phase.value), ("because", upgrade.reason)]
+    if row.alert is not None:
+        facts.append(("alert", row.alert))
+    return {"dagster_ckpt/desired_state": dg.MetadataValue.md(markdown_table(("", "value"), facts))}

@@ -1,0 +1,309 @@
+"""Ops and jobs with which people and schedules operate the streams, from the launchpad or a schedule."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.config.modes import RecoveryClaimMode, TerminalState
+from dagster_ckpt.config.redaction import cause_to_show, without_secrets
+from dagster_ckpt.errors import CkptError, NothingCommittedError
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
+from dagster_ckpt.orchestration.assets.downstream import dependents_of
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.jobs.markdown import markdown_table
+from dagster_ckpt.orchestration.jobs.rewind_report import downstream_metadata, preview_metadata
+from dagster_ckpt.orchestration.runs.run_config import ACCEPT_PLAN_CHANGE, GIVE_UP_STATE, NO_SAFETY_SAVEPOINT
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
+from dagster_ckpt.orchestration.sensors.snapshot_report import image_metadata
+from dagster_ckpt.policies.savepoint_history import SavepointHistory
+from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention, housekeeping
+from dagster_ckpt.snapshot.garbage_collection import Garbage
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
+
+RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}
+_SHOWN_OBJECTS = 100
+JOB_ID = "Job id (or asset key) of the streaming asset, such as departure_delays."
+TIMEOUT = "Seconds to wait for the running stream's answer; after that the request is withdrawn."
+START_FROM = (
+    "latest (live directory, else the newest image), latest-checkpoint, latest-savepoint, preferred-savepoint, empty "
+    "(give up all state), batch-<n> (back to a batch that Spark still retains), or the id, number (chk-7), label or "
+    "location of an image."
+)
+NEW_QUERY_ID = (
+    "With a rewind: go on as a new query, so that sinks which remember query ids (Delta, Iceberg) write the rewound "
+    "batches once more instead of passing over them."
+)
+ACCEPT_LOSS = (
+    "Start also where a sink could lose rows by the rewind. Without it such a start is refused, and the message says "
+    "which sink and why. preview_rewind_job shows it beforehand."
+)
+
+
+CLAIM_MODE = (
+    "Who owns the savepoint that is started from. NO_CLAIM: it is never deleted by the stream. CLAIM: it is the "
+    "stream's own and deleted like a checkpoint, once subsumed or at the end. Flink's LEGACY is not offered."
+)
+
+
+class CheckpointConfigSchema(dg.Config):
+    """Take a checkpoint now."""
+
+    job_id: str = Field(description=JOB_ID)
+    timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
+
+
+class SavepointConfigSchema(dg.Config):
+    """Take a savepoint, with or without stopping."""
+
+    job_id: str = Field(description=JOB_ID)
+    label: str | None = Field(default=None, description="A name to start from later, such as before-release-42.")
+    target_directory: str | None = Field(
+        default=None,
+        description="Folder for this savepoint, as a URL. Default: the configured savepoint folder.",
+    )
+    timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
+
+
+class HistoryConfigSchema(dg.Config):
+    """How many savepoints of one schedule are kept, and how long; the newest always is."""
+
+    schedule: str = Field(description="Name of the schedule: only savepoints that it took are ever deleted.")
+    max_count: int | None = Field(default=None, ge=1, description="Keep so many. Default: any number.")
+    max_age_ms: int | None = Field(default=None, ge=1, description="Keep them so long, ms. Default: for ever.")
+
+
+class TriggerSavepointConfigSchema(SavepointConfigSchema):
+    """Take a savepoint without stopping."""
+
+    history: HistoryConfigSchema | None = Field(
+        default=None,
+        description="Set by a schedule: the savepoint is the schedule's, and older ones of it make room. Without it "
+        "the savepoint is yours, and nothing deletes it.",
+    )
+
+
+class RestartConfigSchema(dg.Config):
+    """Start a stream, or restart it from somewhere else."""
+
+    job_id: str = Field(description=JOB_ID)
+    start_from: str = Field(default="latest", description=START_FROM)
+    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
+    accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
+    claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
+    accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
+    give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
+    timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
+
+
+class PreferConfigSchema(dg.Config):
+    """Choose the savepoint that preferred-savepoint means."""
+
+    job_id: str = Field(description=JOB_ID)
+    savepoint: str = Field(description="Image id, label or location of a completed savepoint.")
+
+
+class RetentionConfigSchema(dg.Config):
+    """Apply externalized retention."""
+
+    job_id: str = Field(description=JOB_ID)
+    state: TerminalState | None = Field(
+        default=None,
+        description="The state the job ended in: applies RETAIN/DELETE_ON_CANCELLATION for it. Leave out to only "
+        "finish deletions that were cut off and to remove orphaned bytes.",
+    )
+    execution_id: str | None = Field(default=None, description="The execution that ended. Default: the newest one.")
+    dry_run: bool = Field(
+        default=False,
+        description="Only show which orphaned bytes would be removed and which deletions finished, and why.",
+    )
+
+
+@contextmanager
+def told_as_failure() -> Iterator[None]:
+    """Let our own errors end the step with their message as its description, and without a retry."""
+    try:
+        yield
+    except CkptError as error:
+        raise dg.Failure(
+            without_secrets(str(error)), metadata={"dagster_ckpt/error": type(error).__name__}, allow_retries=False
+        ) from cause_to_show(error)
+
+
+def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """The jobs that operate these streams.
+
+    Returns:
+        `trigger_checkpoint_job`, `trigger_savepoint_job`, `stop_with_savepoint_job`, `cancel_stream_job`,
+        `restart_stream_job`, `prefer_savepoint_job` and `apply_retention_job`.
+    """
+
+    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
+        return streaming_job(find_stream(streams, job_id), context.resources)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def trigger_checkpoint(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> str:
+        """Take a checkpoint of a running stream now; the minimum pause does not hold it back."""
+        with told_as_failure():
+            image = operations.trigger_checkpoint(
+                job_of(context, config.job_id), operator_of(context), timeout_s=config.timeout_seconds
+            )
+        return tell_image(context, image)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfigSchema) -> str:
+        """Take a savepoint of a running, stopped or failed stream. The stream goes on."""
+        with told_as_failure():
+            job = job_of(context, config.job_id)
+            image = operations.trigger_savepoint(
+                job,
+                operator_of(context),
+                label=config.label,
+                target_directory=config.target_directory,
+                schedule=config.history.schedule if config.history is not None else None,
+                timeout_s=config.timeout_seconds,
+            )
+            if config.history is not None:
+                limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
+                made_room = apply_savepoint_history(job, config.history.schedule, limits)
+                # What could not be deleted is tried again by housekeeping: the savepoint itself succeeded.
+                for sentence in made_room.sentences():
+                    context.log.info(sentence)
+        return tell_image(context, image)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def stop_with_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
+        """Stop a stream at a batch boundary with a savepoint of exactly where it stopped."""
+        with told_as_failure():
+            image = operations.stop_with_savepoint(
+                job_of(context, config.job_id),
+                operator_of(context),
+                label=config.label,
+                target_directory=config.target_directory,
+                timeout_s=config.timeout_seconds,
+            )
+        return tell_image(context, image)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
+        """Cancel a stream; its checkpoints are kept or deleted as its clean-up option says."""
+        with told_as_failure():
+            done = operations.cancel(
+                job_of(context, config.job_id), operator_of(context), timeout_s=config.timeout_seconds
+            )
+        context.log.info(f"{config.job_id}: cancelled: {done}")
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:
+        """Start a stream, or stop it and start it from another image. The supervisor sensor launches the run."""
+        with told_as_failure():
+            stream = find_stream(streams, config.job_id)
+            ahead = operations.restart(
+                streaming_job(stream, context.resources),
+                StartFrom.parse(
+                    config.start_from,
+                    new_query_id=config.new_query_id,
+                    accept_loss=config.accept_loss,
+                    claim_mode=config.claim_mode,
+                    accept_plan_change=config.accept_plan_change,
+                    give_up_state=config.give_up_state,
+                    no_safety_savepoint=config.no_safety_savepoint,
+                ),
+                operator_of(context),
+                timeout_s=config.timeout_seconds,
+                report=context.log.info,
+            )
+        context.add_output_metadata(
+            {
+                "dagster_ckpt/recovery": ahead.plan.reason,
+                "dagster_ckpt/rewound_batches": ahead.batches,
+                **preview_metadata(ahead),
+                **downstream_metadata(dependents_of(context, stream, ahead)),
+            }
+        )
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def prefer_savepoint(context: dg.OpExecutionContext, config: PreferConfigSchema) -> str:
+        """Choose the savepoint that start_from=preferred-savepoint means."""
+        with told_as_failure():
+            image = operations.prefer_savepoint(job_of(context, config.job_id), config.savepoint)
+        return tell_image(context, image)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def apply_retention(context: dg.OpExecutionContext, config: RetentionConfigSchema) -> None:
+        """Keep or delete checkpoints as the clean-up option says; finish what was cut off."""
+        with told_as_failure():
+            job = job_of(context, config.job_id)
+            report = _retention(job, config)
+        for sentence in report.sentences():
+            context.log.info(sentence)
+        context.add_output_metadata(
+            {
+                "dagster_ckpt/deleted": list(report.deleted),
+                "dagster_ckpt/kept": list(report.kept),
+                "dagster_ckpt/dry_run": report.dry_run,
+                "dagster_ckpt/removed_objects": _garbage_table(report.swept),
+            }
+        )
+        if report.failed:
+            raise dg.Failure(
+                "Some deletions failed; they stay in the catalog as DELETING and are tried again by the next run: "
+                + "; ".join(report.failed)
+            )
+
+    return [
+        job_of_op("trigger_checkpoint_job", trigger_checkpoint),
+        job_of_op("trigger_savepoint_job", trigger_savepoint),
+        job_of_op("stop_with_savepoint_job", stop_with_savepoint),
+        job_of_op("cancel_stream_job", cancel_stream),
+        job_of_op("restart_stream_job", restart_stream),
+        job_of_op("prefer_savepoint_job", prefer_savepoint),
+        job_of_op("apply_retention_job", apply_retention),
+    ]
+
+
+def job_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    """A job of one op, which runs in the run's own process and tells what the op tells."""
+
+    @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)
+    def operator_job() -> None:
+        op()
+
+    return operator_job
+
+
+def operator_of(context: dg.OpExecutionContext) -> operations.Operator:
+    """Who asks, as the catalog shows it."""
+    return operations.Operator(origin=f"{context.job_name} run {context.run_id}")
+
+
+def tell_image(context: dg.OpExecutionContext, image: ImageRecord) -> str:
+    """Show an image in the log and on the page; returns where it is."""
+    location = image.location or ""
+    context.log.info(f"{image.kind.lower()} at batch {image.batch_id}: {location}")
+    context.add_output_metadata(image_metadata(image))
+    return location
+
+
+def _garbage_table(swept: Sequence[Garbage]) -> dg.MarkdownMetadataValue:
+    rows = [(item.location, item.reason, f"{item.age_ms / 3_600_000:.1f}") for item in swept]
+    header = ("object", "why nothing needs it", "age, hours")
+    return dg.MetadataValue.md(markdown_table(header, rows, at_most=_SHOWN_OBJECTS))
+
+
+def _retention(job: StreamingJob, config: RetentionConfigSchema) -> RetentionReport:
+    finished = housekeeping(job, dry_run=config.dry_run)
+    if config.state is None or config.dry_run:
+        return finished
+    execution_id = config.execution_id
+    if execution_id is None:
+        latest = job.catalog.executions.latest(job.job_id)
+        if latest is None:
+            raise NothingCommittedError(f"Job {job.job_id!r} was never started: there is nothing to keep or delete.")
+        execution_id = latest.execution_id
+    return finished.and_then(apply_terminal_retention(job, execution_id, config.state))

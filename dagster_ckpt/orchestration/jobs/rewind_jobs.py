@@ -1,0 +1,161 @@
+"""Ops and jobs around going back: see what a rewind would do, fork or import a stream, clean up behind a rewind."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.sink_cleaning import clean_sinks
+from dagster_ckpt.orchestration.assets.downstream import dependents_of
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.jobs.operator_jobs import (
+    JOB_ID,
+    NEW_QUERY_ID,
+    RESOURCES,
+    START_FROM,
+    job_of_op,
+    told_as_failure,
+)
+from dagster_ckpt.orchestration.jobs.rewind_report import (
+    cleaning_metadata,
+    downstream_metadata,
+    fork_metadata,
+    preview_metadata,
+)
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
+from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.recovery.import_snapshot import import_image
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+
+
+class PreviewConfigSchema(dg.Config):
+    """See what a start would undo and do again."""
+
+    job_id: str = Field(description=JOB_ID)
+    start_from: str = Field(description=START_FROM)
+    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
+
+
+class ForkConfigSchema(dg.Config):
+    """Let another stream go on from where this one stood."""
+
+    job_id: str = Field(description="Job id (or asset key) of the stream to fork; it may run, and is left as it is.")
+    into_job_id: str = Field(description="Job id (or asset key) of the stream that is to go on; it must not run.")
+    start_from: str = Field(
+        default="latest",
+        description="Where: latest (the newest committed batch), batch-<n>, or the id, number (chk-7), label or "
+        "location of an image of the stream to fork.",
+    )
+    outputs: dict[str, str] = Field(
+        default={},
+        description="Folder of a file sink of the original to a folder of the fork's, which then shows the original's "
+        "rows up to the fork as well. Without it the fork's folder holds only what comes after.",
+    )
+    replace_state: bool = Field(default=False, description="Give up what the fork's own job has committed before.")
+
+
+class ImportConfigSchema(dg.Config):
+    """Let a stream go on from a checkpoint or savepoint of another deployment."""
+
+    into_job_id: str = Field(description="Job id (or asset key) of the stream that is to go on; it must not run.")
+    location: str = Field(
+        description="Where the checkpoint or savepoint of the other deployment is, as a URL that this one's storage "
+        "can read. It is read at once and left as it is.",
+    )
+    outputs: dict[str, str] = Field(
+        description="Each sink of the original (a file sink by its folder, another as Spark names it) to the folder, "
+        "table or topic that the stream writes to instead. A start that names another place is refused.",
+    )
+    with_rows: bool = Field(
+        default=False,
+        description="Copy the rows that the original's file sinks had by then to the new folders. Without it these "
+        "hold only what comes after.",
+    )
+    replace_state: bool = Field(default=False, description="Give up what the stream itself has committed before.")
+
+
+class CleanSinkConfigSchema(dg.Config):
+    """Find part files that a rolled-back file sink does not name any more."""
+
+    job_id: str = Field(description=JOB_ID)
+    dry_run: bool = Field(default=True, description="Only list them. Turn it off to delete those that nothing needs.")
+    grace_hours: float = Field(default=24, ge=0, description="Younger files are kept.")
+
+
+def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """The jobs around going back.
+
+    Returns:
+        `preview_rewind_job`, `fork_stream_job`, `import_stream_job` and `clean_sink_job`.
+    """
+
+    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
+        return streaming_job(find_stream(streams, job_id), context.resources)
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfigSchema) -> None:
+        """Show what a start would undo and do again, and what each sink would do with that. Changes nothing."""
+        with told_as_failure():
+            start_from = StartFrom.parse(config.start_from, new_query_id=config.new_query_id)
+            if start_from.point is StartPoint.EMPTY:
+                # To look is to give nothing up.
+                start_from = replace(start_from, give_up_state=True)
+            stream = find_stream(streams, config.job_id)
+            preview = operations.preview(streaming_job(stream, context.resources), start_from)
+        for sentence in preview.sentences():
+            context.log.info(sentence)
+        dependents = dependents_of(context, stream, preview)
+        context.add_output_metadata({**preview_metadata(preview), **downstream_metadata(dependents)})
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def fork_stream(context: dg.OpExecutionContext, config: ForkConfigSchema) -> None:
+        """Let another stream go on from where this one stood, as a query of its own; its next start begins there."""
+        with told_as_failure():
+            made = fork(
+                job_of(context, config.job_id),
+                job_of(context, config.into_job_id),
+                StartFrom.parse(config.start_from),
+                origin=f"{context.job_name} run {context.run_id}",
+                outputs=config.outputs,
+                replace_state=config.replace_state,
+            )
+        context.log.info(f"{made.job_id} goes on after batch {made.batch_id} of {made.of_job_id}: {made.source}")
+        context.add_output_metadata(fork_metadata(made))
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def import_stream(context: dg.OpExecutionContext, config: ImportConfigSchema) -> None:
+        """Let a stream go on from an image of another deployment, as a query of its own, at its next start."""
+        with told_as_failure():
+            made = import_image(
+                job_of(context, config.into_job_id),
+                config.location,
+                outputs=config.outputs,
+                origin=f"{context.job_name} run {context.run_id}",
+                with_rows=config.with_rows,
+                replace_state=config.replace_state,
+            )
+        context.log.info(f"{made.job_id} goes on after batch {made.batch_id} of {made.of_job_id}: {made.source}")
+        context.add_output_metadata(fork_metadata(made))
+
+    @dg.op(required_resource_keys=RESOURCES)
+    def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
+        """List, or delete, part files that a rolled-back file sink does not name any more."""
+        with told_as_failure():
+            cleaning = clean_sinks(
+                job_of(context, config.job_id),
+                dry_run=config.dry_run,
+                grace_ms=round(config.grace_hours * 3_600_000),
+            )
+        what = "deleted" if cleaning.deleted else "dry run, would delete"
+        context.log.info(f"{what} {len(cleaning.removable)} of {len(cleaning.orphans)} files, {cleaning.bytes:,} bytes")
+        context.add_output_metadata(cleaning_metadata(cleaning))
+
+    return [
+        job_of_op("preview_rewind_job", preview_rewind),
+        job_of_op("fork_stream_job", fork_stream),
+        job_of_op("import_stream_job", import_stream),
+        job_of_op("clean_sink_job", clean_sink),
+    ]

@@ -1,0 +1,163 @@
+"""Schedules for the operator jobs: savepoints, housekeeping and verification by cron."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+import pendulum
+
+from dagster_ckpt.operations.verification import LATEST
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.policies.savepoint_history import Blackout, SavepointHistory, blackout_ends_at_ms
+
+DEFAULT_HISTORY = SavepointHistory()
+
+
+@dataclass(frozen=True)
+class PeriodicSavepoints:
+    """Savepoints of one stream at set times.
+
+    Attributes:
+        cron_schedule: When.
+        execution_timezone: Time zone of the cron expression and of the labels.
+        history: Which of them are kept; None keeps each.
+        blackouts: Windows in which none is taken; it is left out, not made up for.
+        name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this name.
+        default_status: Whether it runs from the start.
+    """
+
+    cron_schedule: str
+    execution_timezone: str = "UTC"
+    history: SavepointHistory | None = DEFAULT_HISTORY
+    blackouts: tuple[Blackout, ...] = ()
+    name: str | None = None
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED
+
+
+def build_savepoint_schedule(
+    stream: Stream,
+    savepoint_job: dg.JobDefinition,
+    *,
+    cron_schedule: str,
+    execution_timezone: str = "UTC",
+    history: SavepointHistory | None = DEFAULT_HISTORY,
+    blackouts: Sequence[Blackout] = (),
+    name: str | None = None,
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+) -> dg.ScheduleDefinition:
+    """Take a savepoint of a stream at set times, labelled with the time, and keep the newest of them.
+
+    Savepoints that a person took, or another schedule, are never deleted by it.
+
+    Args:
+        stream: The stream.
+        savepoint_job: `trigger_savepoint_job` of `build_operator_jobs`.
+        cron_schedule: Cron expression.
+        execution_timezone: Time zone of the cron expression and of the label.
+        history: Which of its savepoints are kept; default: the newest 10. None keeps each.
+        blackouts: Windows in which none is taken; it is left out, not made up for.
+        name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this name.
+        default_status: Whether it runs from the start.
+    """
+    schedule_name = name or f"{stream.name}_savepoint_schedule"
+
+    @dg.schedule(
+        name=schedule_name,
+        job=savepoint_job,
+        cron_schedule=cron_schedule,
+        execution_timezone=execution_timezone,
+        default_status=default_status,
+        description=f"Takes a savepoint of {stream.job_id} ({cron_schedule} {execution_timezone}).",
+    )
+    def savepoint_schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        due = pendulum.instance(context.scheduled_execution_time)
+        over_at_ms = blackout_ends_at_ms(blackouts, round(due.timestamp() * 1000))
+        if over_at_ms is not None:
+            until = pendulum.from_timestamp(over_at_ms / 1000, tz=execution_timezone)
+            return dg.SkipReason(f"no savepoint in a blackout; it lasts until {until.to_datetime_string()}")
+        label = f"scheduled-{due.in_timezone(execution_timezone).format('YYYY-MM-DDTHH-mm')}"
+        limits = {"max_count": history.max_count, "max_age_ms": history.max_age_ms} if history is not None else {}
+        set_limits = {limit: value for limit, value in limits.items() if value is not None}
+        config = {"job_id": stream.job_id, "label": label, "history": {"schedule": schedule_name, **set_limits}}
+        return dg.RunRequest(
+            run_key=f"{stream.job_id}-{label}", run_config={"ops": {"trigger_savepoint": {"config": config}}}
+        )
+
+    return savepoint_schedule
+
+
+def build_housekeeping_schedule(
+    streams: Sequence[Stream],
+    retention_job: dg.JobDefinition,
+    *,
+    cron_schedule: str = "0 * * * *",
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+) -> dg.ScheduleDefinition:
+    """Finish deletions that were cut off and remove orphaned bytes, for every stream.
+
+    Args:
+        streams: The streams.
+        retention_job: `apply_retention_job` of `build_operator_jobs`.
+        cron_schedule: Cron expression, UTC.
+        default_status: Whether it runs from the start.
+    """
+
+    @dg.schedule(
+        name="checkpoint_housekeeping_schedule",
+        job=retention_job,
+        cron_schedule=cron_schedule,
+        default_status=default_status,
+        description="Finishes deletions that were cut off and removes bytes that no image refers to.",
+    )
+    def housekeeping_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
+        return [_run_for(stream, context, "apply_retention") for stream in streams]
+
+    return housekeeping_schedule
+
+
+def build_verification_schedule(
+    streams: Sequence[Stream],
+    verification_job: dg.JobDefinition,
+    *,
+    cron_schedule: str = "30 4 * * *",
+    deep: bool = True,
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+) -> dg.ScheduleDefinition:
+    """Prove that the newest image of every stream can be restored; the health sensor tells what was found.
+
+    Args:
+        streams: The streams.
+        verification_job: `verify_images_job` of `build_inspection_jobs`.
+        cron_schedule: Cron expression, UTC.
+        deep: Read every byte; otherwise only lengths and completeness.
+        default_status: Whether it runs from the start.
+    """
+
+    @dg.schedule(
+        name="checkpoint_verification_schedule",
+        job=verification_job,
+        cron_schedule=cron_schedule,
+        default_status=default_status,
+        description="Verifies the newest image of every stream.",
+    )
+    def verification_schedule(
+        context: dg.ScheduleEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+    ) -> list[dg.RunRequest]:
+        with_images = checkpoint_catalog.catalog().images.newest_of([stream.job_id for stream in streams])
+        return [
+            _run_for(stream, context, "verify_images", image=LATEST, deep=deep)
+            for stream in streams
+            if stream.job_id in with_images
+        ]
+
+    return verification_schedule
+
+
+def _run_for(stream: Stream, context: dg.ScheduleEvaluationContext, op: str, **config: Any) -> dg.RunRequest:
+    """One run for a stream and a tick, however often the tick is looked at."""
+    return dg.RunRequest(
+        run_key=f"{stream.job_id}-{context.scheduled_execution_time.isoformat()}",
+        run_config={"ops": {op: {"config": {"job_id": stream.job_id, **config}}}},
+    )

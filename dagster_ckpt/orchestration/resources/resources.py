@@ -1,0 +1,253 @@
+"""Dagster resources: where images live, how Spark keeps state, and the catalog."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from dagster import ConfigurableResource
+from dagster_pyspark import PySparkResource
+from pydantic import Field, field_validator
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.checkpoint_storage import (
+    CheckpointStorage,
+    CustomCheckpointStorage,
+    DeploymentStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
+from dagster_ckpt.config.predefined_options import PredefinedOptions
+from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
+from dagster_ckpt.errors import OptionError
+
+
+class SparkSessionResource(PySparkResource):
+    """The `pyspark` resource, with settings that may be read from the environment: `EnvVar`."""
+
+    spark_config: dict[str, str] = Field(
+        default_factory=dict, description="Settings of the Spark session, by Spark's names."
+    )
+
+
+class CheckpointStorageKind(Enum):
+    """Flink's checkpoint storages, by the names that Dagster's config takes."""
+
+    FILESYSTEM = "FILESYSTEM"
+    JOBMANAGER = "JOBMANAGER"
+    CUSTOM = "CUSTOM"
+
+
+class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
+    """Where checkpoints and savepoints live: any path that fsspec can write."""
+
+    kind: CheckpointStorageKind = Field(
+        default=CheckpointStorageKind.FILESYSTEM,
+        description="FILESYSTEM: images are files below path. JOBMANAGER: they are in the memory of the process that "
+        "runs the stream, for trials; savepoints go to path. CUSTOM: a store of your own.",
+    )
+    path: str | None = Field(
+        default=None,
+        description="Folder of checkpoints as a URL with its scheme, such as s3://bucket/checkpoints or "
+        "file:///var/lib/checkpoints. Images of a job are below <path>/<job id>. Required by FILESYSTEM.",
+    )
+    savepoint_path: str | None = Field(
+        default=None,
+        description="Folder of savepoints. Default: <path>/savepoints.",
+    )
+    file_state_size_threshold: int | None = Field(
+        default=None,
+        description="FILESYSTEM: files smaller than this many bytes are stored inside the image's metadata "
+        "(0 to 1048576). Default: 20480.",
+    )
+    write_buffer_size: int = Field(
+        default=-1, description="FILESYSTEM: bytes written at a time on a local disk; -1 is 4096."
+    )
+    max_state_size: int | None = Field(
+        default=None, description="JOBMANAGER: largest image in bytes; a larger one is declined. Default: 5242880."
+    )
+    factory: str | None = Field(
+        default=None, description="CUSTOM: import path of the store's factory, such as company.storage:open_tape."
+    )
+    factory_settings: dict[str, Any] = Field(
+        default_factory=dict, description="CUSTOM: keyword arguments of the factory."
+    )
+    storage_options: dict[str, str] = Field(
+        default_factory=dict,
+        description="Options of the fsspec file system, such as key, secret and endpoint_url for S3.",
+    )
+    executor_copy_bytes: int | None = Field(
+        default=None,
+        description="Images that write more bytes than this are copied by Spark's executors, as a Spark job; the "
+        "driver only plans. Live directories and images must be where every executor reaches them, and dagster-ckpt be "
+        "installed there. Default: the driver copies.",
+    )
+
+    @field_validator("executor_copy_bytes")
+    @classmethod
+    def _not_negative(cls, value: int | None) -> int | None:
+        # Not `ge=0`: a component takes no field types with constraints.
+        if value is not None and value < 0:
+            raise ValueError(f"executor_copy_bytes is {value}; it is a number of bytes from 0. Leave it out for never.")
+        return value
+
+    def storage(self) -> CheckpointStorage:
+        """The storage as a plain value.
+
+        Raises:
+            OptionError: A value is out of range, or belongs to another kind of storage.
+        """
+        _refuse_fields_of_others(self, self.kind, _STORAGE_FIELDS)
+        if self.kind is CheckpointStorageKind.CUSTOM:
+            return CustomCheckpointStorage(self.factory, self.factory_settings)
+        if self.kind is CheckpointStorageKind.JOBMANAGER:
+            return JobManagerCheckpointStorage(
+                self.path,
+                self.max_state_size,
+                savepoint_path=self._savepoint_path(),
+                storage_options=self.storage_options,
+            )
+        return FileSystemCheckpointStorage(
+            self.path,
+            self.file_state_size_threshold,
+            self.write_buffer_size,
+            savepoint_path=self._savepoint_path(),
+            storage_options=self.storage_options,
+        )
+
+    def deployment(self) -> DeploymentStorage:
+        """What a storage that is set in code takes from here, where it leaves something unset."""
+        return DeploymentStorage(
+            checkpoint_path=self.path,
+            savepoint_path=self._savepoint_path(),
+            file_state_size_threshold=self.file_state_size_threshold,
+            write_buffer_size=self.write_buffer_size,
+            storage_options=self.storage_options,
+        )
+
+    def _savepoint_path(self) -> str | None:
+        if self.savepoint_path is not None or self.path is None:
+            return self.savepoint_path
+        return f"{self.path.rstrip('/')}/savepoints"
+
+
+class StateBackendKind(Enum):
+    """Spark's state store providers, by the names that Dagster's config takes."""
+
+    ROCKSDB = "ROCKSDB"
+    HASHMAP = "HASHMAP"
+    CUSTOM = "CUSTOM"
+
+
+class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
+    """How running queries keep their state, and where their live checkpoint directories are."""
+
+    live_directory: str = Field(
+        description="Folder of Spark's live checkpoint directories, as a path or URL that every executor can "
+        "reach. A job's are <live_directory>/<job id>/live-<k>-<token>."
+    )
+    kind: StateBackendKind = Field(
+        default=StateBackendKind.ROCKSDB,
+        description="ROCKSDB: RocksDB state store, state may exceed memory. HASHMAP: Spark's heap state store. "
+        "CUSTOM: a provider of your own.",
+    )
+    incremental: bool = Field(
+        default=True,
+        description="ROCKSDB: upload changelogs per batch and snapshots in the background, "
+        "instead of a snapshot per batch.",
+    )
+    predefined_options: PredefinedOptions = Field(
+        default=PredefinedOptions.DEFAULT,
+        description="ROCKSDB: options for a kind of disks, nearest to Flink's of that name.",
+    )
+    options_factory: str | None = Field(
+        default=None,
+        description="ROCKSDB: import path of a RocksDBOptionsFactory; its settings go on top of predefined_options.",
+    )
+    db_storage_paths: list[str] = Field(
+        default_factory=list,
+        description="ROCKSDB: local directories of the working state on each executor. Spark reads them when the "
+        "application starts: the pyspark resource must say the same as spark.local.dir.",
+    )
+    transfer_threads: int | None = Field(
+        default=None, description="ROCKSDB: threads that move files while snapshotting and restoring. Default: 4."
+    )
+    provider_class: str | None = Field(
+        default=None, description="CUSTOM: full name of a Java class that extends Spark's StateStoreProvider."
+    )
+    settings: dict[str, str] = Field(
+        default_factory=dict,
+        description="ROCKSDB and CUSTOM: further Spark SQL settings of the state store, applied to the session before "
+        "the query starts.",
+    )
+
+    def backend(self) -> StateBackend:
+        """The backend as a plain value.
+
+        Raises:
+            OptionError: A value is out of range, or belongs to another backend.
+        """
+        _refuse_fields_of_others(self, self.kind, _BACKEND_FIELDS)
+        if self.kind is StateBackendKind.HASHMAP:
+            return HashMapStateBackend()
+        if self.kind is StateBackendKind.CUSTOM:
+            return CustomStateBackend(self.provider_class or "", self.settings)
+        backend = EmbeddedRocksDBStateBackend(self.incremental, settings=self.settings)
+        backend.set_predefined_options(self.predefined_options)
+        backend.set_db_storage_paths(*self.db_storage_paths)
+        if self.options_factory is not None:
+            backend.set_options(self.options_factory)
+        if self.transfer_threads is not None:
+            backend.set_number_of_transfer_threads(self.transfer_threads)
+        return backend
+
+
+_STORAGE_FIELDS: dict[Enum, set[str]] = {
+    CheckpointStorageKind.FILESYSTEM: {"file_state_size_threshold", "write_buffer_size"},
+    CheckpointStorageKind.JOBMANAGER: {"max_state_size"},
+    CheckpointStorageKind.CUSTOM: {"factory", "factory_settings"},
+}
+_BACKEND_FIELDS: dict[Enum, set[str]] = {
+    StateBackendKind.ROCKSDB: {
+        *("predefined_options", "options_factory", "db_storage_paths", "transfer_threads"),
+        "settings",
+    },
+    StateBackendKind.HASHMAP: set(),
+    StateBackendKind.CUSTOM: {"provider_class", "settings"},
+}
+
+
+def _refuse_fields_of_others(
+    resource: CheckpointStorageResource | StateBackendResource, kind: Enum, fields: dict[Enum, set[str]]
+) -> None:
+    for name in sorted(set().union(*fields.values()) - fields[kind]):
+        value = getattr(resource, name)
+        if value == type(resource).model_fields[name].get_default(call_default_factory=True):
+            continue
+        # The names of a factory's settings may be shown, their values may be secrets.
+        shown = sorted(value) if isinstance(value, dict) else repr(value)
+        kinds = " or ".join(str(other.value) for other, names in fields.items() if name in names)
+        raise OptionError(
+            f"{type(resource).__name__}: kind is {kind.value}, which takes no {name}, but {name} has {shown}. "
+            f"Remove it, or choose kind {kinds}."
+        )
+
+
+class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
+    """The SQL record of jobs, executions, images, requests and events."""
+
+    url: str = Field(
+        description="SQLAlchemy URL: sqlite:////absolute/path/catalog.db for one machine, "
+        "postgresql+psycopg://user@host/database for more than one. One with a password belongs into an environment "
+        "variable: EnvVar, or env_var in YAML."
+    )
+
+    def catalog(self) -> Catalog:
+        """Open the catalog; its tables are made or migrated first.
+
+        Raises:
+            CatalogError: The database cannot be reached or is of a newer version.
+        """
+        return Catalog(self.url)

@@ -1,0 +1,230 @@
+"""Options as Dagster config: the same as `CheckpointConfig`, `RestartStrategies` and `UpgradePolicy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+import dagster as dg
+from pydantic import Field, create_model
+
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup
+from dagster_ckpt.policies.restart import RestartStrategyConfiguration
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+
+
+class UpgradeModeKind(Enum):
+    """The upgrade modes. Dagster's config knows members by name, other YAML by value: they are the same."""
+
+    STATELESS = "STATELESS"
+    LAST_STATE = "LAST_STATE"
+    SAVEPOINT = "SAVEPOINT"
+
+
+class UpgradeSettings(dg.Config):
+    """Every option of `UpgradePolicy`; durations are milliseconds.
+
+    Example:
+        >>> UpgradeSettings.model_validate({"mode": "LAST_STATE"}).upgrade_policy().preflight
+        True
+    """
+
+    mode: UpgradeModeKind = Field(
+        default=UpgradeModeKind.SAVEPOINT,
+        description="STATELESS: give up all state. LAST_STATE: go on where the old code stopped. SAVEPOINT: the same, "
+        "after a stop with a savepoint.",
+    )
+    max_checkpoint_age_ms: int | None = Field(
+        default=None,
+        description="LAST_STATE: where the newest image of a running stream is older, it is stopped with a savepoint "
+        "instead. Default: no bound.",
+    )
+    rollback_after_ms: int | None = Field(
+        default=None,
+        description="The new code has so long to commit a batch or complete a checkpoint; else it is stopped and the "
+        "stream brought back to where the old code stopped. Default: off.",
+    )
+    preflight: bool = Field(
+        default=True,
+        description="Before the stream is stopped, run the new code for one batch on a copy of its state.",
+    )
+    stop_timeout_ms: int | None = Field(
+        default=30 * 60_000,
+        description="A stream that was asked to stop, also to be suspended or cancelled, has so long to answer and to "
+        "end; then an upgrade is given up, and people are told. Longer than the checkpoint timeout; null: no limit. "
+        "Default: half an hour.",
+    )
+
+    def upgrade_policy(self) -> UpgradePolicy:
+        """The policy.
+
+        Raises:
+            OptionError: A duration is not positive.
+        """
+        return UpgradePolicy(
+            UpgradeMode(self.mode.value),
+            self.max_checkpoint_age_ms,
+            self.rollback_after_ms,
+            self.preflight,
+            self.stop_timeout_ms,
+        )
+
+
+class CheckpointSettings(dg.Config):
+    """Every option of `CheckpointConfig`; durations are milliseconds.
+
+    Example:
+        >>> settings = CheckpointSettings.model_validate({"interval": 60_000, "mode": "AT_LEAST_ONCE"})
+        >>> settings.checkpoint_config().get_checkpoint_interval()
+        60000
+    """
+
+    mode: str = Field(
+        default=CheckpointOptions.mode.name, description=f"One of {', '.join(CheckpointingMode.__members__)}."
+    )
+    interval: int | None = Field(default=None, description="Time between periodic checkpoints, from 10. Default: off.")
+    timeout: int = Field(
+        default=CheckpointOptions.timeout_ms, description="Age at which an attempt is aborted, from 10."
+    )
+    min_pause: int = Field(
+        default=CheckpointOptions.min_pause_ms,
+        description="Shortest time from a completion to the next periodic attempt.",
+    )
+    max_concurrent: int = Field(
+        default=CheckpointOptions.max_concurrent, description="Attempts in progress at once, from 1."
+    )
+    tolerable_failures: int = Field(
+        default=CheckpointOptions.tolerable_failures, description="Consecutive failures that do not fail the query."
+    )
+    cleanup: str = Field(
+        default=CheckpointOptions.cleanup.name,
+        description=f"What outlives the job: one of {', '.join(ExternalizedCheckpointCleanup.__members__)}.",
+    )
+    unaligned: bool = Field(
+        default=CheckpointOptions.unaligned, description="Take images without waiting for the batch."
+    )
+    alignment_timeout: int = Field(
+        default=CheckpointOptions.alignment_timeout_ms,
+        description="With unaligned: how long to wait for the batch boundary first.",
+    )
+    force_unaligned: bool = Field(
+        default=CheckpointOptions.force_unaligned,
+        description="With unaligned: also with a sink that is not idempotent.",
+    )
+    num_retained: int = Field(default=CheckpointOptions.num_retained, description="Completed checkpoints kept, from 1.")
+    count_savepoints: bool = Field(
+        default=CheckpointOptions.count_savepoints,
+        description="Savepoints count among those retained too and push checkpoints out, as in Flink.",
+    )
+    prefer_checkpoint_for_recovery: bool = Field(
+        default=CheckpointOptions.prefer_checkpoint_for_recovery,
+        description="Recover from the newest checkpoint even where a savepoint is newer.",
+    )
+    recovery_depth: int | None = Field(
+        default=CheckpointOptions.recovery_depth,
+        description="How many points a recovery tries once the live directory is damaged, from 1. Default: all.",
+    )
+    storage: str | None = Field(
+        default=None, description="URL of a directory for the images of this stream. Default: the deployment's."
+    )
+
+    def checkpoint_config(self) -> CheckpointConfig:
+        """The options as a `CheckpointConfig`.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        return CheckpointConfig(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+_EACH_UNSET: dict[str, Any] = {
+    name: (field.annotation | None, Field(default=None, description=field.description))  # type: ignore[operator]
+    for name, field in CheckpointSettings.model_fields.items()
+}
+CheckpointOverrides = create_model(
+    "CheckpointOverrides",
+    __base__=dg.Config,
+    __doc__="The options of `CheckpointSettings`, each of them unset: what one run is given in place of its asset's.",
+    **_EACH_UNSET,
+)
+
+
+def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> CheckpointOptions:
+    """Return an asset's options with those that a run was given in their place.
+
+    Args:
+        options: The asset's.
+        given: Values by the names of `CheckpointSettings`; None leaves the asset's.
+
+    Raises:
+        OptionError: A value is out of range, or contradicts another one.
+        OptionTypeError: A value has the wrong type.
+    """
+    set_here = {name: value for name, value in given.items() if value is not None}
+    checked = CheckpointConfig(**set_here).asked
+    fields = [name if hasattr(checked, name) else f"{name}_ms" for name in set_here]
+    return replace(options, **{field: getattr(checked, field) for field in fields}).in_effect()
+
+
+class RestartStrategyKind(Enum):
+    """Flink's restart strategies. Dagster's config knows members by name, other YAML by value: they are the same."""
+
+    NONE = "NONE"
+    FIXED_DELAY = "FIXED_DELAY"
+    FAILURE_RATE = "FAILURE_RATE"
+    EXPONENTIAL_DELAY = "EXPONENTIAL_DELAY"
+    FALLBACK = "FALLBACK"
+
+
+class RestartSettings(dg.Config):
+    """Every option of `RestartStrategies`, by the names and defaults of Flink's configuration; ms."""
+
+    kind: RestartStrategyKind = Field(
+        default=RestartStrategyKind.FALLBACK,
+        description="NONE, FIXED_DELAY, FAILURE_RATE, EXPONENTIAL_DELAY, or FALLBACK: Flink's default, which is none "
+        "without checkpointing and exponential delay with it.",
+    )
+    attempts: int = Field(default=1, description="FIXED_DELAY: restarts.")
+    delay: int = Field(default=1_000, description="FIXED_DELAY, FAILURE_RATE: from a failure to its restart.")
+    max_failures_per_interval: int = Field(default=1, description="FAILURE_RATE: failures an interval may hold.")
+    failure_rate_interval: int = Field(default=60_000, description="FAILURE_RATE: length of the interval.")
+    initial_backoff: int = Field(default=1_000, description="EXPONENTIAL_DELAY: first delay.")
+    max_backoff: int = Field(default=60_000, description="EXPONENTIAL_DELAY: longest delay.")
+    backoff_multiplier: float = Field(default=1.5, description="EXPONENTIAL_DELAY: growth of the delay, above 1.")
+    reset_backoff_threshold: int = Field(
+        default=3_600_000, description="EXPONENTIAL_DELAY: healthy time after which delays start anew."
+    )
+    jitter_factor: float = Field(default=0.1, description="EXPONENTIAL_DELAY: largest random part of a delay, 0 to 1.")
+    attempts_before_reset_backoff: int = Field(
+        default=2**31 - 1, description="EXPONENTIAL_DELAY: restarts without such a healthy time."
+    )
+
+    def restart_strategy(self) -> RestartStrategyConfiguration:
+        """The strategy.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        if self.kind is RestartStrategyKind.NONE:
+            return RestartStrategies.no_restart()
+        if self.kind is RestartStrategyKind.FIXED_DELAY:
+            return RestartStrategies.fixed_delay_restart(self.attempts, self.delay)
+        if self.kind is RestartStrategyKind.FAILURE_RATE:
+            return RestartStrategies.failure_rate_restart(
+                self.max_failures_per_interval, self.failure_rate_interval, self.delay
+            )
+        if self.kind is RestartStrategyKind.EXPONENTIAL_DELAY:
+            return RestartStrategies.exponential_delay_restart(
+                self.initial_backoff,
+                self.max_backoff,
+                self.backoff_multiplier,
+                self.reset_backoff_threshold,
+                self.jitter_factor,
+                attempts_before_reset_backoff=self.attempts_before_reset_backoff,
+            )
+        return RestartStrategies.fall_back_restart()

@@ -1,0 +1,133 @@
+"""A stream in an asset or op of your own: the resource that runs it, and what makes it known to the sensors."""
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, overload
+
+import dagster as dg
+from dagster_pyspark import PySparkResource
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.resources.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+)
+from dagster_ckpt.orchestration.runs.run_refusals import (
+    StepContext,
+    refuse_required_outputs,
+    refuse_retry_policy,
+    refuse_run_retries,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from dagster_ckpt.runtime.execution import Outcome
+
+
+class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Runs streams inside assets and ops that people write themselves.
+
+    Its four parts are the resources that a code location has anyway.
+
+    Example:
+        >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
+        >>> @dg.asset(output_required=False)
+        ... def orders(context, config: StreamRunConfig, streams: StreamResource):
+        ...     yield from streams.run(context, ORDERS, describe=lambda spark: count_orders(spark).writeStream)
+        >>> defs = stream_definitions(declare_stream(ORDERS, orders))
+    """
+
+    pyspark: dg.ResourceDependency[PySparkResource]
+    checkpoint_storage: dg.ResourceDependency[CheckpointStorageResource]
+    state_backend: dg.ResourceDependency[StateBackendResource]
+    checkpoint_catalog: dg.ResourceDependency[CheckpointCatalogResource]
+
+    def run(
+        self, context: StepContext, spec: StreamSpec, *, describe: Callable[["SparkSession"], "DataStreamWriter"]
+    ) -> "Generator[Any, None, Outcome | None]":
+        """Run a stream until it ends, is stopped, cancelled or interrupted, exactly as a `streaming_asset` does.
+
+        Where to start is taken from the op's config, if it has the fields of `StreamRunConfig`.
+
+        Args:
+            context: The context of the asset or op.
+            spec: The streaming job.
+            describe: Describes the query and does not start it; called again for each restart in place.
+
+        Yields:
+            Events for Dagster. There are none today, as the catalog sensor reports the checkpoints; yield from it all
+            the same.
+
+        Returns:
+            How the stream came to its end, where that was a good one: a bounded input was used up, or somebody
+            stopped it. `savepoint` is the savepoint that it was stopped with. None where the run was only to try the
+            code (`preflight`).
+
+        Raises:
+            dagster.Failure: The stream was cancelled or failed, or this op may not run one: it or its run is
+                retried by Dagster, or it has required outputs. Let it pass: Dagster must not take the end of a
+                stream for a success.
+        """
+        # Imported here: the run path needs Spark, defining an asset does not.
+        from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415
+
+        return (yield from run_stream(context, spec, self, lambda: describe(self.pyspark.spark_session), check=_refuse))
+
+
+def _refuse(context: StepContext) -> None:
+    refuse_retry_policy(context)
+    refuse_run_retries(context)
+    refuse_required_outputs(context)
+
+
+@overload
+def declare_stream(spec: StreamSpec, runs_in: dg.AssetsDefinition) -> StreamingAsset: ...
+@overload
+def declare_stream(spec: StreamSpec, runs_in: dg.JobDefinition, *, op: str | None = None) -> Stream: ...
+def declare_stream(
+    spec: StreamSpec, runs_in: dg.AssetsDefinition | dg.JobDefinition, *, op: str | None = None
+) -> Stream:
+    """Make a stream in an asset or job of your own known to `stream_definitions`.
+
+    From then on its checkpoints are reported, its failures restarted, and the operator jobs reach it. The definition
+    goes into `stream_definitions`, not into the code location beside it.
+
+    Args:
+        spec: The streaming job.
+        runs_in: The asset, the multi-asset, or the job, whose op calls `StreamResource.run` with it.
+        op: Of a job: the name of that op; default: its only one.
+
+    Raises:
+        OptionError: The op cannot be told where to start, or has a retry policy; or the job has several ops.
+    """
+    if isinstance(runs_in, dg.AssetsDefinition):
+        _check_op(spec, runs_in.op)
+        return StreamingAsset.of(runs_in, spec)
+    names = sorted(node.name for node in runs_in.nodes)
+    if op is None and len(names) == 1:
+        op = names[0]
+    if op not in names:
+        raise OptionError(
+            f"Stream {spec.job_id}: job {runs_in.name} has the ops {names}, and none is {op!r}. Name one as op."
+        )
+    definition = runs_in.get_node_named(op).definition
+    if isinstance(definition, dg.OpDefinition):
+        _check_op(spec, definition)
+    return Stream(spec=spec, name=op, keys=(), code_version=None, start_job=runs_in)
+
+
+def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
+    if op.retry_policy is not None:
+        raise OptionError(
+            f"Stream {spec.job_id}: {op.name} has a RetryPolicy, so that Dagster would start it again after a cancel. "
+            "Remove it: restarts come from the stream's restart_strategy."
+        )
+    fields = getattr(op.config_field.config_type if op.config_field else None, "fields", {})
+    if "start_from" not in fields:
+        raise OptionError(
+            f"Stream {spec.job_id}: {op.name} cannot be told where to start, so that restart_stream_job could not "
+            "start it. Give its function a parameter `config: StreamRunConfig`, or a subclass with fields of your own."
+        )

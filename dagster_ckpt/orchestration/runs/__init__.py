@@ -1,0 +1,1 @@
+"""What happens inside a Dagster run of a stream."""

@@ -1,0 +1,204 @@
+"""The body of a run that launches a driver, or finds it alive, and follows it.
+
+The driver belongs to nobody's process tree: a run that ends, however, leaves it running. Only a person who
+terminates the run on the page cancels the stream, as with a stream inside Dagster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
+from dagster_ckpt.config.modes import RecoveryClaimMode
+from dagster_ckpt.config.redaction import cause_to_show
+from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.launch import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
+from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
+from dagster_ckpt.orchestration.jobs.operator_jobs import ACCEPT_LOSS, CLAIM_MODE, NEW_QUERY_ID, START_FROM
+from dagster_ckpt.orchestration.runs.run_config import (
+    ACCEPT_PLAN_CHANGE,
+    GIVE_UP_STATE,
+    JOB_ID_TAG,
+    NO_SAFETY_SAVEPOINT,
+    START_REQUEST_TAG,
+)
+from dagster_ckpt.orchestration.runs.run_status import cancelled_by_a_person, start_cause
+from dagster_ckpt.orchestration.runs.run_watch import RunWatch
+from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import Liveness, execution_liveness
+from dagster_ckpt.stream.start_from import StartFrom
+
+if TYPE_CHECKING:
+    from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+
+POLL_S = 1.0
+
+
+class DriverRunConfig(dg.Config):
+    """What a launch of a driver can be told in the launchpad."""
+
+    start_from: str = Field(default="latest", description=START_FROM)
+    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
+    accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
+    claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
+    accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
+    give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
+    follow: bool = Field(
+        default=True,
+        description="Stay until the driver ends, and end as it does. Off: the run succeeds once the query is started, "
+        "and the stream goes on without it.",
+    )
+
+
+def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch) -> Iterator[Any]:
+    """Launch the driver of a stream, or find the one that lives, and follow it.
+
+    Yields nothing: checkpoints are reported by the catalog sensor.
+
+    Raises:
+        dagster.Failure: The driver did not start its query, the stream failed or was cancelled, or this run was told
+            to stop and leaves the driver running. Never retried by Dagster.
+    """
+    with capture_interrupts():
+        # A run that was launched from the asset's page does not say yet whose it is.
+        context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: stream.job_id})
+        plan_outside_runs(context.instance, stream.keys)
+        watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
+        try:
+            job = streaming_job(stream, context.resources)
+            job.register()
+            _find_or_launch(context, job, launch, watch)
+            _tell_where(context, job)
+            if context.op_execution_context.op_config["follow"]:
+                _follow(context, job, watch)
+        except CkptError as error:
+            raise _failure(str(error), type(error).__name__) from cause_to_show(error)
+    yield from ()
+
+
+def _find_or_launch(
+    context: dg.AssetExecutionContext, job: StreamingJob, launch: DriverLaunch, watch: RunWatch
+) -> None:
+    config = context.op_execution_context.op_config
+    asked = context.run.tags.get(START_REQUEST_TAG)
+    lease = job.catalog.leases.current(job.job_id)
+    driver = driver_on_its_way(job)
+    is_running = operations.is_running(job)
+    if (is_running or driver is not None) and (asked is not None or config["start_from"] != "latest"):
+        where = f"run {lease.run_id}, process {lease.pid} on {lease.host}" if lease is not None else "it is starting"
+        raise RequestFailedError(
+            f"The driver of job {job.job_id!r} lives ({where}), and one that runs cannot be started from "
+            f"{config['start_from']!r}. restart_stream_job stops it first."
+        )
+    if is_running and lease is not None:
+        context.log.info(f"the driver lives: process {lease.pid} on {lease.host}, of run {lease.run_id}")
+        return
+    if driver is not None:
+        context.log.info(f"a driver of run {driver.record.run_id} is starting: process {driver.record.pid}")
+        request = job.catalog.requests.get(driver.record.request_id)
+    else:
+        request = job.catalog.requests.get(asked) if asked is not None else _order(context, job)
+        driver = launch_driver(job, launch, request, run_id=context.run.run_id)
+        context.log.info(f"launched process {driver.record.pid}: {driver.record.command}; log {driver.record.log}")
+    operations.await_answer(
+        job, request, timeout_s=launch.start_timeout_s, gave_up=lambda: _why_not_to_wait(driver, watch)
+    )
+
+
+def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
+    # A driver whose start was withdrawn does not start its query, whenever it comes.
+    return f"this run was told to stop: {watch.reason}" if watch.should_stop() else driver.failure()
+
+
+def _order(context: dg.AssetExecutionContext, job: StreamingJob) -> RequestRecord:
+    """Ask for the start that this run is configured with; the supervisor sensor leaves it to this run."""
+    config = context.op_execution_context.op_config
+    start_from = StartFrom.parse(
+        config["start_from"],
+        new_query_id=config["new_query_id"],
+        accept_loss=config["accept_loss"],
+        accept_plan_change=config["accept_plan_change"],
+        claim_mode=config["claim_mode"],
+        give_up_state=config["give_up_state"],
+        no_safety_savepoint=config["no_safety_savepoint"],
+    )
+    cause = start_cause(context.run.tags)
+    return job.catalog.requests.submit(
+        job.job_id,
+        RequestKind.START,
+        arguments={**operations.start_arguments(start_from), "run_id": context.run.run_id, "cause": cause.value},
+        origin=f"{context.job_name} run {context.run.run_id}",
+    )
+
+
+def _tell_where(context: dg.AssetExecutionContext, job: StreamingJob) -> None:
+    execution = job.catalog.executions.latest(job.job_id)
+    if execution is not None:
+        application = execution.application or {}
+        context.log.info(
+            f"the query runs in process {execution.pid} on {execution.host}, application {application.get('id')}, "
+            f"page {application.get('page') or 'off'}"
+        )
+
+
+def _follow(context: dg.AssetExecutionContext, job: StreamingJob, watch: RunWatch) -> None:
+    """Wait until the driver is over, and end as it did."""
+    while True:
+        with suppress(CatalogError):
+            # A catalog that is away for a moment says nothing of the driver.
+            execution = job.catalog.executions.latest(job.job_id)
+            if execution is None or execution.settled:
+                if not operations.is_running(job):
+                    break
+            elif execution_liveness(job.catalog, execution) is not Liveness.ALIVE:
+                # What it did last may be newer than what was read before it went.
+                execution = job.catalog.executions.latest(job.job_id)
+                break
+        if watch.should_stop():
+            _leave(context, job, watch)
+        time.sleep(POLL_S)
+    if execution is not None:
+        _end_like(context, execution)
+
+
+def _leave(context: dg.AssetExecutionContext, job: StreamingJob, watch: RunWatch) -> None:
+    if cancelled_by_a_person(context) is None:
+        raise _failure(
+            f"This run was told to stop ({watch.reason}) and follows the driver no longer; the stream goes on. Launch "
+            "the job again to follow it, cancel_stream_job or stop_with_savepoint_job to stop it.",
+            "DETACHED",
+        )
+    operator = operations.Operator(f"{context.job_name} run {context.run.run_id}, which was terminated")
+    # It may have ended by itself meanwhile.
+    with suppress(RequestFailedError):
+        operations.cancel(job, operator)
+    raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
+
+
+def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> None:
+    reason = execution.reason or "no reason was recorded"
+    if not execution.settled:
+        raise _failure(
+            f"The driver is gone (process {execution.pid} on {execution.host}): {reason}. The supervisor sensor "
+            "decides what follows.",
+            "DRIVER_GONE",
+        )
+    if execution.status is ExecutionStatus.CANCELED:
+        context.instance.report_run_canceling(context.run, message=reason)
+        raise _failure(f"The stream was cancelled: {reason}", "CANCELED")
+    if execution.status is ExecutionStatus.FAILED:
+        raise _failure(f"The stream failed for good: {reason}", "FAILED")
+    context.log.info(f"{execution.status.value.lower()}: {reason}")
+
+
+def _failure(description: str, kind: str) -> dg.Failure:
+    return dg.Failure(description, metadata={"dagster_ckpt/end": kind}, allow_retries=False)

@@ -1,0 +1,87 @@
+"""The run config of one start of a stream, and the tags its runs carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.config.modes import RecoveryClaimMode
+from dagster_ckpt.orchestration.resources.settings import CheckpointOverrides
+
+JOB_ID_TAG = "dagster_ckpt/job_id"
+# The execution whose failure this run makes good.
+RESTART_OF_TAG = "dagster_ckpt/restart_of"
+# The execution whose externalized retention this run applies.
+RETENTION_OF_TAG = "dagster_ckpt/retention_of"
+# The catalog request that asked for this run.
+START_REQUEST_TAG = "dagster_ckpt/start_request"
+# The step towards a desired state that this run does.
+STEP_TAG = "dagster_ckpt/step"
+# On the last run of a stream that is not restarted any more: why not.
+GAVE_UP_TAG = "dagster_ckpt/gave_up"
+# Dagster's own, on a run that it launched in place of a failed one, and on one that a person re-executed.
+RETRY_NUMBER_TAG = "dagster/retry_number"
+PARENT_RUN_ID_TAG = "dagster/parent_run_id"
+ROOT_RUN_ID_TAG = "dagster/root_run_id"
+
+
+ACCEPT_PLAN_CHANGE = (
+    "Start also where the code keeps other state than what is there: other keys, types, values, windows, operators or "
+    "watermarks. Without it such a start is refused, and the message says what is different."
+)
+GIVE_UP_STATE = (
+    "With start_from=empty: confirm that all state of the stream is given up. Without it such a start is refused, and "
+    "the message lists what would be given up."
+)
+NO_SAFETY_SAVEPOINT = (
+    "Take no savepoint of where the stream stands before it is rewound. Without it that is taken, labelled "
+    "before-rewind-<n>, to start from to come back; release_checkpoint_job gives it to the stream to delete."
+)
+
+
+class StreamRunConfig(dg.Config):
+    """What a start of a streaming asset can be told in the launchpad."""
+
+    start_from: str = Field(
+        default="latest",
+        description="latest: go on where the query stopped (live directory, else the newest image). "
+        "latest-checkpoint, latest-savepoint, preferred-savepoint, or the id, number (chk-7), label or location of "
+        "an image: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
+        "begin again; needs give_up_state.",
+    )
+    new_query_id: bool = Field(
+        default=False,
+        description="With a rewind: go on as a new query, so that sinks which remember query ids (Delta, Iceberg) "
+        "write the rewound batches once more instead of passing over them.",
+    )
+    accept_loss: bool = Field(
+        default=False,
+        description="Start also where a sink could lose rows by the rewind. Without it such a start is refused, and "
+        "the message says which sink and why.",
+    )
+    claim_mode: RecoveryClaimMode = Field(
+        default=RecoveryClaimMode.NO_CLAIM,
+        description="With a start from an image: NO_CLAIM leaves a savepoint to its owner, the stream never deletes "
+        "it. CLAIM makes it the stream's own, deleted like a checkpoint. Flink's LEGACY is not offered.",
+    )
+    accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
+    give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
+    checkpointing: CheckpointOverrides | None = Field(
+        default=None,
+        description="Checkpointing options for this run in place of the asset's, each by itself. A run that the "
+        "supervisor starts later has the asset's again.",
+    )
+    preflight: bool = Field(
+        default=False,
+        description="Start nothing: only try whether the code that is loaded can go on from the state, on a copy of it "
+        "and without output. The stream may run meanwhile.",
+    )
+
+    @classmethod
+    def told(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
+        """What the config of an op says; the op may have fields of its own beside these, or no config at all."""
+        return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})

@@ -1,0 +1,85 @@
+"""A stream's own look at its run: a signal is only one of the ways to be told to stop.
+
+A step whose run worker was killed, a run that was terminated while its code server was gone, a run that was
+forced to an end while its process hung: none of these processes gets a signal, and each would write on for weeks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import dagster as dg
+
+from dagster_ckpt.orchestration.runs.run_status import RunWorker, worker_of
+from dagster_ckpt.stream.handle import Clock, monotonic_ms
+from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
+
+# One small read of Dagster's database for each running stream in so long.
+LOOK_EVERY_MS = 5_000
+
+_TOLD = {
+    dg.DagsterRunStatus.CANCELING: "its run is being terminated",
+    dg.DagsterRunStatus.CANCELED: "its run is recorded as CANCELED",
+    dg.DagsterRunStatus.FAILURE: "its run is recorded as FAILURE",
+    dg.DagsterRunStatus.SUCCESS: "its run is recorded as SUCCESS",
+}
+
+
+class RunWatch:
+    """Says whether a stream is to stop, and why.
+
+    Args:
+        instance: The Dagster instance.
+        run_id: The run that the stream belongs to.
+        signalled: Whether the process was told to stop by a signal.
+        clock: Milliseconds that only grow.
+    """
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        run_id: str,
+        *,
+        signalled: Callable[[], bool],
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        self._instance = instance
+        self._run_id = run_id
+        self._signalled = signalled
+        self._clock = clock
+        self._parent = _run_worker_above(worker_of(instance, run_id))
+        self._next_look_ms = clock() + LOOK_EVERY_MS
+        self._reason: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the stream is to stop, once `should_stop` has said so."""
+        return self._reason
+
+    def should_stop(self) -> bool:
+        """Whether the stream is to stop; cheap enough to be asked several times a second."""
+        if self._reason is None:
+            self._reason = self._look()
+        return self._reason is not None
+
+    def _look(self) -> str | None:
+        if self._signalled():
+            return "a signal"
+        if self._parent is not None and self._parent.liveness() is Liveness.ENDED:
+            return f"the process of its run, {self._parent.pid}, is gone"
+        if self._clock() < self._next_look_ms:
+            return None
+        self._next_look_ms = self._clock() + LOOK_EVERY_MS
+        try:
+            run = self._instance.get_run_by_id(self._run_id)
+        except Exception:  # noqa: BLE001 - a database that is away for a moment must not end a stream
+            return None
+        return "its run was deleted" if run is None else _TOLD.get(run.status)
+
+
+def _run_worker_above(worker: RunWorker | None) -> ProcessIdentity | None:
+    """The run's process where it is not this one but the one that started this one (the multiprocess executor)."""
+    if worker is None or worker.pid == os.getpid() or worker.pid != os.getppid():
+        return None
+    return ProcessIdentity.of(worker.pid)

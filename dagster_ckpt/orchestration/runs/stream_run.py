@@ -1,0 +1,285 @@
+"""The body of a streaming asset's op: the lifecycle inside a Dagster run.
+
+Whether the stream was cancelled or failed is decided by the status that Dagster recorded for the run,
+never by the signal: a user's cancel, a time-out and a stopping server all look the same from inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+from py4j.protocol import Py4JNetworkError
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt.catalog.records import LeaseRecord, StartCause
+from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.config.redaction import cause_to_show, without_secrets
+from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
+from dagster_ckpt.orchestration._compat import (
+    DagsterExecutionInterruptedError,
+    capture_interrupts,
+    check_captured_interrupt,
+    plan_outside_runs,
+)
+from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
+from dagster_ckpt.orchestration.resources.settings import overridden
+from dagster_ckpt.orchestration.runs.preflight_run import run_preflight, tell_preflight
+from dagster_ckpt.orchestration.runs.run_config import (
+    JOB_ID_TAG,
+    PARENT_RUN_ID_TAG,
+    RESTART_OF_TAG,
+    RETRY_NUMBER_TAG,
+    ROOT_RUN_ID_TAG,
+    START_REQUEST_TAG,
+    StreamRunConfig,
+)
+from dagster_ckpt.orchestration.runs.run_refusals import StepContext
+from dagster_ckpt.orchestration.runs.run_status import cancelled_by_a_person, start_cause
+from dagster_ckpt.orchestration.runs.run_watch import RunWatch
+from dagster_ckpt.orchestration.runs.streams_of_assets import open_job
+from dagster_ckpt.orchestration.sensors.desired_states import tell_given_up
+from dagster_ckpt.recovery.retention import apply_terminal_retention
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.application import application_of
+from dagster_ckpt.spark.query.description import QueryToStart
+from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
+from dagster_ckpt.spark.query.settings import apply_state_backend
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.start_from import StartFrom
+
+_STATES = {
+    EndKind.FINISHED: TerminalState.FINISHED,
+    EndKind.ENDED_BY_ITSELF: TerminalState.SUSPENDED,
+    EndKind.FAILED: TerminalState.FAILED,
+}
+
+
+def run_stream(
+    context: StepContext,
+    spec: StreamSpec,
+    resources: Any,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    check: Callable[[StepContext], None],
+) -> Generator[Any, None, Outcome | None]:
+    """Run a stream until it ends, is stopped, cancelled or interrupted.
+
+    Yields nothing: checkpoints are reported by the catalog sensor, and a stream that
+    stops has not materialized once more.
+
+    Args:
+        context: The context of the op that runs it.
+        spec: The streaming job.
+        resources: Has `pyspark`, `checkpoint_storage`, `state_backend` and `checkpoint_catalog`.
+        describe: Describes the query.
+        check: Looks at the op and its run before anything starts, and refuses them with one of our errors.
+
+    Returns:
+        How the stream came to its end; None where the run only tried the code.
+
+    Raises:
+        dagster.Failure: The stream was cancelled or failed; never retried by Dagster, because
+            restarts come from the restart strategy alone.
+    """
+    # No interrupt may be raised inside the JVM bridge: it would hang the next call.
+    with capture_interrupts():
+        try:
+            outcome = _run_to_its_end(context, spec, resources, describe, check)
+        except dg.Failure as failure:
+            run = context.instance.get_run_by_id(context.run.run_id)
+            if run is not None and run.is_finished:
+                # Dagster would record this failure over the end that it has recorded: a run that was forced to be
+                # CANCELED would become a FAILURE. An interrupted run stays what it is.
+                raise DagsterExecutionInterruptedError(failure.description) from failure
+            raise
+    yield from ()
+    return outcome
+
+
+def _run_to_its_end(
+    context: StepContext,
+    spec: StreamSpec,
+    resources: Any,
+    describe: Callable[[], DataStreamWriter],
+    check: Callable[[StepContext], None],
+) -> Outcome | None:
+    # A run that was launched from the asset's page does not say yet whose it is.
+    context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: spec.job_id})
+    plan_outside_runs(context.instance, [each.key for each in _written(context)])
+    watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
+    try:
+        check(context)
+        config = StreamRunConfig.told(context.op_execution_context.op_config)
+        job = _job_of_this_step(context, _as_told(spec, config), resources)
+        if config.preflight:
+            tried = run_preflight(context, job, resources, describe, interrupted=watch.should_stop)
+        else:
+            outcome = _run(context, job, resources, describe, config=config, watch=watch)
+    except CkptError as error:
+        if isinstance(error, RecoveryExhaustedError):
+            last = job.catalog.executions.latest(job.job_id)
+            if last is not None:
+                tell_given_up(context.instance, job.catalog, last, str(error))
+        raise _failure(str(error), type(error).__name__) from cause_to_show(error)
+    except Exception as error:  # noqa: BLE001 - it is raised, as the cause or in words
+        # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
+        raise _failure(f"The stream could not go on: {_told(error)}", "CRASHED") from cause_to_show(error)
+    if config.preflight:
+        tell_preflight(context, job, tried)
+        return None
+    _settle(context, job, outcome, watch)
+    return outcome
+
+
+def _told(error: Exception) -> str:
+    sentence = f"{type(error).__name__}: {error}"
+    if not isinstance(error, ConnectionError | Py4JNetworkError):
+        return sentence
+    return (
+        f"{sentence}. This is what is left of a session whose JVM is gone: it was killed, or ran out of memory (see "
+        "spark.driver.memory). The restart strategy says whether a new run goes on."
+    )
+
+
+def _as_told(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
+    """The stream with the options that this run was given in place of its own."""
+    if config.checkpointing is None:
+        return spec
+    return replace(spec, options=overridden(spec.options, config.checkpointing.model_dump()))
+
+
+def _job_of_this_step(context: StepContext, spec: StreamSpec, resources: Any) -> StreamingJob:
+    step = context.op_execution_context
+    written = _written(context)
+    return open_job(
+        spec,
+        resources,
+        name=step.op_handle.name,
+        writes=asset_names([each.key for each in written]) or step.op_handle.name,
+        code_version=written[0].code_version if written else None,
+    )
+
+
+def _written(context: StepContext) -> list[dg.AssetSpec]:
+    """The assets that the step writes; none for an op outside assets."""
+    step = context.op_execution_context
+    return list(step.assets_def.specs) if step.has_assets_def else []
+
+
+def _run(
+    context: StepContext,
+    job: StreamingJob,
+    resources: Any,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    config: StreamRunConfig,
+    watch: RunWatch,
+) -> Outcome:
+    spark: SparkSession = resources.pyspark.spark_session
+    apply_state_backend(spark, resources.state_backend.backend())
+    jvm = jvm_process(spark)
+
+    to_start = QueryToStart(describe)
+
+    def start(live: LiveDirectory) -> SupervisedQuery:
+        return start_query(to_start.take(), job.name, live)
+
+    before = job.catalog.executions.of_run(context.run.run_id)
+    cause = start_cause(context.run.tags, has_begun=any(each.job_id == job.job_id for each in before))
+    # Entered again because making a Spark session replaces the SIGINT handler.
+    with capture_interrupts():
+        return run_job(
+            job,
+            RunRequest(
+                run_id=context.run.run_id,
+                start_query=start,
+                describe=to_start.described,
+                start_from=_start_from(context, job, config),
+                cause=cause,
+                start_request_id=context.run.tags.get(START_REQUEST_TAG),
+                restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
+                jvm_pid=jvm.pid if jvm else None,
+                interrupted=watch.should_stop,
+                was_cancelled=lambda: cancelled_by_a_person(context) is not None,
+                application=application_of(spark),
+                holder_is_over=lambda lease: run_is_over(context.instance, lease),
+                report=context.log.info,
+            ),
+        )
+
+
+def _start_from(context: StepContext, job: StreamingJob, config: StreamRunConfig) -> StartFrom:
+    """Where the launchpad says; a retry of a run that had started goes on from there, and rewinds nothing again."""
+    tags = context.run.tags
+    if RETRY_NUMBER_TAG in tags:
+        before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
+        if any(e.run_id in before and e.live_directory for e in job.catalog.executions.of_job(job.job_id)):
+            context.log.info("this run is a retry of one that had started: it goes on from the latest state")
+            return StartFrom()
+    return StartFrom.parse(
+        config.start_from,
+        new_query_id=config.new_query_id,
+        accept_loss=config.accept_loss,
+        claim_mode=config.claim_mode,
+        accept_plan_change=config.accept_plan_change,
+        give_up_state=config.give_up_state,
+        no_safety_savepoint=config.no_safety_savepoint,
+    )
+
+
+def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
+    """Whether Dagster has recorded the end of the run that holds a lease; its process may still live."""
+    run = instance.get_run_by_id(lease.run_id)
+    return run is None or run.is_finished
+
+
+def _settle(context: StepContext, job: StreamingJob, outcome: Outcome, watch: RunWatch) -> None:
+    """Apply retention where the end is certain, and end the step accordingly."""
+    end = outcome.end
+    if end.kind is EndKind.INTERRUPTED:
+        context.log.info(f"stopped, because of {watch.reason}" if watch.reason else end.reason)
+        _end_interrupted(context, job, outcome)
+    elif end.kind is EndKind.CANCEL_REQUESTED:
+        context.instance.report_run_canceling(context.run, message=end.reason)
+        _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
+        raise _failure(f"The stream was cancelled: {end.reason}", "CANCELED")
+    elif end.kind is EndKind.SUSPENDED:
+        context.log.info(f"suspended: {end.reason}; everything is kept")
+    elif end.kind is EndKind.LEASE_LOST:
+        raise _failure(end.reason, "LEASE_LOST")
+    else:
+        _retain(context, job, outcome.execution_id, _STATES[end.kind])
+        if end.kind is EndKind.FAILED:
+            last = job.catalog.executions.get(outcome.execution_id)
+            context.log.error(tell_given_up(context.instance, job.catalog, last, outcome.gave_up or end.reason))
+            raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
+        if outcome.savepoint is not None:
+            context.log.info(f"stopped with savepoint {outcome.savepoint.location}")
+
+
+def _end_interrupted(context: StepContext, job: StreamingJob, outcome: Outcome) -> None:
+    cancelled = cancelled_by_a_person(context)
+    if cancelled is not None:
+        if cancelled is dg.DagsterRunStatus.CANCELING:
+            _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
+        # One that was forced to its end is over for the supervisor sensor, which has its retention applied.
+        raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
+    # A time limit shows CANCELING too and then FAILURE: the supervisor sensor settles the execution by the
+    # status that is recorded in the end.
+    raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
+
+
+def _retain(context: StepContext, job: StreamingJob, execution_id: str, state: TerminalState) -> None:
+    report = apply_terminal_retention(job, execution_id, state)
+    for sentence in report.sentences():
+        context.log.info(sentence)
+
+
+def _failure(description: str, kind: str) -> dg.Failure:
+    return dg.Failure(without_secrets(description), metadata={"dagster_ckpt/end": kind}, allow_retries=False)

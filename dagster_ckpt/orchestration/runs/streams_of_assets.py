@@ -1,0 +1,85 @@
+"""From a streaming asset and the resources at hand to the `StreamingJob` that lifecycle works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from dagster_ckpt.errors import JobNotFoundError
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamSpec
+from dagster_ckpt.orchestration.resources.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    StateBackendResource,
+)
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamingJob
+
+
+class StreamResources(Protocol):
+    """The resources that every operation on a stream needs."""
+
+    checkpoint_storage: CheckpointStorageResource
+    state_backend: StateBackendResource
+    checkpoint_catalog: CheckpointCatalogResource
+
+
+def streaming_job(stream: Stream, resources: StreamResources | Any) -> StreamingJob:
+    """Put the job of a stream together, as its operators see it."""
+    return open_job(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
+
+
+def open_job(
+    spec: StreamSpec,
+    resources: StreamResources | Any,
+    *,
+    name: str,
+    writes: str,
+    code_version: str | None,
+) -> StreamingJob:
+    """Put a job together.
+
+    A storage set in the stream's `CheckpointConfig` wins over the deployment's resource, as in Flink, and takes from
+    it what it leaves unset.
+
+    Args:
+        spec: The streaming job.
+        resources: Where it keeps images, state and records.
+        name: Name of its query in Spark.
+        writes: The assets it writes, or its name outside assets.
+        code_version: Version of the code that describes the query.
+    """
+    deployment = resources.checkpoint_storage
+    configured = spec.options.storage
+    backend = resources.state_backend.backend()
+    storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
+    return StreamingJob(
+        job_id=spec.job_id,
+        name=name,
+        asset_key=writes,
+        catalog=resources.checkpoint_catalog.catalog(),
+        store=open_store(storage, spec.job_id, transfer_threads=backend.transfer_threads),
+        options=spec.options,
+        restart=spec.restart,
+        live_root=resources.state_backend.live_directory,
+        code_version=code_version,
+        backend=backend,
+        executor_copy_bytes=deployment.executor_copy_bytes,
+        standstill_timeout_ms=spec.standstill_timeout_ms,
+    )
+
+
+def find_stream(streams: Sequence[Stream], job_id: str) -> Stream:
+    """The stream of a job id, or of the key of one of its assets.
+
+    Raises:
+        JobNotFoundError: No streaming asset of this code location has it.
+    """
+    for stream in streams:
+        if stream.is_called(job_id):
+            return stream
+    known = ", ".join(sorted(stream.job_id for stream in streams)) or "none"
+    raise JobNotFoundError(
+        f"No streaming asset with job id {job_id!r} in this code location. It has: {known}. "
+        "Give one of these as job_id in the launchpad."
+    )

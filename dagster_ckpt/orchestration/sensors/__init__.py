@@ -1,0 +1,1 @@
+"""Sensors: one observes and reports snapshots, one supervises streams."""

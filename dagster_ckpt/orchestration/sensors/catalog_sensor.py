@@ -1,0 +1,323 @@
+"""The catalog sensor: it observes. Completed snapshots become events on their streaming asset, each once."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import dagster as dg
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventRecord, EventType, ImageTally
+from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, Told, events_to_tell
+from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.sensors.snapshot_report import (
+    IMAGE_ID_KEY,
+    SEQUENCE_KEY,
+    failure_observation,
+    identity,
+    materialization,
+)
+from dagster_ckpt.stream.handle import wall_clock_ms
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What is known of the reports that are stored.
+
+    Attributes:
+        looked_up_to: No event of a later sequence is on an asset: none was there when the first of these ticks began,
+            and none of theirs is behind the cursor.
+        latest: Sequence of the newest materialization that the sensor has put on an asset, as far as it has looked.
+    """
+
+    looked_up_to: int
+    latest: Mapping[dg.AssetKey, int] = field(default_factory=dict)
+
+
+class ReportMemory:
+    """What one process knows after its last tick."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[str, Reported] | None = None
+
+    def after(self, tick: str) -> Reported | None:
+        """What was known after a tick, where that was the last one of this process.
+
+        Args:
+            tick: Id of the tick that returned the cursor.
+        """
+        # Read once: on the page somebody may try the sensor while the daemon has it evaluated.
+        kept = self._kept
+        return kept[1] if kept is not None and kept[0] == tick else None
+
+    def keep(self, tick: str, reported: Reported) -> None:
+        """Remember what is known once the reports of a tick are stored."""
+        self._kept = (tick, reported)
+
+
+COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
+# A tick must end well inside Dagster's 60 s; what is left comes with the next one.
+EVENTS_PER_TICK = 200
+# Half a millisecond for each asset goes into what Dagster knows of it, once in a process.
+EVENTS_IN_FIRST_TICK = 50
+# Materializations read at a time while looking for what an interrupted tick has stored.
+PAGE = 100
+# Nothing is reported before it happened. The clocks of catalog and Dagster may differ, by less than this.
+CLOCK_SKEW_S = 24 * 3600.0
+REPORT_INTERVAL_S = 60
+
+Report = dg.AssetMaterialization | dg.AssetObservation
+
+
+@dataclass(frozen=True)
+class SensorCursor:
+    """What the sensor remembers.
+
+    Attributes:
+        sequence: The last catalog event it has dealt with.
+        downstream_due: Whether downstream assets are still to be started for what was reported.
+        downstream_at_ms: When they were started last.
+        tick: Id of the tick that came to this sequence; see `ReportMemory`.
+    """
+
+    sequence: int = 0
+    downstream_due: bool = False
+    downstream_at_ms: int = 0
+    tick: str = ""
+
+    @staticmethod
+    def parse(text: str | None) -> SensorCursor:
+        """Read a cursor; None and an empty text begin at the start of the catalog."""
+        return SensorCursor(**json.loads(text)) if text else SensorCursor()
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def build_catalog_sensor(
+    streams: Sequence[Stream],
+    *,
+    downstream: UnresolvedAssetJobDefinition | dg.JobDefinition | None = None,
+    downstream_interval_seconds: int = 0,
+    report_interval_seconds: int = REPORT_INTERVAL_S,
+    name: str = "checkpoint_catalog_sensor",
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """A sensor that reports completed checkpoints and savepoints on their streaming asset, each at most once.
+
+    Dagster keeps events for ever, so of periodic checkpoints it reports one in each interval (`report_throttle`), with
+    how many there were since; savepoints, what a person asked for, the first checkpoint after a start, the last before
+    an end and failures are always reported.
+
+    Its cursor is the sequence of the catalog's events. Dagster stores a tick's events before the
+    cursor, so a daemon that dies in between would report some twice; therefore images that are
+    already on the asset are left out.
+
+    Args:
+        streams: The streams to report on; of one that writes several assets each image is reported on all of them.
+        downstream: A job to start after new images, one run at a time.
+        downstream_interval_seconds: Shortest time between two starts of it.
+        report_interval_seconds: One periodic checkpoint is reported in each interval of this length; 0 reports each.
+        name: Name of the sensor.
+        minimum_interval_seconds: Shortest time between two looks.
+        default_status: Whether it runs from the start.
+    """
+    keys: dict[str, Sequence[dg.AssetKey]] = {stream.job_id: stream.keys for stream in streams}
+    memory = ReportMemory()
+
+    @dg.sensor(
+        name=name,
+        jobs=[downstream] if downstream is not None else None,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Reports completed checkpoints and savepoints on their streaming assets"
+        + (f", and starts {downstream.name}." if downstream is not None else "."),
+    )
+    def checkpoint_catalog_sensor(
+        context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+    ) -> dg.SensorResult:
+        cursor = SensorCursor.parse(context.cursor)
+        catalog = checkpoint_catalog.catalog()
+        # Before the events are read: what is there by now, another process may have reported.
+        latest = catalog.events.latest_sequence()
+        if latest < cursor.sequence:
+            # A catalog that was made anew counts from one again: nothing would be reported until it has caught up.
+            cursor = SensorCursor(downstream_due=cursor.downstream_due, downstream_at_ms=cursor.downstream_at_ms)
+        known = memory.after(cursor.tick)
+        reported = known or Reported(latest)
+        events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK if known else EVENTS_IN_FIRST_TICK)
+        ours = [event for event in events if event.job_id in keys]
+        tidings = _tidings(
+            context.instance,
+            catalog,
+            keys,
+            ours,
+            reported,
+            since=cursor.sequence,
+            interval_ms=report_interval_seconds * 1000,
+        )
+        news = any(event.type in COMPLETED for event in ours)
+        sequence, tick = cursor.sequence, cursor.tick
+        if events:
+            sequence, tick = events[-1].sequence, str(uuid.uuid4())
+            memory.keep(tick, tidings.reported)
+        due = downstream is not None and (cursor.downstream_due or news)
+        started_at_ms = cursor.downstream_at_ms
+        requests = []
+        rested = wall_clock_ms() - started_at_ms >= downstream_interval_seconds * 1000
+        if due and rested and downstream is not None and not _is_in_progress(context.instance, downstream.name):
+            requests.append(dg.RunRequest(run_key=f"catalog-{sequence}", job_name=downstream.name))
+            due, started_at_ms = False, wall_clock_ms()
+        return dg.SensorResult(
+            run_requests=requests,
+            asset_events=tidings.reports,
+            cursor=str(SensorCursor(sequence, due, started_at_ms, tick)),
+            skip_reason=None if requests or tidings.reports else dg.SkipReason("no new checkpoints"),
+        )
+
+    return checkpoint_catalog_sensor
+
+
+@dataclass(frozen=True)
+class _Tidings:
+    """What a tick reports, and what is known once that is stored."""
+
+    reports: Sequence[Report]
+    reported: Reported
+
+
+def _tidings(
+    instance: dg.DagsterInstance,
+    catalog: Catalog,
+    keys: Mapping[str, Sequence[dg.AssetKey]],
+    events: Sequence[EventRecord],
+    reported: Reported,
+    *,
+    since: int,
+    interval_ms: int,
+) -> _Tidings:
+    """What these events put on the assets of their jobs, without what is there already."""
+    if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
+        return _Tidings((), reported)
+    jobs = sorted({event.job_id for event in events})
+    before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
+    # What was before is looked at again where an execution ends: was its last checkpoint reported?
+    ended = {event.job_id for event in events if event.type is EventType.EXECUTION_ENDED}
+    remembered = [event for job_id in ended for event in before[job_id]]
+    images = catalog.images.by_id([event.image_id for event in (*events, *remembered) if event.image_id])
+    told = list(events_to_tell(events, before, images, interval_ms=interval_ms))
+    told_of: dict[dg.AssetKey, list[Told]] = {}
+    for each in told:
+        for key in keys[each.event.job_id]:
+            told_of.setdefault(key, []).append(each)
+    asked = _latest_of_ours(instance, [key for key in told_of if key not in reported.latest])
+    latest = {**reported.latest, **asked}
+    there = {key: _there(instance, key, of_key, latest.get(key, 0), reported) for key, of_key in told_of.items()}
+    new = [(key, each) for each in told for key in keys[each.event.job_id] if identity(each.event) not in there[key]]
+    tallies = _tallies(catalog, new, latest)
+    reports = [
+        failure_observation(key, each.event)
+        if each.is_failure
+        else materialization(
+            key, each.event, images.get(each.event.image_id or ""), tallies.get((key, each.event.sequence))
+        )
+        for key, each in new
+    ]
+    for key, each in new:
+        if not each.is_failure:
+            latest[key] = each.event.sequence
+    return _Tidings(reports, Reported(reported.looked_up_to, latest))
+
+
+def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, int]:
+    """Sequence of the newest materialization of each asset, where it is one of ours; one query for all assets."""
+    latest: dict[dg.AssetKey, int] = {}
+    for record in instance.get_asset_records(list(keys)) if keys else ():
+        newest = record.asset_entry.last_materialization
+        metadata = newest.asset_materialization.metadata if newest and newest.asset_materialization else {}
+        sequence = metadata.get(SEQUENCE_KEY)
+        if isinstance(sequence, dg.IntMetadataValue) and sequence.value is not None:
+            latest[record.asset_entry.asset_key] = sequence.value
+    return latest
+
+
+def _there(
+    instance: dg.DagsterInstance, key: dg.AssetKey, told: Sequence[Told], latest: int, reported: Reported
+) -> frozenset[str]:
+    """Which of these events are on an asset already."""
+    doubtful = [each for each in told if each.event.sequence <= reported.looked_up_to]
+    completed = [each.event for each in doubtful if not each.is_failure]
+    failed = [each.event for each in doubtful if each.is_failure]
+    found: frozenset[str] = frozenset()
+    # Ours are there in the order of the catalog: nothing of a newer sequence is behind an older one.
+    if completed and not 0 < latest < completed[0].sequence:
+        found |= already_reported(instance.fetch_materializations, key, completed)
+    if failed:
+        found |= already_reported(instance.fetch_observations, key, failed)
+    return found
+
+
+def already_reported(
+    fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord]
+) -> frozenset[str]:
+    """Which of these images are on their asset already, from a tick that was cut off or a cursor that was reset.
+
+    Ours are there in the order of the catalog, with other people's events anywhere between them.
+
+    Args:
+        fetch: `fetch_materializations` or `fetch_observations` of the instance.
+        key: The asset.
+        news: Events of it, in order.
+    """
+    candidates = {identity(event) for event in news}
+    since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
+    found: set[str] = set()
+    cursor: str | None = None
+    while True:
+        page = fetch(since, limit=PAGE, cursor=cursor)
+        for record in page.records:
+            reported = record.asset_materialization or record.asset_observation
+            metadata = reported.metadata if reported else {}
+            sequence, image_id = metadata.get(SEQUENCE_KEY), metadata.get(IMAGE_ID_KEY)
+            if image_id is not None and image_id.value in candidates:
+                found.add(str(image_id.value))
+            elif isinstance(sequence, dg.IntMetadataValue) and (sequence.value or 0) < news[0].sequence:
+                return frozenset(found)
+        if not page.has_more:
+            return frozenset(found)
+        cursor = page.cursor
+
+
+def _tallies(
+    catalog: Catalog, new: Sequence[tuple[dg.AssetKey, Told]], latest: Mapping[dg.AssetKey, int]
+) -> dict[tuple[dg.AssetKey, int], ImageTally]:
+    """The checkpoints since the report before, by asset and the sequence of the event that is reported."""
+    before = dict(latest)
+    reports, spans = [], []
+    for key, each in new:
+        if each.is_failure:
+            continue
+        event = each.event
+        # An older sequence behind a newer one: the catalog was made anew, and counts from one again.
+        if key in before and before[key] < event.sequence:
+            reports.append((key, event.sequence))
+            spans.append((event.job_id, before[key], event.sequence))
+        before[key] = event.sequence
+    return dict(zip(reports, catalog.images.tallies(spans), strict=True))
+
+
+def _is_in_progress(instance: dg.DagsterInstance, job_name: str) -> bool:
+    statuses = [
+        dg.DagsterRunStatus.QUEUED,
+        dg.DagsterRunStatus.NOT_STARTED,
+        dg.DagsterRunStatus.STARTING,
+        dg.DagsterRunStatus.STARTED,
+        dg.DagsterRunStatus.CANCELING,
+    ]
+    return bool(instance.get_runs(dg.RunsFilter(job_name=job_name, statuses=statuses), limit=1))

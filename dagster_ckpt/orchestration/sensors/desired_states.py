@@ -1,0 +1,215 @@
+"""The part of the supervisor sensor that reconciles managed streams with their desired state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, JobRecord
+from dagster_ckpt.errors import CkptError, JobNotFoundError
+from dagster_ckpt.operations.desired_state import is_steady
+from dagster_ckpt.operations.managed_stream import StepRun
+from dagster_ckpt.operations.reconcile_desired_state import (
+    Definition,
+    Orchestrator,
+    Step,
+    StepRuns,
+    reconcile_desired,
+)
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.runs.run_config import (
+    GAVE_UP_TAG,
+    JOB_ID_TAG,
+    RETENTION_OF_TAG,
+    START_REQUEST_TAG,
+    STEP_TAG,
+)
+from dagster_ckpt.stream.handle import register
+
+
+def tell_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str) -> str:
+    """Tell everywhere that a stream has failed for good: its last run, its tags, and the catalog.
+
+    The run carries `dagster_ckpt/gave_up` from now on, so that a run failure sensor, or a filter on the page, tells the
+    end of a crash loop from a failure that is made good.
+
+    Args:
+        instance: The Dagster instance.
+        catalog: The catalog; it gets an event `GAVE_UP`.
+        execution: The last execution.
+        reason: Why there is no further restart, as the restart strategy says it.
+
+    Returns:
+        The same in one sentence, for a log.
+    """
+    failures = len(catalog.executions.failures_since_manual_start(execution.job_id))
+    sentence = (
+        f"The stream {execution.job_id} has failed for good after {failures} "
+        f"{'failure' if failures == 1 else 'failures'}: {reason} The last one: {execution.reason}. Remove the "
+        f"cause, then start the stream's job again, or run restart_stream_job for {execution.job_id}; it goes on "
+        "from where it stopped."
+    )
+    catalog.executions.gave_up(execution.execution_id, reason)
+    run = instance.get_run_by_id(execution.run_id)
+    if run is not None:
+        instance.add_run_tags(run.run_id, {GAVE_UP_TAG: reason})
+        instance.report_engine_event(sentence, run)
+    return sentence
+
+
+# Number of the next run for what a tag says, or None while one is under way or has only just ended in vain.
+NextAttempt = Callable[[str, str], int | None]
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What came of a look at all managed streams.
+
+    Attributes:
+        runs: Runs to launch. Starts are not among them: they are asked for in the catalog.
+        held: Streams that the restart strategy must not start now.
+        sentences: What was done, for the sensor's log.
+        alerts: What people have to know, for its log too.
+    """
+
+    runs: tuple[dg.RunRequest, ...]
+    held: frozenset[str]
+    sentences: tuple[str, ...]
+    alerts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepJobs:
+    """The jobs that do what a sensor must not.
+
+    Attributes:
+        retention: Applies the clean-up of a cancelled stream.
+        roll_back: Rolls an upgrade back.
+    """
+
+    retention: str
+    roll_back: str
+
+
+def bring_to_desired_states(
+    instance: dg.DagsterInstance,
+    catalog: Catalog,
+    streams: Mapping[str, Stream],
+    jobs: StepJobs,
+    next_attempt: NextAttempt,
+) -> Brought:
+    """Take one step with each managed stream that is not yet, or no longer, what it is meant to be.
+
+    A stream that is as it should be costs one look at its newest execution.
+
+    Args:
+        instance: The Dagster instance.
+        catalog: The catalog.
+        streams: The streams by job id.
+        jobs: Names of the jobs that steps are done by.
+        next_attempt: See `NextAttempt`.
+    """
+    rows = catalog.desired_states.all()
+    managed = {
+        job_id
+        for job_id, stream in streams.items()
+        # What something outside Dagster starts is not ours to start.
+        if stream.start_job is not None and (job_id in rows or stream.desired_state is not None)
+    }
+    if not managed:
+        return Brought((), frozenset(), (), ())
+    newest = catalog.executions.latest_of(sorted(managed))
+    runs: list[dg.RunRequest] = []
+    held: set[str] = set()
+    sentences: list[str] = []
+    alerts: list[str] = []
+    for job_id in sorted(managed):
+        stream = streams[job_id]
+        definition = _definition(stream)
+        try:
+            row = rows.get(job_id) or _first_row(catalog, stream)
+            if is_steady(row, definition.declared, newest.get(job_id), definition.code_version):
+                continue
+            step = reconcile_desired(catalog, row, definition, _orchestrator(instance))
+        except CkptError as error:
+            # One row that cannot be read must not keep every other stream from being looked after.
+            alerts.append(f"{job_id}: nothing is done for it: {error}")
+            continue
+        sentences.append(f"{job_id}: {step.decision.reason}")
+        if step.decision.holds_restart:
+            held.add(job_id)
+        if step.decision.alert is not None and step.decision.alert != row.alert:
+            alerts.append(f"{job_id}: {step.decision.alert}")
+        attempt = next_attempt(STEP_TAG, step.step_name) if step.run is not None else None
+        if attempt is not None:
+            execution = newest.get(job_id)
+            runs.append(_run(stream, step, jobs, attempt, execution.execution_id if execution is not None else ""))
+    return Brought(tuple(runs), frozenset(held), tuple(sentences), tuple(alerts))
+
+
+def _definition(stream: Stream) -> Definition:
+    # A driver of its own has its code from elsewhere: its version is not that of the asset's definition.
+    code_version = None if stream.runs_outside else stream.code_version
+    return Definition(stream.job_id, stream.desired_state, stream.upgrade, code_version)
+
+
+def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
+    try:
+        catalog.jobs.get(stream.job_id)
+    except JobNotFoundError:
+        _register(catalog, stream)
+    return catalog.desired_states.ensure(stream.job_id, origin="the asset's definition")
+
+
+def _register(catalog: Catalog, stream: Stream) -> JobRecord:
+    return register(
+        catalog,
+        stream.job_id,
+        name=stream.name,
+        asset_key=stream.writes,
+        options=stream.options,
+        restart=stream.restart,
+    )
+
+
+def _orchestrator(instance: dg.DagsterInstance) -> Orchestrator:
+    def run_is_over(run_id: str) -> bool:
+        run = instance.get_run_by_id(run_id)
+        return run is None or run.is_finished
+
+    def start_request_of(run_id: str) -> str | None:
+        run = instance.get_run_by_id(run_id)
+        return run.tags.get(START_REQUEST_TAG) if run is not None else None
+
+    def runs_of_step(step: str) -> StepRuns:
+        runs = instance.get_runs(dg.RunsFilter(tags={STEP_TAG: step}))
+        failed = [run for run in runs if run.is_finished and run.status is not dg.DagsterRunStatus.SUCCESS]
+        return StepRuns(len(failed), any(run.status is dg.DagsterRunStatus.SUCCESS for run in runs))
+
+    return Orchestrator(run_is_over, start_request_of, runs_of_step)
+
+
+def _run(stream: Stream, step: Step, jobs: StepJobs, attempt: int, execution_id: str) -> dg.RunRequest:
+    tags = {JOB_ID_TAG: stream.job_id, STEP_TAG: step.step_name}
+    config: dict[str, str | bool]
+    if step.run is StepRun.PREFLIGHT and stream.start_job is not None:
+        # The stream's own job: it has the resources and the context that the function asks for.
+        job_name, op = stream.start_job.name, stream.name
+        config = {"preflight": True}
+    elif step.run is StepRun.ROLL_BACK:
+        job_name, op = jobs.roll_back, "roll_back_upgrade"
+        config = {"job_id": stream.job_id}
+    else:
+        job_name, op = jobs.retention, "apply_retention"
+        config = {"job_id": stream.job_id, "execution_id": execution_id, "state": "CANCELED"}
+        tags[RETENTION_OF_TAG] = execution_id
+    return dg.RunRequest(
+        run_key=f"{step.step_name}/{attempt}",
+        job_name=job_name,
+        run_config={"ops": {op: {"config": config}}},
+        tags=tags,
+    )

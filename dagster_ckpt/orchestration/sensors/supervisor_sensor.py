@@ -1,0 +1,293 @@
+"""The supervisor sensor: it reconciles. Starts what is wanted, restarts what failed, cleans up after the killed."""
+
+from collections.abc import Collection, Iterator, Sequence
+from random import Random
+
+import dagster as dg
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestRecord
+from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.operations.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG, RESTART_OF_TAG, RETENTION_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.runs.run_status import Silences, has_time_limit, report_lost_runs
+from dagster_ckpt.orchestration.sensors.desired_states import StepJobs, bring_to_desired_states, tell_given_up
+from dagster_ckpt.stream.handle import wall_clock_ms
+from dagster_ckpt.stream.liveness import Liveness, execution_liveness
+
+# A run of ours that ended without doing its work is followed by another after so long, doubled with each.
+FIRST_PAUSE_MS = 10_000
+LONGEST_PAUSE_MS = 600_000
+# What a START request may ask for besides.
+_SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "give_up_state", "no_safety_savepoint")
+_FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+_NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
+
+
+def build_supervisor_sensor(
+    streams: Sequence[Stream],
+    retention_job: dg.JobDefinition,
+    roll_back_job: dg.JobDefinition,
+    *,
+    name: str = "checkpoint_supervisor_sensor",
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """A sensor that brings the streams to where they should be.
+
+    - A failed or killed run is started again from the latest state, as the restart strategy says.
+    - A managed stream is brought to its desired state, and over to new code versions.
+    - A start that an operator asked for (`restart_stream_job`) is launched.
+    - A run whose process is gone, and whose end nobody recorded, is recorded as over.
+    - A stream that may not be restarted any more is told of: see `tell_given_up`.
+    - An execution that ended without cleaning up gets its externalized retention, in a job:
+      the sensor itself deletes nothing.
+
+    Args:
+        streams: The streaming assets it looks after.
+        retention_job: The job that applies retention, as `build_operator_jobs` makes it.
+        roll_back_job: The job that rolls upgrades back, as `build_desired_state_jobs` makes it.
+        name: Name of the sensor.
+        minimum_interval_seconds: Shortest time between two looks.
+        default_status: Whether it runs from the start.
+    """
+    by_job_id = {stream.job_id: stream for stream in streams}
+    silences = Silences()
+
+    @dg.sensor(
+        name=name,
+        jobs=[*(stream.start_job for stream in streams if stream.start_job is not None), retention_job, roll_back_job],
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Brings streams to their desired state, restarts failed ones from their latest state, launches "
+        "starts that were asked for, and has retention applied after runs that could not do it themselves.",
+    )
+    def checkpoint_supervisor_sensor(
+        context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
+    ) -> dg.SensorResult:
+        catalog = checkpoint_catalog.catalog()
+        sentences = report_lost_runs(context.instance, catalog, by_job_id, silences)
+        # First, because starts are asked for here, and launched below like those that a person asks for.
+        brought = bring_to_desired_states(
+            context.instance,
+            catalog,
+            by_job_id,
+            StepJobs(retention_job.name, roll_back_job.name),
+            lambda tag, value: _next_attempt(context.instance, tag, value),
+        )
+        sentences += brought.sentences
+        for alert in brought.alerts:
+            context.log.error(alert)
+        starts = list(_starts(context.instance, catalog, by_job_id, sentences))
+        # A run that a person asked for goes on from what failed: a restart beside it would race it for the lease.
+        starting = {request.tags[JOB_ID_TAG] for request in starts} | brought.held
+        others = {job_id: stream for job_id, stream in by_job_id.items() if job_id not in starting}
+        requests = [*brought.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, sentences)]
+        for sentence in sentences:
+            context.log.info(sentence)
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None
+            if requests
+            else dg.SkipReason("; ".join(sentences) or "all streams are as they should be"),
+        )
+
+    return checkpoint_supervisor_sensor
+
+
+def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
+    """What Dagster recorded for a run; a run that was deleted, None, counts as failed.
+
+    A run whose process was killed while it was being terminated is a FAILURE to Dagster. A person wanted it to
+    end: it counts as cancelled, unless it was a time limit that terminated it.
+    """
+    if run is None:
+        return RecordedEnd.FAILED
+    if run.status is dg.DagsterRunStatus.FAILURE:
+        asked = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+        by_a_person = bool(asked) and not has_time_limit(instance, run.tags)
+        return RecordedEnd.CANCELED if by_a_person else RecordedEnd.FAILED
+    if run.status is dg.DagsterRunStatus.CANCELED:
+        return RecordedEnd.CANCELED
+    if run.status is dg.DagsterRunStatus.SUCCESS:
+        return RecordedEnd.SUCCEEDED
+    return RecordedEnd.STILL_RUNNING
+
+
+def runs_that_go_on(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
+    """Which of these runs Dagster has not recorded the end of."""
+    if not run_ids:
+        return frozenset()
+    return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=_NOT_FINISHED)))
+
+
+def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:
+    """What Dagster knows of these runs, by one query."""
+    if not run_ids:
+        return {}
+    return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}
+
+
+def recorded_end_outside(
+    instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
+) -> RecordedEnd:
+    """What became of an execution whose process outlives its run: that run's end says nothing, unless it was cancelled.
+
+    A driver whose run is under way is that run's affair until it ends.
+    """
+    if execution_liveness(catalog, execution) is Liveness.ALIVE:
+        return RecordedEnd.STILL_RUNNING
+    recorded = recorded_end(instance, run)
+    return RecordedEnd.FAILED if recorded is RecordedEnd.SUCCEEDED else recorded
+
+
+def _starts(
+    instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, Stream], sentences: list[str]
+) -> Iterator[dg.RunRequest]:
+    for request in catalog.requests.starts_to_launch():
+        stream = streams.get(request.job_id)
+        # Where the program is started by others it takes the request up itself.
+        if stream is None or stream.start_job is None or _has_a_launcher(instance, request):
+            continue
+        ended = _run_that_never_answered(instance, request)
+        if ended is not None:
+            catalog.requests.fail_start(request.request_id, ended)
+            sentences.append(f"{request.job_id}: {ended}")
+        else:
+            sentences.append(
+                f"{request.job_id}: starting from {request.arguments.get('start_from')} for {request.origin}"
+            )
+            yield _start_run(stream, request)
+
+
+def _has_a_launcher(instance: dg.DagsterInstance, request: RequestRecord) -> bool:
+    """Whether a run that is under way asked for this start itself, and launches its driver."""
+    run_id = request.arguments.get("run_id")
+    run = instance.get_run_by_id(run_id) if run_id is not None else None
+    return run is not None and not run.is_finished
+
+
+def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecord) -> str | None:
+    """A run launched for a request may end before its stream could answer, such as without its lease or session."""
+    runs = instance.get_runs(dg.RunsFilter(tags={START_REQUEST_TAG: request.request_id}), limit=1)
+    if not runs or not runs[0].is_finished:
+        return None
+    return f"run {runs[0].run_id} ended {runs[0].status.value} before it could start the stream; its log says why"
+
+
+def _start_run(stream: Stream, request: RequestRecord) -> dg.RunRequest:
+    assert stream.start_job is not None
+    config = {
+        "start_from": str(request.arguments.get("start_from", "latest")),
+        **{name: True for name in _SWITCHES if request.arguments.get(name)},
+        **{name: request.arguments[name] for name in ("claim_mode",) if request.arguments.get(name) == "CLAIM"},
+    }
+    return dg.RunRequest(
+        # One run per request, however often it is looked at.
+        run_key=f"start-{request.request_id}",
+        job_name=stream.start_job.name,
+        run_config={"ops": {stream.name: {"config": config}}},
+        tags={JOB_ID_TAG: stream.job_id, START_REQUEST_TAG: request.request_id},
+    )
+
+
+def _reconciled(
+    context: dg.SensorEvaluationContext,
+    catalog: Catalog,
+    streams: dict[str, Stream],
+    retention_job: str,
+    sentences: list[str],
+) -> Iterator[dg.RunRequest]:
+    unsettled = {run_id for run_id, job_id in catalog.executions.unsettled_runs().items() if job_id in streams}
+    # Two queries that read ids only: nearly all runs go on, and there is nothing to do for them.
+    over = unsettled - runs_that_go_on(context.instance, unsettled)
+    runs = runs_by_id(context.instance, over)
+    for execution in catalog.executions.unsettled(over):
+        stream = streams[execution.job_id]
+        run = runs.get(execution.run_id)
+        recorded = (
+            recorded_end_outside(context.instance, catalog, execution, run)
+            if stream.runs_outside
+            else recorded_end(context.instance, run)
+        )
+        if recorded is RecordedEnd.FAILED and execution.status in (
+            ExecutionStatus.STARTING,
+            ExecutionStatus.RUNNING,
+        ):
+            catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
+            execution = catalog.executions.get(execution.execution_id)  # noqa: PLW2901 - the same one, as it is now
+        if stream.start_job is None:
+            sentences.append(f"{execution.job_id}: whoever looks after its program starts it again")
+            continue
+        verdict = reconcile(
+            recorded,
+            execution.status,
+            stream.restart,
+            catalog.executions.failures_since_manual_start(execution.job_id),
+            holds_lease=_holds_lease(catalog, execution),
+            now_ms=catalog.now_ms(),
+            random=Random(execution.execution_id),
+        )
+        sentences.append(f"{execution.job_id}: {verdict.reason}")
+        if isinstance(verdict, Restart):
+            attempt = _next_attempt(context.instance, RESTART_OF_TAG, execution.execution_id)
+            if attempt is not None:
+                yield _restart(stream, execution, attempt)
+        elif isinstance(verdict, Retain):
+            attempt = _next_attempt(context.instance, RETENTION_OF_TAG, execution.execution_id)
+            if attempt == 0 and verdict.state is TerminalState.FAILED:
+                context.log.error(tell_given_up(context.instance, catalog, execution, verdict.reason))
+            if attempt is not None:
+                yield _retention(retention_job, execution, verdict, attempt)
+        else:
+            assert isinstance(verdict, Wait)
+
+
+def _holds_lease(catalog: Catalog, execution: ExecutionRecord) -> bool:
+    lease = catalog.leases.current(execution.job_id)
+    return lease is not None and lease.run_id == execution.run_id and not lease.expired
+
+
+def _next_attempt(instance: dg.DagsterInstance, tag: str, value: str) -> int | None:
+    """Number of the next run with a tag, or None while one is under way or has only just ended in vain."""
+    attempts = instance.get_run_records(dg.RunsFilter(tags={tag: value}))
+    if not all(record.dagster_run.is_finished for record in attempts):
+        return None
+    if attempts:
+        pause_ms = min(FIRST_PAUSE_MS * 2 ** min(len(attempts) - 1, 20), LONGEST_PAUSE_MS)
+        last_ms = max(record.update_timestamp.timestamp() for record in attempts) * 1000
+        # A clock that is far behind the one that dated the run holds nothing back.
+        if abs(wall_clock_ms() - last_ms) < pause_ms:
+            return None
+    return len(attempts)
+
+
+def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int) -> dg.RunRequest:
+    assert stream.start_job is not None
+    return dg.RunRequest(
+        # A run that ended before it could begin an execution leaves the failure as it was: try once more.
+        run_key=f"restart-{execution.execution_id}-{attempts_before}",
+        job_name=stream.start_job.name,
+        tags={JOB_ID_TAG: stream.job_id, RESTART_OF_TAG: execution.execution_id},
+    )
+
+
+def _retention(retention_job: str, execution: ExecutionRecord, verdict: Retain, attempts_before: int) -> dg.RunRequest:
+    return dg.RunRequest(
+        run_key=f"retention-{execution.execution_id}-{attempts_before}",
+        job_name=retention_job,
+        run_config={
+            "ops": {
+                "apply_retention": {
+                    "config": {
+                        "job_id": execution.job_id,
+                        "execution_id": execution.execution_id,
+                        "state": verdict.state.value,
+                    }
+                }
+            }
+        },
+        tags={JOB_ID_TAG: execution.job_id, RETENTION_OF_TAG: execution.execution_id},
+    )

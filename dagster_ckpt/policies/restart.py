@@ -1,0 +1,387 @@
+"""Restart strategies: whether and when a failed query is started again. Pure."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from random import Random
+
+from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.validation import INT_MAX, LONG_MAX, TIMEDELTA_MAX_MS, Milliseconds, WholeNumber
+from dagster_ckpt.errors import OptionError, OptionTypeError
+
+
+@dataclass(frozen=True)
+class FailureHistory:
+    """The failures of a job since a person last started it, the one to decide on included.
+
+    Attributes:
+        failed_at_ms: When each failed, in ms since the epoch. Kept in order of time.
+        healthy_since_ms: When the execution that failed last had become healthy; None where that is
+            not known: it is then taken to have been healthy from its planned start.
+
+    Raises:
+        OptionError: It holds no failure, so there is nothing to decide.
+    """
+
+    failed_at_ms: tuple[int, ...]
+    healthy_since_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Put the failures in order; clocks of different machines may have written them."""
+        if not self.failed_at_ms:
+            raise OptionError(
+                "failed_at_ms is empty, but must hold one failure or more: "
+                "a restart strategy is asked only after the job has failed."
+            )
+        object.__setattr__(self, "failed_at_ms", tuple(sorted(self.failed_at_ms)))
+
+    @property
+    def count(self) -> int:
+        """How many failures there are."""
+        return len(self.failed_at_ms)
+
+    @property
+    def last_ms(self) -> int:
+        """When the job failed last."""
+        return self.failed_at_ms[-1]
+
+    def restart_after(self, delay_ms: int, now_ms: int, reason: str) -> "RestartAt":
+        """Return a restart so long after the last failure, or now where that has passed."""
+        return RestartAt(max(now_ms, self.last_ms + delay_ms), reason)
+
+
+@dataclass(frozen=True)
+class RestartAt:
+    """The job is restarted.
+
+    Attributes:
+        at_ms: When, in ms since the epoch; never in the past.
+        reason: Why, as a sentence.
+    """
+
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The job stays failed until a person starts it.
+
+    Attributes:
+        reason: Why, as a sentence.
+    """
+
+    reason: str
+
+
+class RestartStrategyConfiguration(ABC):
+    """What a job was told to do after a failure."""
+
+    @abstractmethod
+    def get_description(self) -> str:
+        """Return the strategy in a sentence, as Flink words it."""
+
+
+class DecidingRestartStrategy(RestartStrategyConfiguration):
+    """A strategy that can decide by itself: every one but the fallback."""
+
+    @abstractmethod
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+        """Decide what follows the last failure.
+
+        Args:
+            failures: What has happened since a person last started the job.
+            now_ms: The time, in ms since the epoch.
+            random: Source of jitter. Seed it with the execution's id to get one answer however often
+                the question is asked.
+
+        Raises:
+            OptionError: The strategy itself is impossible, see `validate`.
+        """
+
+    def validate(self) -> None:
+        """Check the values that PyFlink accepts when the object is made and refuses when the job starts.
+
+        Raises:
+            OptionError: One is out of range.
+        """
+
+
+ATTEMPTS = WholeNumber("restart_attempts", minimum=0)
+DELAY = Milliseconds("delay_between_attempts", minimum=0, maximum=TIMEDELTA_MAX_MS)
+DELAY_INTERVAL = Milliseconds("delay_interval", minimum=0, maximum=TIMEDELTA_MAX_MS)
+FAILURE_RATE = WholeNumber("failure_rate", minimum=1, unit="of failures")
+FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA_MAX_MS)
+
+
+@dataclass(frozen=True)
+class NoRestartStrategyConfiguration(DecidingRestartStrategy):
+    """The first failure ends the job."""
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return "Restart deactivated."
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+        """Give up."""
+        del failures, now_ms, random  # nothing could change the answer
+        return GiveUp("No restart strategy is set, so the first failure ends the job.")
+
+
+@dataclass(frozen=True, init=False)
+class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+    """So many restarts, each the same time after its failure.
+
+    Args:
+        restart_attempts: How many restarts; the failure after the last one ends the job.
+        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+
+    Raises:
+        OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as PyFlink refuses it
+            when the job starts.
+    """
+
+    restart_attempts: int
+    delay_ms: int
+
+    def __init__(
+        self, restart_attempts: int | None = None, delay_between_attempts_interval: int | timedelta | None = None
+    ) -> None:
+        object.__setattr__(self, "restart_attempts", _as_pyflink(ATTEMPTS, restart_attempts))
+        object.__setattr__(self, "delay_ms", _as_pyflink(DELAY, delay_between_attempts_interval))
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        delay = iso_duration(self.delay_ms)
+        return f"Restart with fixed delay ({delay}). #{self.restart_attempts} restart attempts."
+
+    def get_restart_attempts(self) -> int:
+        """Return how many restarts there are."""
+        return self.restart_attempts
+
+    def get_delay_between_attempts_interval(self) -> timedelta:
+        """Return the time between a failure and its restart."""
+        return timedelta(milliseconds=self.delay_ms)
+
+    def validate(self) -> None:
+        """Check both values."""
+        ATTEMPTS.checked(self.restart_attempts)
+        DELAY.checked(self.delay_ms)
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+        """Restart until the attempts are used up."""
+        del random  # a fixed delay has no jitter
+        self.validate()
+        if failures.count > self.restart_attempts:
+            return GiveUp(f"All {self.restart_attempts} restart attempts are used up.")
+        reason = f"Restart attempt {failures.count} of {self.restart_attempts}."
+        return failures.restart_after(self.delay_ms, now_ms, reason)
+
+
+@dataclass(frozen=True, init=False)
+class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
+    """Restarts for as long as failures do not come too often.
+
+    Args:
+        max_failure_rate: How many failures an interval may hold; one more ends the job.
+        failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
+        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+
+    Raises:
+        OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as PyFlink refuses it
+            when the job starts.
+    """
+
+    failure_rate: int
+    failure_interval_ms: int
+    delay_ms: int
+
+    def __init__(
+        self,
+        max_failure_rate: int | None = None,
+        failure_interval: int | timedelta | None = None,
+        delay_between_attempts_interval: int | timedelta | None = None,
+    ) -> None:
+        object.__setattr__(self, "failure_rate", _as_pyflink(FAILURE_RATE, max_failure_rate))
+        object.__setattr__(self, "failure_interval_ms", _as_pyflink(FAILURE_INTERVAL, failure_interval))
+        object.__setattr__(self, "delay_ms", _as_pyflink(DELAY_INTERVAL, delay_between_attempts_interval))
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        interval, delay = iso_duration(self.failure_interval_ms), iso_duration(self.delay_ms)
+        return (
+            f"Failure rate restart with maximum of {self.failure_rate} failures "
+            f"within interval {interval} and fixed delay {delay}."
+        )
+
+    def get_max_failure_rate(self) -> int:
+        """Return how many failures an interval may hold."""
+        return self.failure_rate
+
+    def get_failure_interval(self) -> timedelta:
+        """Return the length of the interval."""
+        return timedelta(milliseconds=self.failure_interval_ms)
+
+    def get_delay_between_attempts_interval(self) -> timedelta:
+        """Return the time between a failure and its restart."""
+        return timedelta(milliseconds=self.delay_ms)
+
+    def validate(self) -> None:
+        """Check the three values."""
+        FAILURE_RATE.checked(self.failure_rate)
+        FAILURE_INTERVAL.checked(self.failure_interval_ms)
+        DELAY_INTERVAL.checked(self.delay_ms)
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+        """Restart unless the interval before the last failure holds too many.
+
+        Flink compares with "more than": a failure exactly one interval ago still counts.
+        """
+        del random  # a fixed delay has no jitter
+        self.validate()
+        window_start_ms = failures.last_ms - self.failure_interval_ms
+        recent = sum(at_ms >= window_start_ms for at_ms in failures.failed_at_ms)
+        within = f"within {iso_duration(self.failure_interval_ms)}, {self.failure_rate} allowed."
+        if recent > self.failure_rate:
+            return GiveUp(f"{recent} failures {within}")
+        return failures.restart_after(self.delay_ms, now_ms, f"{recent} failures {within}")
+
+
+@dataclass(frozen=True)
+class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
+    """The job leaves it to the deployment; `effective_restart_strategy` finds what that means."""
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return "Cluster level default restart strategy"
+
+
+def _as_pyflink(allowed: WholeNumber, value: object) -> int:
+    """Let a value below the range pass: PyFlink makes such an object, and the job's start refuses it."""
+    number = allowed.typed(value)
+    return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)
+
+
+INITIAL_BACKOFF = Milliseconds("initial_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
+MAX_BACKOFF = Milliseconds("max_backoff", minimum=1, maximum=TIMEDELTA_MAX_MS)
+RESET_THRESHOLD = Milliseconds("reset_backoff_threshold", minimum=1, maximum=TIMEDELTA_MAX_MS)
+_ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
+
+
+@dataclass(frozen=True)
+class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+    """Restarts after growing delays, which start anew once the job has been healthy for long.
+
+    Flink's default while checkpointing is on (since 1.19, FLIP-364).
+
+    Attributes:
+        initial_backoff_ms: First delay, and the shortest.
+        max_backoff_ms: Longest delay, jitter included.
+        backoff_multiplier: Growth from one delay to the next, above 1.
+        reset_backoff_threshold_ms: Healthy time after which delays and attempts start anew.
+        jitter_factor: Largest random part of a delay, 0 to 1, so that many jobs do not restart at once.
+        attempts_before_reset_backoff: Restarts without such a healthy time; one more failure ends the job.
+
+    Raises:
+        OptionError: A value is out of range.
+        OptionTypeError: A value has the wrong type.
+    """
+
+    initial_backoff_ms: int = 1_000
+    max_backoff_ms: int = 60_000
+    backoff_multiplier: float = 1.5
+    reset_backoff_threshold_ms: int = 3_600_000
+    jitter_factor: float = 0.1
+    attempts_before_reset_backoff: int = INT_MAX
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        self.validate()
+
+    def validate(self) -> None:
+        """Check the values, with the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
+        INITIAL_BACKOFF.checked(self.initial_backoff_ms)
+        MAX_BACKOFF.checked(self.max_backoff_ms)
+        RESET_THRESHOLD.checked(self.reset_backoff_threshold_ms)
+        _ATTEMPTS_BEFORE_RESET.checked(self.attempts_before_reset_backoff)
+        _check_number("backoff_multiplier", self.backoff_multiplier, "a number above 1")
+        _check_number("jitter_factor", self.jitter_factor, "a number from 0 to 1")
+        if self.initial_backoff_ms > self.max_backoff_ms:
+            raise OptionError(
+                f"initial_backoff is {self.initial_backoff_ms} ms, "
+                f"but must be at most max_backoff, which is {self.max_backoff_ms} ms."
+            )
+        if not 1 < self.backoff_multiplier < float("inf"):
+            raise OptionError(f"backoff_multiplier is {self.backoff_multiplier}, but must be a number above 1.")
+        if not 0 <= self.jitter_factor <= 1:
+            raise OptionError(f"jitter_factor is {self.jitter_factor}, but must be a number from 0 to 1.")
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return (
+            f"Restart with exponential delay: starting at {iso_duration(self.initial_backoff_ms)}, "
+            f"increasing by {self.backoff_multiplier:f}, with maximum {iso_duration(self.max_backoff_ms)}. "
+            f"Delay resets after {iso_duration(self.reset_backoff_threshold_ms)} "
+            f"with jitter {self.jitter_factor:f}"
+        )
+
+    def get_initial_backoff(self) -> timedelta:
+        """Return the first delay."""
+        return timedelta(milliseconds=self.initial_backoff_ms)
+
+    def get_max_backoff(self) -> timedelta:
+        """Return the longest delay."""
+        return timedelta(milliseconds=self.max_backoff_ms)
+
+    def get_backoff_multiplier(self) -> float:
+        """Return the growth from one delay to the next."""
+        return self.backoff_multiplier
+
+    def get_reset_backoff_threshold(self) -> timedelta:
+        """Return the healthy time after which delays start anew."""
+        return timedelta(milliseconds=self.reset_backoff_threshold_ms)
+
+    def get_jitter_factor(self) -> float:
+        """Return the largest random part of a delay."""
+        return self.jitter_factor
+
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+        """Restart after the next delay, unless the attempts are used up."""
+        attempt = self._attempts_since_reset(failures)
+        if attempt > self.attempts_before_reset_backoff:
+            return GiveUp(
+                f"All {self.attempts_before_reset_backoff} restart attempts are used up without "
+                f"{iso_duration(self.reset_backoff_threshold_ms)} of healthy running between them."
+            )
+        delay_ms = self._with_jitter(self._grown(attempt), random)
+        reason = f"Restart attempt {attempt}, delayed by {iso_duration(delay_ms)}."
+        return failures.restart_after(delay_ms, now_ms, reason)
+
+    def _attempts_since_reset(self, failures: FailureHistory) -> int:
+        attempt = 1
+        times = failures.failed_at_ms
+        for index, (before_ms, failed_ms) in enumerate(pairwise(times), start=2):
+            healthy_from_ms = before_ms + min(self._grown(attempt), self.max_backoff_ms)
+            if index == failures.count and failures.healthy_since_ms is not None:
+                healthy_from_ms = failures.healthy_since_ms
+            lasted = failed_ms - healthy_from_ms >= self.reset_backoff_threshold_ms
+            attempt = 1 if lasted else attempt + 1
+        return attempt
+
+    def _grown(self, attempt: int) -> int:
+        """Return the n-th delay before the maximum and the jitter, rounded down as in Flink."""
+        try:
+            return int(self.initial_backoff_ms * self.backoff_multiplier ** (attempt - 1))
+        except OverflowError:
+            return LONG_MAX
+
+    def _with_jitter(self, delay_ms: int, random: Random) -> int:
+        spread_ms = int(delay_ms * self.jitter_factor)
+        jittered_ms = delay_ms + random.randint(-spread_ms, spread_ms)
+        return max(self.initial_backoff_ms, min(jittered_ms, self.max_backoff_ms))
+
+
+def _check_number(option: str, value: object, allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {allowed}.")

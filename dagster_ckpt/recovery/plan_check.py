@@ -1,0 +1,233 @@
+"""Compares the query about to run with the one that wrote the state: its plan and its state backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import NoReturn
+
+from dagster_ckpt.catalog.records import JobRecord, LeaseRecord
+from dagster_ckpt.config.state_backend import PinnedState, backend_change
+from dagster_ckpt.errors import PlanChangedError, StateBackendChangeError
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.pinned_state import check_pinned_provider, pinned_state
+from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.snapshot_names import describe_image
+
+_NAMES = {
+    "Aggregate": "aggregation",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "Distinct": "distinct",
+    "EventTimeWatermark": "watermark",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    "GlobalLimit": "limit",
+    "Join": "stream-stream join",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithStateInPandas",
+}
+_NOTHING = "nothing"
+
+
+def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
+    """What is different for the state, each difference as one line.
+
+    Args:
+        before: The plan that the state was made by.
+        after: The plan that is to go on from it.
+
+    Returns:
+        Nothing where the state means to both the same.
+    """
+    if before.as_record() == after.as_record():
+        return ()
+    return tuple(_differences(before, after))
+
+
+def refuse_plan_change(job_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
+    """Refuse a start whose code means by the state something else than the code before.
+
+    Args:
+        job_id: The job.
+        differences: What is different.
+        came_from: What the state is that the start goes on from.
+        fingerprint: That of the plan of the code.
+
+    Raises:
+        PlanChangedError: Always.
+    """
+    raise PlanChangedError(
+        f"Job {job_id!r} is not started, nothing was changed: the code would go on from {came_from} with another "
+        f"plan than the one that made this state. {told(differences)} Spark compares types only, so it may mix the "
+        "old state with the new. If the change is meant, start it with accept_plan_change; from a program: "
+        f"operations.accept_plan_change(job, {fingerprint!r}). Else bring the query back to what it was, or let it "
+        "begin without state: start_from empty, or a new job."
+    )
+
+
+def told(differences: Sequence[str]) -> str:
+    """Differences as one text."""
+    return "Differences: " + "; ".join(differences) + "."
+
+
+def _differences(before: PlanDescription, after: PlanDescription) -> Iterator[str]:
+    old, new = before.operators, after.operators
+    kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
+    for step, old_from, old_to, new_from, new_to in kinds.get_opcodes():
+        if step == "equal":
+            for index, one in enumerate(old[old_from:old_to]):
+                yield from _in_operator(one, new[new_from + index], old_from + index + 1)
+            continue
+        for index in range(old_from, old_to):
+            yield f"operator {index + 1}, {_described(old[index])}, was removed"
+        for index in range(new_from, new_to):
+            yield f"operator {index + 1}, {_described(new[index])}, was added"
+    if before.output_mode != after.output_mode and None not in (before.output_mode, after.output_mode):
+        yield f"output mode: {before.output_mode} -> {after.output_mode}"
+
+
+def _in_operator(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[str]:
+    where = f"operator {number} ({_name(old)})"
+    yield from _by_place(f"{where}, key", old.keys, new.keys)
+    yield from _by_place(f"{where}, value", old.values, new.values)
+    yield from _by_name(where, old.settings, new.settings)
+    yield from _by_name(f"{where}, computed column", old.definitions, new.definitions)
+
+
+def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
+    """Keys and values: what Spark finds by place, whatever it is called."""
+    for index in range(max(len(old), len(new))):
+        was = " ".join(old[index]) if index < len(old) else _NOTHING
+        now = " ".join(new[index]) if index < len(new) else _NOTHING
+        if was != now:
+            yield f"{where} {index + 1}: {was} -> {now}"
+
+
+def _by_name(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
+    names = dict.fromkeys(name for name, _ in (*old, *new))
+    for name in names:
+        was = ", ".join(text for each, text in old if each == name) or _NOTHING
+        now = ", ".join(text for each, text in new if each == name) or _NOTHING
+        if was != now:
+            yield f"{where} {name}: {was} -> {now}"
+
+
+def _name(operator: PlanOperator) -> str:
+    return _NAMES.get(operator.kind, operator.kind)
+
+
+def _described(operator: PlanOperator) -> str:
+    keys = ", ".join(name for name, _ in operator.keys)
+    return f"{_name(operator)} by {keys}" if keys else _name(operator)
+
+
+def check_backend(job: StreamingJob, plan: RecoveryPlan) -> Sequence[str]:
+    """Hold the job's state backend against the state that the plan starts from, before anything is changed.
+
+    Args:
+        job: The job; where it has no backend nothing is checked.
+        plan: What is about to be done.
+
+    Returns:
+        What Spark keeps of the settings the query was begun with, each as a sentence for the run's log.
+
+    Raises:
+        StateBackendChangeError: The backend cannot read the state.
+        LiveDirectoryError: What says so is damaged.
+    """
+    if job.backend is None:
+        return ()
+    change = backend_change(_pinned(job, plan), job.backend)
+    if change.refused is not None:
+        _check_log(job, plan)
+        raise StateBackendChangeError(f"Job {job.job_id!r} cannot be started. {change.refused}")
+    return change.kept
+
+
+def _pinned(job: StreamingJob, plan: RecoveryPlan) -> PinnedState:
+    if plan.kind is RecoveryKind.START_EMPTY:
+        return PinnedState(None)
+    if plan.kind is RecoveryKind.RESTORE and plan.image is not None and plan.image.location is not None:
+        provider = job.store.manifest(plan.image.location).header.properties.get("state_store_provider")
+        return PinnedState(provider if isinstance(provider, str) else None)
+    live = job.catalog.jobs.get(job.job_id).live_directory
+    return PinnedState(None) if live is None else pinned_state(LiveDirectory(live))
+
+
+def _check_log(job: StreamingJob, plan: RecoveryPlan) -> None:
+    # A damaged name is no change of the backend: a recovery goes back to the next point, a change is refused.
+    live = job.catalog.jobs.get(job.job_id).live_directory
+    if plan.kind is not RecoveryKind.RESTORE and live is not None:
+        check_pinned_provider(LiveDirectory(live))
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """How a plan differs from the one that made a state.
+
+    Attributes:
+        differences: What is different, each as one line.
+        came_from: What the state is, for a person.
+        fingerprint: That of the new plan.
+        is_accepted: Whether a person has accepted exactly this plan beforehand.
+    """
+
+    differences: tuple[str, ...]
+    came_from: str
+    fingerprint: str
+    is_accepted: bool
+
+
+def plan_change(record: JobRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
+    """Compare the plan of a query that is about to start with that of the state it would go on from.
+
+    Args:
+        record: The job.
+        recovery: Where it would begin.
+        new: The plan of the query; None where that cannot be seen.
+
+    Returns:
+        None where the state means to both the same, where there is none, or where one of the plans is not known.
+    """
+    image = recovery.image if recovery.kind is RecoveryKind.RESTORE else None
+    came_from = describe_image(image) if image is not None else "its live directory"
+    is_empty = recovery.kind is RecoveryKind.START_EMPTY
+    old = None if is_empty else read_plan(image.plan if image is not None else record.plan)
+    differences = plan_differences(old, new) if old is not None and new is not None else ()
+    if new is None or not differences:
+        return None
+    return PlanChange(differences, came_from, new.fingerprint, record.accepted_plan == new.fingerprint)
+
+
+def check_plan(
+    job: StreamingJob, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
+) -> tuple[str, ...]:
+    """Let a start pass only if its code means by the state what the code before meant, or a person accepts the change.
+
+    What is accepted holds for the restarts of a start that fails before it is recorded.
+
+    Args:
+        job: The job.
+        recovery: Where it is about to begin; nothing is changed yet.
+        new: The plan of the query that is about to start.
+        lease: The lease of the job.
+        accept: A person says that a change is meant.
+
+    Returns:
+        What was accepted, each as a sentence for the run's log.
+
+    Raises:
+        PlanChangedError: The plan is another one, and nobody accepted that.
+    """
+    change = plan_change(job.catalog.jobs.get(job.job_id), recovery, new)
+    if change is None:
+        return ()
+    if accept:
+        job.catalog.jobs.accept_plan(job.job_id, change.fingerprint, lease=lease)
+    elif not change.is_accepted:
+        refuse_plan_change(job.job_id, change.differences, came_from=change.came_from, fingerprint=change.fingerprint)
+    return tuple(f"accepted change of the plan: {difference}" for difference in change.differences)

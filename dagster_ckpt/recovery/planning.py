@@ -1,0 +1,359 @@
+"""Decides what an execution starts from. Pure: facts in, a plan or an error out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.recovery_records import OriginKind
+from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.config.modes import RecoveryClaimMode
+from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError, RecoveryExhaustedError
+from dagster_ckpt.recovery.plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.recovery_points import (
+    RecoveryPoint,
+    batch_point,
+    failed_points,
+    finish_point,
+    image_point,
+    live_point,
+    recovery_points,
+)
+from dagster_ckpt.recovery.state_at_risk import refuse_to_forget, refuse_unconfirmed
+from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.snapshot_names import (
+    CHECKPOINT,
+    SAVEPOINT,
+    describe_image,
+    is_named,
+    is_owned_by_job,
+    newest_for_recovery,
+    retained_kind,
+)
+from dagster_ckpt.stream.start_from import StartPoint
+
+
+@dataclass(frozen=True)
+class RewindDistance:
+    """What lies between two images of one timeline.
+
+    Attributes:
+        batches: Committed batches between them; None where an image does not tell its batch.
+        rows: Input rows that the catalog noted between them; None where an image has no figure.
+        span_ms: Time between their completions, ms; None where that is not known.
+    """
+
+    batches: int | None
+    rows: int | None
+    span_ms: int | None
+
+    def __str__(self) -> str:
+        batches = "an unknown number of batches" if self.batches is None else f"{self.batches} batches"
+        rows = "rows unknown" if self.rows is None else f"{self.rows:,} rows"
+        span = "time unknown" if self.span_ms is None else iso_duration(self.span_ms)
+        return f"{batches}, {rows}, {span}"
+
+
+def distance_passed_over(images: Sequence[ImageRecord], chosen: ImageRecord) -> RewindDistance | None:
+    """How far `chosen` is behind the newest image, or None where it is the newest itself.
+
+    Args:
+        images: Restorable images of one timeline, newest first; `chosen` is among them.
+        chosen: The image that a recovery takes.
+    """
+    newer = images[: next(at for at, image in enumerate(images) if image.image_id == chosen.image_id)]
+    if not newer:
+        return None
+    rows = [image.rows for image in newer if image.rows is not None]
+    return RewindDistance(
+        batches=_difference(newer[0].batch_id, chosen.batch_id),
+        # An image counts the rows since the one before it.
+        rows=sum(rows) if len(rows) == len(newer) else None,
+        span_ms=_difference(newer[0].completed_at_ms, chosen.completed_at_ms),
+    )
+
+
+def _difference(newer: int | None, older: int | None) -> int | None:
+    return None if newer is None or older is None else max(0, newer - older)
+
+
+__all__ = [
+    "CHECKPOINT",
+    "SAVEPOINT",
+    "PassedPoint",
+    "RecoveryFacts",
+    "RecoveryKind",
+    "RecoveryPlan",
+    "describe_image",
+    "is_named",
+    "is_owned_by_job",
+    "newest_for_recovery",
+    "plan_recovery",
+    "retained_kind",
+]
+
+
+def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
+    """Decide what an execution starts from.
+
+    Raises:
+        ImageNotFoundError: The image asked for does not exist, or none exists.
+        LiveDirectoryError: The live directory is lost or broken and there is no image; the
+            message says how to start empty on purpose. Or the batch asked for is not retained there. Or the
+            catalog does not know what lies in the places of the job.
+        RecoveryExhaustedError: Every point that the job could go on from has failed.
+        StateAtRiskError: State would be given up, and nobody confirmed that.
+    """
+    if facts.start_from.point is StartPoint.EMPTY:
+        refuse_unconfirmed(facts)
+        return RecoveryPlan(
+            RecoveryKind.START_EMPTY,
+            "start_from=empty: all state is left behind, the query starts from its sources' beginning",
+            from_batch=facts.live_batch,
+        )
+    refuse_to_forget(facts)
+    if facts.start_from.point is StartPoint.BATCH:
+        return _back_to_batch(facts)
+    if facts.start_from.point is not StartPoint.LATEST:
+        image = _asked_for(facts)
+        claims = facts.start_from.claim_mode is RecoveryClaimMode.CLAIM
+        owned = ", which the job owns from now on and deletes when it is subsumed (CLAIM)" if claims else ""
+        return RecoveryPlan(
+            RecoveryKind.RESTORE,
+            f"start_from={facts.start_from}: {describe_image(image)}{owned}",
+            image=image,
+            from_batch=facts.live_batch,
+            to_batch=image.batch_id,
+            new_query_id=facts.start_from.new_query_id,
+            claims=claims,
+            donor=_donor(facts),
+            point=image_point(image.image_id),
+            rewound_ms=facts.time_since(image),
+        )
+    return _latest(facts)
+
+
+def _latest(facts: RecoveryFacts) -> RecoveryPlan:
+    job, live = facts.job, facts.live
+    failed = failed_points(facts.failures)
+    if job.pending_restore is not None and _can_be_finished(facts, job.pending_restore):
+        point = finish_point(job.live_directory or "")
+        if point in failed:
+            return _go_back(facts, "an earlier restore cannot be finished", PassedPoint("that restore", failed[point]))
+        forked_from = job.pending_restore.get("fork_of")
+        what = "an import" if "imported_from" in job.pending_restore else "a fork"
+        return RecoveryPlan(
+            RecoveryKind.FINISH_RESTORE,
+            "an earlier restore was cut off before the sinks were rolled back: it is finished first"
+            if forked_from is None
+            else f"{what} of job {forked_from} after its batch {job.pending_restore.get('batch_id')}",
+            point=point,
+        )
+    if live is None:
+        return _go_back(facts, "the job has no live directory yet")
+    if live.status is LiveStatus.GOOD:
+        point = live_point(job.live_directory or "")
+        if point not in failed:
+            return _from_good_live_directory(facts, live)
+        return _go_back(
+            facts, "the query could not go on in the live directory", PassedPoint("the live directory", failed[point])
+        )
+    return _go_back(facts, f"the live directory is {live.status.value.lower()}: {live.reason.rstrip('.')}")
+
+
+def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
+    batch_id = facts.start_from.batch_id
+    if batch_id is None or batch_id not in facts.retained:
+        retained = f"batches {facts.retained[0]} to {facts.retained[-1]}" if facts.retained else "no batch"
+        images = ", ".join(describe_image(image) for image in facts.all_images[:8]) or "none"
+        raise LiveDirectoryError(
+            f"Job {facts.job.job_id!r} cannot go back to batch {batch_id} in its live directory: it can to {retained} "
+            "(spark.sql.streaming.minBatchesToRetain says how many Spark keeps). Name one of them, or an image: "
+            f"{images}."
+        )
+    return RecoveryPlan(
+        RecoveryKind.REWIND,
+        f"start_from={facts.start_from}: go back in the live directory's own files",
+        from_batch=facts.live_batch,
+        to_batch=batch_id,
+        new_query_id=facts.start_from.new_query_id,
+        point=batch_point(facts.job.live_directory or "", batch_id),
+    )
+
+
+def _donor(facts: RecoveryFacts) -> Donor | None:
+    """The live directory, as far as a restore may link its files; a broken one gives nothing."""
+    if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.job.live_directory is None:
+        return None
+    # Who names an image has a reason not to trust what is there now.
+    is_named = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
+    is_trusted = facts.ended_in_order and facts.predecessor_ended and not is_named
+    check = DonorCheck.IDENTITY if is_trusted else DonorCheck.DIGEST
+    return Donor(LiveDirectory(facts.job.live_directory), check)
+
+
+def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> RecoveryPlan:
+    if facts.predecessor_ended and live.fenced_at is None:
+        return RecoveryPlan(
+            RecoveryKind.RESUME,
+            f"the live directory is whole and its last writer has ended: resume after batch {live.batch_id}",
+            from_batch=live.batch_id,
+            to_batch=live.batch_id,
+            point=live_point(facts.job.live_directory or ""),
+        )
+    return RecoveryPlan(
+        RecoveryKind.ADOPT,
+        f"the last writer could not be proven to have ended: go on after batch {live.batch_id} in a fresh directory",
+        from_batch=live.batch_id,
+        to_batch=live.batch_id,
+        point=live_point(facts.job.live_directory or ""),
+    )
+
+
+def _can_be_finished(facts: RecoveryFacts, pending: Mapping[str, object]) -> bool:
+    # An empty start has no directory yet. What was restored or rewound may be lost before its query starts.
+    is_empty_start = "location" not in pending and "batch_id" not in pending
+    return is_empty_start or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
+
+
+def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPlan:
+    """Go on from the best point there is beside the live directory."""
+    failed = failed_points(facts.failures)
+    points = recovery_points(
+        facts.job,
+        _in_order(facts),
+        batch_is_retained=facts.origin_batch_is_retained,
+        image_is_gone=facts.origin_image_is_gone,
+    )
+    over = list(passed)
+    for point in points[: facts.depth]:
+        bad = failed.get(point.name) or _known_to_be_broken(facts, point)
+        if bad is None:
+            return _from_point(facts, why, point, tuple(over))
+        cost = facts.batches_since(point.batch_id), facts.time_since(point.image)
+        over.append(PassedPoint(_describe_point(point), bad, *cost))
+    if points:
+        raise RecoveryExhaustedError(_exhausted(facts, why, over, len(points)))
+    if passed:
+        raise RecoveryExhaustedError(_exhausted(facts, why, over, 0))
+    return _without_a_point(facts, why)
+
+
+def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tuple[PassedPoint, ...]) -> RecoveryPlan:
+    instead = "".join(f"; not {each.name}: {each.why}" for each in passed)
+    if point.image is not None:
+        return RecoveryPlan(
+            RecoveryKind.RESTORE,
+            f"{why}; restore {describe_image(point.image)}{_passed_over(facts, point.image)}{instead}",
+            image=point.image,
+            from_batch=facts.live_batch,
+            to_batch=point.batch_id,
+            point=point.name,
+            passed=passed,
+            rewound_ms=facts.time_since(point.image),
+        )
+    return RecoveryPlan(
+        RecoveryKind.REWIND,
+        f"{why}; go back to {_describe_point(point)}, which it was made from{instead}",
+        from_batch=facts.live_batch,
+        to_batch=point.batch_id,
+        directory=point.directory,
+        point=point.name,
+        passed=passed,
+    )
+
+
+def _in_order(facts: RecoveryFacts) -> list[ImageRecord]:
+    """The images in the order in which a recovery tries them."""
+    rest, ordered = list(facts.images), []
+    while (image := newest_for_recovery(rest, prefer_checkpoint=facts.prefer_checkpoint)) is not None:
+        ordered.append(image)
+        rest.remove(image)
+    return ordered
+
+
+def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | None:
+    # A person may try: what was found may have been repaired, and every file is compared with its digest.
+    problem = point.image.verified_problem if point.image is not None and facts.is_automatic else None
+    return None if problem is None else f"a verification found it broken: {problem}"
+
+
+def _describe_point(point: RecoveryPoint) -> str:
+    if point.image is not None:
+        return describe_image(point.image)
+    return f"batch {point.batch_id} of {point.directory}"
+
+
+def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], points: int) -> str:
+    looked_at = "\n".join(f"- {each.name}: {each.why}" for each in passed)
+    beyond = "" if facts.depth is None or points <= facts.depth else f" (recovery_depth={facts.depth} of {points})"
+    return (
+        f"Job {facts.job.job_id!r} cannot be recovered by itself: {why}, and no point that it could go back to is "
+        f"good{beyond}. Nothing was changed by this start, and no other one follows by itself.\n{looked_at}\n"
+        "Repair one of them and start the job by hand (its job on Dagster's page, restart_stream_job, or its program "
+        "on a terminal), which tries all of them once more; or name another image or its location with start_from; or "
+        "give the state up with start_from=empty and give_up_state."
+    )
+
+
+def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
+    job, live = facts.job, facts.live
+    if live is None or job.live_directory is None:
+        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no image: start empty")
+    began_empty = job.origin is not None and job.origin.kind is OriginKind.NOTHING and facts.last_batch is None
+    if began_empty and live.status is LiveStatus.EMPTY:
+        may_resume = facts.predecessor_ended and live.fenced_at is None
+        kind = RecoveryKind.RESUME if may_resume else RecoveryKind.START_EMPTY
+        return RecoveryPlan(
+            kind,
+            "the query has not committed a batch yet: it begins again",
+            point=live_point(job.live_directory) if kind is RecoveryKind.RESUME else None,
+        )
+    if began_empty and live.status is LiveStatus.MISSING and not facts.has_run:
+        # The first start switched to it, and its query could not be started: nothing is lost.
+        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no image: start empty")
+    raise LiveDirectoryError(
+        f"Job {job.job_id!r} cannot be recovered by itself: {why} ({job.live_directory}), and the "
+        "catalog has no restorable image of it. Put the live directory back, name an image with start_from "
+        "(a location works also for one the catalog does not know), or give the state up with start_from=empty and "
+        "give_up_state."
+    )
+
+
+def _passed_over(facts: RecoveryFacts, chosen: ImageRecord) -> str:
+    if not facts.prefer_checkpoint or chosen not in facts.images:
+        return ""
+    distance = distance_passed_over(facts.images, chosen)
+    if distance is None:
+        return ""
+    return (
+        f" (prefer_checkpoint_for_recovery passes over {describe_image(facts.images[0])}: {distance} further back, and "
+        "what was written since is written again)"
+    )
+
+
+def _asked_for(facts: RecoveryFacts) -> ImageRecord:
+    point = facts.start_from.point
+    if point is StartPoint.LATEST_CHECKPOINT:
+        return _first(facts, [i for i in facts.images if i.kind == CHECKPOINT], "checkpoint")
+    if point is StartPoint.LATEST_SAVEPOINT:
+        return _first(facts, [i for i in facts.images if i.kind == SAVEPOINT], "savepoint")
+    if point is StartPoint.PREFERRED_SAVEPOINT:
+        preferred = facts.job.preferred_savepoint_id
+        return _first(facts, [i for i in facts.all_images if i.image_id == preferred], "preferred savepoint")
+    reference = facts.start_from.reference or ""
+    matches = [image for image in facts.all_images if is_named(image, reference)]
+    return _first(facts, matches, f"image named {reference!r}")
+
+
+def _first(facts: RecoveryFacts, images: Sequence[ImageRecord], what: str) -> ImageRecord:
+    if images:
+        return images[0]
+    known = ", ".join(describe_image(image) for image in facts.all_images[:8]) or "none"
+    raise ImageNotFoundError(
+        f"Job {facts.job.job_id!r} has no {what}. Images it can start from: {known}. "
+        "Choose one of them, or start_from=latest."
+    )

@@ -1,0 +1,385 @@
+"""What is kept of a job's checkpoints: while it runs, and when it has come to an end.
+
+Deletion always goes in one order: mark in the catalog, delete the bytes, forget the row. A
+deletion that fails stays visible as DELETING and is tried again by the next pass.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, ImageRecord, ImageStatus, JobRecord
+from dagster_ckpt.config.modes import TerminalState
+from dagster_ckpt.errors import CkptError, ImageHeldError, JobNotFoundError, LeaseHeldError, LeaseLostError
+from dagster_ckpt.policies.retention import Retained, deletes_live_directory, images_to_keep_at, subsumed
+from dagster_ckpt.recovery.dead_attempts import attempts_under_way, settle_while_stopped
+from dagster_ckpt.snapshot.garbage_collection import Garbage
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.output import same_folder
+from dagster_ckpt.stream.fencing import put_up_fence
+from dagster_ckpt.stream.handle import BuiltDirectory, StreamingJob
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.ownership import disown_live_folder
+from dagster_ckpt.stream.snapshot_names import describe_image, is_owned_by_job, retained_kind
+
+# Far longer than an attempt may take by default (10 minutes).
+ORPHAN_AGE_MS = 6 * 3_600_000
+# So many of the live directories that a job had are looked at for where they were.
+_MADE = 100
+
+
+@dataclass(frozen=True)
+class RetentionReport:
+    """What a retention pass did.
+
+    Attributes:
+        deleted: Images whose bytes are gone.
+        kept: Images that stay, each with the reason.
+        held: Images that somebody still uses; a later pass deletes them.
+        failed: Images whose deletion failed; they are tried again by the next pass.
+        live_directory_deleted: The live directory that was deleted, or None.
+        swept: Objects that nothing needs any more and that were removed, each with the reason.
+        settled: Attempts whose process had died, each with what became of it.
+        dry_run: Nothing was done: the report says what would be.
+    """
+
+    deleted: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    live_directory_deleted: str | None = None
+    swept: tuple[Garbage, ...] = ()
+    settled: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def and_then(self, later: RetentionReport) -> RetentionReport:
+        """This pass and a later one as one report."""
+        return RetentionReport(
+            deleted=(*self.deleted, *later.deleted),
+            kept=(*self.kept, *later.kept),
+            failed=(*self.failed, *later.failed),
+            held=(*self.held, *later.held),
+            live_directory_deleted=later.live_directory_deleted or self.live_directory_deleted,
+            swept=(*self.swept, *later.swept),
+            settled=(*self.settled, *later.settled),
+            dry_run=self.dry_run or later.dry_run,
+        )
+
+    def sentences(self) -> list[str]:
+        """The report for a log."""
+        would = "would have " if self.dry_run else ""
+        lines = [f"{would}deleted {name}" for name in self.deleted]
+        lines += [f"kept {name}" for name in self.kept]
+        lines += [f"left for later: {name}" for name in self.held]
+        lines += self.settled
+        lines += [f"could not delete {name}; it is tried again" for name in self.failed]
+        if self.live_directory_deleted is not None:
+            lines.append(f"deleted the live directories {self.live_directory_deleted}")
+        for reason, count in Counter(garbage.reason for garbage in self.swept).items():
+            lines.append(f"{would}removed {count} objects: {reason}")
+        return lines or ["nothing to delete"]
+
+
+def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRecord]:
+    """The checkpoints that `num_retained` no longer has room for, oldest first: by number, never by a clock.
+
+    Args:
+        job: The job.
+        protected: Locations that attempts under way build on; they are left for a later pass.
+    """
+    tagged = job.catalog.holds.tagged(job.job_id)
+    # What a person keeps takes nobody's place.
+    images = [image for image in _completed(job) if image.image_id not in tagged]
+    images.sort(key=lambda image: (image.timeline, image.number or 0))
+    by_id = {image.image_id: image for image in images}
+    dropped = subsumed(
+        [Retained(image.image_id, retained_kind(image)) for image in images],
+        job.options.num_retained,
+        count_savepoints=job.options.count_savepoints,
+    )
+    held = set(protected)
+    kept = _rollback_image(job)
+    return [
+        by_id[entry.image_id]
+        for entry in dropped
+        if is_owned_by_job(by_id[entry.image_id])
+        and by_id[entry.image_id].location not in held
+        and entry.image_id != kept
+    ]
+
+
+def discard(
+    job: StreamingJob,
+    images: Sequence[ImageRecord],
+    *,
+    reason: str,
+    lease: LeaseKeeper | None,
+    protected: Iterable[str] = (),
+) -> RetentionReport:
+    """Delete images: mark, delete the bytes, forget.
+
+    What is marked nobody builds on any more, so a deletion that goes on after its lease was lost takes nothing from a
+    successor; it ends at the next image all the same.
+
+    Args:
+        job: The job.
+        images: What to delete.
+        reason: Why, as the catalog's event will say.
+        lease: The lease under which they are deleted; None where an operator does that, beside any writer.
+        protected: Locations whose bytes must survive, beyond every image the store lists.
+
+    Raises:
+        LeaseLostError: Another execution is the writer now; the rest is left to it.
+    """
+    record = lease.record if lease is not None else None
+    deleted: list[str] = []
+    kept: list[str] = []
+    held: list[str] = []
+    failed: list[str] = []
+    for image in images:
+        try:
+            job.catalog.images.mark_deleting(image.image_id, lease=record)
+            left = ""
+            if image.location is not None and _is_anothers(job, image, image.location):
+                left = f", but not its bytes: {image.location} is outside of the stream's storage"
+            elif image.location is not None:
+                if lease is not None:
+                    lease.check()
+                job.store.discard(image.location, protected=protected)
+            job.catalog.images.deleted(image.image_id, reason + left, lease=record)
+            deleted.append(describe_image(image) + left)
+        except LeaseLostError:
+            raise
+        except ImageHeldError as error:
+            (held if error.passes else kept).append(f"{describe_image(image)}: {error}")
+        except (CkptError, OSError) as error:
+            # One image that cannot be deleted keeps none of the others.
+            failed.append(f"{describe_image(image)}: {error}")
+    return RetentionReport(deleted=tuple(deleted), kept=tuple(kept), held=tuple(held), failed=tuple(failed))
+
+
+def _is_anothers(job: StreamingJob, image: ImageRecord, location: str) -> bool:
+    # A catalog that was copied names the checkpoints of the one it was copied from. Savepoints go where people say.
+    return image.kind == ImageKind.CHECKPOINT.value and not job.store.is_own(location)
+
+
+def apply_terminal_retention(job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
+    """Keep or delete what the configured clean-up says for the state the job ended in.
+
+    Savepoints are never touched, unless a start has claimed them. Where the live directory is not whole, the newest
+    image is kept even if the policy would delete it: the job may need it. Cancelling under
+    DELETE_ON_CANCELLATION is the one case where everything goes, as was asked.
+
+    Args:
+        job: The job.
+        execution_id: The execution that ended; it is settled at the end.
+        state: How it ended.
+
+    Returns:
+        What was deleted and kept, with reasons. Nothing is deleted where a newer execution
+        of the job has begun, or is about to: it holds the lease, and the execution stays to be settled.
+    """
+    run_id = job.catalog.executions.get(execution_id).run_id
+    try:
+        # A start that comes meanwhile must not go on in what is deleted. It sees whose end it waits for.
+        acquired = acquire(job.catalog, job.job_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
+    except LeaseHeldError as error:
+        return RetentionReport(kept=(f"everything: {error}",))
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        try:
+            return _apply_terminal_retention(job, execution_id, state, acquired, lease)
+        except LeaseLostError as error:
+            return RetentionReport(kept=(f"the rest: {error}",))
+
+
+def _apply_terminal_retention(
+    job: StreamingJob, execution_id: str, state: TerminalState, acquired: AcquiredLease, lease: LeaseKeeper
+) -> RetentionReport:
+    newest = job.catalog.executions.latest(job.job_id)
+    if newest is not None and newest.execution_id != execution_id:
+        job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
+        return RetentionReport(kept=(f"everything: execution {newest.execution_id} of the job began meanwhile",))
+    cleanup = job.options.cleanup
+    checkpoints = [image for image in _completed(job) if is_owned_by_job(image)]
+    deleting = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
+    interrupted = [image for image in deleting if is_owned_by_job(image)]
+    drop_live = deletes_live_directory(state, cleanup)
+    if images_to_keep_at(state, cleanup):
+        report = discard(job, interrupted, reason="deletion that was cut off", lease=lease)
+        kept = tuple(f"{describe_image(image)}: {cleanup.name} at {state.value}" for image in checkpoints)
+        report = report.and_then(RetentionReport(kept=kept))
+    else:
+        guarded = [] if drop_live else _still_needed(job, checkpoints)
+        doomed = [*interrupted, *(image for image in checkpoints if image not in guarded)]
+        report = discard(job, doomed, reason=f"{cleanup.name} at {state.value}", lease=lease)
+        kept = tuple(
+            f"{describe_image(image)}: the live directory is not whole, or an upgrade is not over: a start may need it"
+            for image in guarded
+        )
+        report = report.and_then(RetentionReport(kept=kept))
+    # What is not over yet is looked at again by the next pass, as long as the execution is not settled.
+    is_over = not report.failed and not report.held
+    gone = delete_live_directories(job, acquired, lease) if drop_live and is_over else None
+    if is_over:
+        job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
+    return report.and_then(RetentionReport(live_directory_deleted=gone))
+
+
+def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
+    """Settle attempts and finish deletions that were cut off, and remove bytes that crashed attempts left behind.
+
+    Args:
+        job: The job.
+        older_than_ms: Bytes that are younger by the storage's clock stay, as do those of attempts under way.
+            Default: six hours, or twice what an attempt may take.
+        dry_run: Say what would be done, and do nothing.
+    """
+    if older_than_ms is None:
+        older_than_ms = max(ORPHAN_AGE_MS, 2 * job.options.timeout_ms)
+    interrupted = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
+    if dry_run:
+        under_way = attempts_under_way(job)
+        would = job.store.sweep(older_than_ms=older_than_ms, under_way=under_way, dry_run=True)
+        names = tuple(describe_image(image) for image in interrupted)
+        return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
+    settled = tuple(settle_while_stopped(job))
+    report = discard(job, interrupted, reason="deletion that was cut off", lease=None)
+    gone = _forgotten_live_directories(job)
+    swept = tuple(job.store.sweep(older_than_ms=older_than_ms, under_way=attempts_under_way(job)))
+    return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
+
+
+def _forgotten_live_directories(job: StreamingJob) -> str | None:
+    """Delete what a JVM's last uploads have written into live directories after their deletion."""
+    try:
+        record = job.catalog.jobs.get(job.job_id)
+    except JobNotFoundError:
+        # Housekeeping comes by cron, also to a stream that nobody has started yet.
+        return None
+    if record.live_directory is not None or job.catalog.leases.current(job.job_id) is not None:
+        return None
+    if not _own_live_directories(job, record):
+        return None
+    try:
+        # A start that comes meanwhile waits for this, or has a higher token and directories of its own.
+        acquired = acquire(job.catalog, job.job_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None))
+    except LeaseHeldError:
+        return None
+    with LeaseKeeper(job.catalog, acquired.record) as lease:
+        try:
+            return _delete_live_directories(job, record, lease) if acquired.predecessor_ended else None
+        except LeaseLostError:
+            return None
+
+
+def delete_live_directories(job: StreamingJob, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
+    """Delete every live directory of a job and forget it; returns the folder, or None if there was none.
+
+    Where a holder before may still live, its query is fenced off first, and what is fenced stays: nobody finds the
+    directory of that query any more once it is forgotten, and without its fence the query would write on.
+
+    Raises:
+        LeaseLostError: Another execution is the writer now; its directories are left as they are.
+    """
+    if not acquired.predecessor_ended:
+        put_up_fence(job, acquired, still_mine=lease.check, is_followed=False)
+    record = job.catalog.jobs.get(job.job_id)
+    job.catalog.jobs.forget_live_directory(lease.record)
+    _delete_live_directories(job, record, lease, spares_fenced=not acquired.predecessor_ended)
+    return job.live_folder if record.live_directory is not None else None
+
+
+def _delete_live_directories(
+    job: StreamingJob, record: JobRecord, lease: LeaseKeeper, *, spares_fenced: bool = False
+) -> str | None:
+    built = [each.live for each in _own_live_directories(job, record) if each.token <= lease.record.token]
+    if record.live_directory is not None and not _is_in(job.live_folder, record.live_directory):
+        # It was made before the job was configured to another folder.
+        built.append(LiveDirectory(record.live_directory))
+    if spares_fenced:
+        built = [live for live in built if live.fenced_at() is None]
+    for live in built:
+        lease.check()
+        live.delete()
+    if not job.live_directories():
+        disown_live_folder(job)
+    LiveDirectory(job.live_folder).folder.delete_if_empty()
+    return job.live_folder if built else None
+
+
+def _own_live_directories(job: StreamingJob, record: JobRecord) -> list[BuiltDirectory]:
+    """The live directories in the job's folder, if the catalog knows that the job has run there.
+
+    Else they are of another deployment, or of this one before its catalog was lost: nobody gave them up.
+    """
+    known = {record.live_directory} | {each.live_directory for each in job.catalog.executions.of_job(job.job_id)}
+    events = job.catalog.events
+    made = events.last_of([job.job_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
+    known |= {event.payload.get("live_directory") for event in made.get(job.job_id, ())}
+    is_own = any(isinstance(url, str) and _is_in(job.live_folder, url) for url in known)
+    return job.live_directories() if is_own else []
+
+
+def _is_in(folder: str, url: str) -> bool:
+    return same_folder(folder, url.rstrip("/").rpartition("/")[0])
+
+
+def delete_older_live_directories(job: StreamingJob, current: LiveDirectory, lease: LeaseKeeper) -> None:
+    """Delete the live directories that starts before have left behind, finished or not.
+
+    The one before this is kept where it is fenced: without its fence, a query that still runs there would plan again.
+
+    Args:
+        job: The job.
+        current: The one that is in use.
+        lease: The lease of the job. What was made under a higher token is a successor's, and stays.
+
+    Raises:
+        LeaseLostError: Another execution is the writer now.
+    """
+    built = _own_live_directories(job, job.catalog.jobs.get(job.job_id))
+    names = {each.live.url.rpartition("/")[2]: each for each in built}
+    mine = names.get(current.url.rstrip("/").rpartition("/")[2])
+    token = lease.record.token
+    for each in built:
+        of_this_run = each.token == token and mine is not None and each.generation < mine.generation
+        is_before = mine is not None and each.generation == mine.generation - 1
+        if each != mine and (each.token < token or of_this_run):
+            if is_before and each.live.fenced_at() is not None:
+                continue
+            lease.check()
+            each.live.delete()
+
+
+def _completed(job: StreamingJob) -> list[ImageRecord]:
+    return list(job.catalog.images.of_job(job.job_id, status=ImageStatus.COMPLETED))
+
+
+def _still_needed(job: StreamingJob, checkpoints: Sequence[ImageRecord]) -> list[ImageRecord]:
+    rollback_image = _rollback_image(job)
+    needed = [image for image in checkpoints if image.image_id == rollback_image]
+    record = job.catalog.jobs.get(job.job_id)
+    if record.live_directory is None:
+        return needed
+    if inspect_live_directory(LiveDirectory(record.live_directory)).status in (
+        LiveStatus.GOOD,
+        LiveStatus.EMPTY,
+    ):
+        return needed
+    restorable = job.catalog.images.restorable(job.job_id)
+    newest = restorable[0] if restorable else None
+    newest_id = newest.image_id if newest is not None else None
+    return [image for image in checkpoints if image.image_id in (newest_id, rollback_image)]
+
+
+def _rollback_image(job: StreamingJob) -> str | None:
+    """The image that an upgrade under way would be rolled back to."""
+    row = job.catalog.desired_states.find(job.job_id)
+    is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
+    return row.upgrade.image_id if row is not None and row.upgrade is not None and not is_over else None

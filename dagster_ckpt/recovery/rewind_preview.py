@@ -1,0 +1,312 @@
+"""What a start would undo and do again, looked up beforehand. Nothing is changed; the query may run meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.prepare import image_location
+from dagster_ckpt.recovery.safety_savepoint import announce_way_back
+from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.forecast import forecast
+from dagster_ckpt.sinks.in_flight import carries_state, forecast_in_flight, keeps_state
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.rewind import live_query_id
+from dagster_ckpt.spark.query.output import NamedOutput, same_folder
+from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.sinks_written import sinks_of_image, sinks_written
+
+_REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.START_EMPTY)
+
+
+@dataclass(frozen=True)
+class RowCount:
+    """Rows that are processed again.
+
+    Attributes:
+        rows: How many, or None where nothing tells.
+        is_exact: False where they are at least so many.
+    """
+
+    rows: int | None
+    is_exact: bool
+
+    def __str__(self) -> str:
+        if self.rows is None:
+            return "unknown"
+        return f"{self.rows:,}" if self.is_exact else f"at least {self.rows:,}"
+
+
+@dataclass(frozen=True)
+class RewindPreview:
+    """What a start would undo and do again.
+
+    Attributes:
+        plan: What the start would do.
+        rows: Input rows that are processed again.
+        sources: What is read again, by source, where offsets tell.
+        span_ms: Processing time that is gone through again, or None where it is not known.
+        left: Images later than the batch, newest first: they stay on the timeline that is left.
+        sinks: What each sink will do.
+        undone_since_ms: When the first undone batch may have been written at the earliest, ms since the epoch; None
+            where that is not known.
+        way_back: What will be kept of where the stream stands; None where nothing is left behind.
+    """
+
+    plan: RecoveryPlan
+    rows: RowCount
+    sources: tuple[SourceDistance, ...]
+    span_ms: int | None
+    left: tuple[ImageRecord, ...]
+    sinks: tuple[SinkForecast, ...]
+    undone_since_ms: int | None = None
+    way_back: str | None = None
+
+    @property
+    def batches(self) -> int:
+        """Committed batches that are processed again."""
+        return self.plan.rewound_batches
+
+    @property
+    def undoes(self) -> bool:
+        """Whether anything that was committed or imaged is undone."""
+        return bool(self.batches or self.left)
+
+    @property
+    def losing(self) -> tuple[SinkForecast, ...]:
+        """Sinks that could lose rows, as far as it is proven."""
+        return tuple(sink for sink in self.sinks if sink.effect in (SinkEffect.LOSE, SinkEffect.UNPROVEN))
+
+    @property
+    def downstream(self) -> str:
+        """What this means for those who read the output."""
+        if not self.undoes:
+            return "Nothing that was committed is undone."
+        images = f", with {len(self.left)} images reported since" if self.left else ""
+        return (
+            f"Whoever has read the output of batches {(self.plan.to_batch or 0) + 1} to {self.plan.from_batch}{images} "
+            "has read rows that are written anew, and has to read again."
+        )
+
+    def sentences(self) -> list[str]:
+        """The preview for a log."""
+        lines = [self.plan.reason]
+        if self.batches:
+            span = "unknown" if self.span_ms is None else iso_duration(self.span_ms)
+            lines.append(
+                f"{self.batches} committed batches are processed again ({self.plan.from_batch} back to "
+                f"{self.plan.to_batch}), rows: {self.rows}, time: {span}"
+            )
+        lines += [self.way_back] if self.way_back is not None else []
+        lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
+        return lines
+
+
+def preview_rewind(
+    job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
+) -> RewindPreview:
+    """Look up what a planned start would undo and do again.
+
+    Args:
+        job: The job.
+        facts: What the plan was made from.
+        plan: The plan. One that undoes nothing has a preview with those sinks only that have a batch already which the
+            query has not committed, or that it may not write to.
+        output: Where the query about to start writes; None where that cannot be seen.
+
+    Raises:
+        ImageNotFoundError: The image is gone.
+        ImageCorruptError: The image cannot be read.
+        StorageAccessError: The image or the live directory cannot be reached.
+    """
+    survey = survey_sinks(job, plan, output)
+    judged = survey.forecasts()
+    if plan.kind not in _REWINDS:
+        going_on = (*judged, *_sinks_that_go_on(facts, plan, survey))
+        return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on)
+    to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
+    live = LiveDirectory(facts.job.live_directory) if facts.job.live_directory else None
+    image_files = _image_files(job, plan)
+    apart = _distance(live, plan, image_files)
+    entries = _log_entries(job, plan, image_files)
+    replay = Replay(
+        to_batch=to_batch,
+        query_id=_query_id(plan, live),
+        keeps_query_id=not plan.new_query_id and plan.kind is not RecoveryKind.START_EMPTY,
+        in_flight=_in_flight(plan, to_batch),
+        stateful=_is_stateful(job, plan, live),
+        carries_state=plan.kind is RecoveryKind.REWIND and live is not None and carries_state(live, to_batch),
+        log_entries=entries,
+    )
+    left = [image for image in facts.images if (image.batch_id or 0) > to_batch]
+    return RewindPreview(
+        plan=plan,
+        rows=_rows(job, facts, plan, to_batch, apart),
+        sources=apart.sources if apart else (),
+        span_ms=apart.span_ms if apart and apart.span_ms is not None else plan.rewound_ms,
+        left=tuple(left),
+        sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(job, plan) if not _is_told(sink, judged))),
+        undone_since_ms=_undone_since_ms(facts, plan, apart),
+        way_back=announce_way_back(plan, facts.start_from),
+    )
+
+
+def _is_told(sink: str, told: Sequence[SinkForecast]) -> bool:
+    return _is_one_of(sink, [each.sink for each in told])
+
+
+def _is_one_of(sink: str, sinks: Sequence[str]) -> bool:
+    """Whether a file sink is among others, however each spells its folder."""
+    path = file_sink_path(sink)
+    others = [other for other in map(file_sink_path, sinks) if other is not None]
+    return path is not None and any(same_folder(path, other) for other in others)
+
+
+def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool) -> None:
+    """Let a start pass only where no row can be lost, or where that was accepted.
+
+    Raises:
+        RowsAtRiskError: A sink could lose rows.
+        SharedSinkError: A sink is another's, or not where the query stands; accepting a loss does not help.
+        SinkRollbackError: A sink has to be rolled back and cannot be; accepting a loss does not help.
+    """
+    refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
+    if refused:
+        raise SharedSinkError(
+            f"Job {job.job_id!r} is not started ({preview.plan.reason}), nothing was changed. "
+            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in refused)
+        )
+    stuck = [sink for sink in preview.sinks if sink.effect is SinkEffect.UNREACHABLE]
+    if stuck:
+        raise SinkRollbackError(
+            f"Job {job.job_id!r} is not started ({preview.plan.reason}), nothing was changed: "
+            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in stuck)
+        )
+    if preview.losing and not accept_loss:
+        sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)
+        raise RowsAtRiskError(
+            f"Job {job.job_id!r} is not started ({preview.plan.reason}), nothing was changed: rows could be lost. "
+            f"{sinks} Do what is advised for each sink, or start with accept_loss to take the loss."
+        )
+
+
+def _sinks(job: StreamingJob, plan: RecoveryPlan) -> list[str]:
+    """Sinks the query wrote to when the image was taken, and those it writes to now."""
+    then = list(sinks_of_image(job, plan.image)) if plan.image is not None else []
+    now = dict.fromkeys(sinks_written(job))
+    return [*then, *(sink for sink in now if sink not in then and not _is_one_of(sink, then))]
+
+
+def _sinks_that_go_on(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
+    """What sinks do that have a batch already which the query has not committed."""
+    live = facts.job.live_directory
+    if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.ADOPT):
+        return ()
+    return tuple(forecast_in_flight(LiveDirectory(live), survey.to_settle))
+
+
+def _is_stateful(job: StreamingJob, plan: RecoveryPlan, live: LiveDirectory | None) -> bool:
+    if plan.image is not None:
+        return bool(_properties(job, plan.image).get("state_operators"))
+    return live is not None and keeps_state(live)
+
+
+def _properties(job: StreamingJob, image: ImageRecord) -> Mapping[str, object]:
+    return image.properties or job.store.manifest(image_location(image)).header.properties
+
+
+def _image_files(job: StreamingJob, plan: RecoveryPlan) -> dict[str, bytes]:
+    """The few small files of the image that tell of sinks and sources."""
+    if plan.image is None:
+        return {}
+    files: dict[str, bytes] = {}
+
+    def keep(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        files[entry.path] = b"".join(chunks)
+
+    planned = f"offsets/{plan.image.batch_id}"
+    job.store.extract(
+        image_location(plan.image), keep, only=lambda path: path == planned or path.startswith(f"{SINKS_FOLDER}/")
+    )
+    return files
+
+
+def _log_entries(
+    job: StreamingJob, plan: RecoveryPlan, files: Mapping[str, bytes]
+) -> dict[str, Sequence[SinkEntry]] | None:
+    if plan.image is None:
+        return None
+    noted = _properties(job, plan.image).get("sinks")
+    paths = [str(sink["path"]) for sink in noted] if isinstance(noted, list) else []
+    entries: dict[str, list[SinkEntry]] = {path: [] for path in paths}
+    for file, data in files.items():
+        if file.startswith(f"{SINKS_FOLDER}/"):
+            _, index, name = file.split("/", 2)
+            entries[paths[int(index)]].append(SinkEntry(name, data))
+    return dict(entries)
+
+
+def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str, bytes]) -> Distance | None:
+    if live is None or plan.from_batch is None or plan.to_batch is None or plan.from_batch < plan.to_batch:
+        return None
+    return distance(live, files.get(f"offsets/{plan.to_batch}"), plan.from_batch, plan.to_batch)
+
+
+def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance | None) -> int | None:
+    """Batches after the one that stays were written after that was planned, or after its image was begun."""
+    if plan.to_batch is None:
+        return facts.job.created_at_ms
+    if apart is not None and apart.earlier_at_ms:
+        return apart.earlier_at_ms
+    return (plan.image.created_at_ms or None) if plan.image is not None else None
+
+
+def _query_id(plan: RecoveryPlan, live: LiveDirectory | None) -> str | None:
+    if plan.image is not None:
+        return plan.image.query_id
+    return live_query_id(live) if live is not None else None
+
+
+def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
+    if plan.kind is RecoveryKind.REWIND:
+        # Its planned offsets are retained, and exactly they are replayed.
+        return to_batch + 1
+    carried = plan.image.properties.get("in_flight_batch") if plan.image is not None else None
+    return carried if isinstance(carried, int) else None
+
+
+def _rows(
+    job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, to_batch: int, apart: Distance | None
+) -> RowCount:
+    if not plan.rewound_batches and plan.to_batch is not None:
+        return RowCount(0, is_exact=True)
+    if apart is not None and apart.sources and all(source.rows is not None for source in apart.sources):
+        return RowCount(sum(source.rows or 0 for source in apart.sources), is_exact=True)
+    # Also the images that made room for newer ones: the catalog remembers their figures.
+    taken = [
+        image
+        for image in job.catalog.images.of_job(job.job_id)
+        if image.batch_id is not None and image.rows is not None and image.timeline == facts.job.timeline
+    ]
+    taken.sort(key=lambda image: image.number or 0)
+    counted, before = 0, None
+    found = False
+    for image in taken:
+        # An image counts the rows since the one before it.
+        if before is not None and before >= to_batch and (image.batch_id or 0) <= (plan.from_batch or 0):
+            counted += image.rows or 0
+            found = True
+        before = image.batch_id
+    if not found:
+        return RowCount(None, is_exact=False)
+    ends = {image.batch_id for image in taken}
+    return RowCount(counted, is_exact=plan.from_batch in ends and to_batch in ends)

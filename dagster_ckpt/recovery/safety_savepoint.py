@@ -1,0 +1,81 @@
+"""Keeping the way back: before a start goes behind what was committed, where the stream stood is kept by a name."""
+
+from __future__ import annotations
+
+from dagster_ckpt.catalog.records import ImageRecord, ImageTrigger, LeaseRecord
+from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_job
+from dagster_ckpt.errors import CkptError, LeaseLostError, RestoreError
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.snapshot_names import describe_image, is_owned_by_job
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+
+LABEL = "before-rewind-"
+_REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND)
+
+
+def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
+    """Whether a start that a person names goes behind what was committed."""
+    return plan.kind in _REWINDS and start_from.point is not StartPoint.LATEST and plan.rewound_batches > 0
+
+
+def announce_way_back(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
+    """What is said beforehand of how one can go back to where the stream stands; None where nothing is left behind."""
+    if not leaves_something_behind(plan, start_from):
+        return None
+    if start_from.no_safety_savepoint:
+        return f"no safety savepoint is taken: what is left behind after batch {plan.to_batch} can be lost for good"
+    return f"before it a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, to start from to come back"
+
+
+def keep_way_back(
+    job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom, lease: LeaseRecord
+) -> str | None:
+    """Before a rewind, take a savepoint of where the stream stood; where that cannot be, tag its newest image.
+
+    Args:
+        job: The job.
+        facts: What the plan was made from.
+        plan: What will be done.
+        start_from: What was asked for.
+        lease: The lease of the job.
+
+    Returns:
+        What was kept, for a person; None where nothing is left behind, or nobody wants it.
+
+    Raises:
+        LeaseLostError: The lease is not held any more.
+        RestoreError: Nothing could be kept; nothing was changed.
+    """
+    if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
+        return None
+    label = f"{LABEL}{job.catalog.jobs.get(job.job_id).next_number}"
+    why = "the live directory is not whole"
+    if facts.live is not None and facts.live.status is LiveStatus.GOOD:
+        try:
+            kept = savepoint_of_stopped_job(job, label=label, trigger=ImageTrigger.REWIND, lease=lease)
+        except LeaseLostError:
+            raise
+        except CkptError as error:
+            why = str(error)
+        else:
+            return f"took the savepoint {label} at batch {kept.batch_id}: start from it to come back"
+    newest = next((image for image in facts.images if (image.batch_id or 0) > (plan.to_batch or 0)), None)
+    if newest is None:
+        if facts.live is None or facts.live.status is not LiveStatus.GOOD:
+            # There is nothing that one could come back to.
+            return None
+        raise RestoreError(
+            f"Job {job.job_id!r} is not started ({plan.reason}), nothing was changed: no savepoint could be taken of "
+            f"where it stands, and no image of it is newer than batch {plan.to_batch}: {why} Repair that, or start "
+            "with no_safety_savepoint, which gives up the way back."
+        )
+    return _tag(job, newest, label, why, lease)
+
+
+def _tag(job: StreamingJob, image: ImageRecord, label: str, why: str, lease: LeaseRecord) -> str:
+    if not is_owned_by_job(image):
+        return f"{describe_image(image)} stays, to start from to come back ({why})"
+    job.catalog.holds.tag(image.image_id, label=label, holder="the rewind after it", lease=lease)
+    return f"tagged {describe_image(image)} as {label}, to start from to come back until it is released ({why})"

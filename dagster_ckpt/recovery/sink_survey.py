@@ -1,0 +1,323 @@
+"""Looking at the sinks of a start: the facts that the guard decides from, and what its verdicts mean for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dagster_ckpt.errors import SharedSinkError
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.sinks.effect import SinkEffect, SinkForecast
+from dagster_ckpt.sinks.guard import Judgement, NamedFolders, Refusal, SinkFacts, Start, Verdict, judge
+from dagster_ckpt.sinks.parquet import copied_files, files_of, past_of, read_log_at_hand
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import sink_entry
+from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
+from dagster_ckpt.spark.query.sinks import file_sink_path
+from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.liveness import is_held
+from dagster_ckpt.stream.sinks_written import sinks_written
+
+BEFORE_THE_FIRST_BATCH = -1
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Where a start brings the query, as the sinks see it.
+
+    Attributes:
+        start: The kind of start.
+        batch_id: The batch it goes on after; -1 is before the first.
+        location: The image it goes back to, if any.
+        image_id: Its id, where the catalog has it.
+        sinks: The sinks that the stream wrote to before, as Spark names them.
+        originals: Folders of the stream that a fork comes from.
+        is_unfinished: It was judged before, and was cut off while sinks were brought back.
+        log_names: Names of the entries of a log that ends at the batch.
+        noted_batch: The batch of the image; None: the one it goes on after.
+        mapped: Places that an import maps sinks to, the only ones that its query may write to; None for no import.
+    """
+
+    start: Start
+    batch_id: int
+    location: str | None = None
+    image_id: str | None = None
+    sinks: Sequence[str] = ()
+    originals: Sequence[str] = ()
+    is_unfinished: bool = False
+    log_names: Sequence[str] = ()
+    noted_batch: int | None = None
+    mapped: Sequence[str] | None = None
+
+    def is_mapped(self, place: str) -> bool:
+        """Whether a query may write to a place as far as an import says."""
+        return self.mapped is None or _is_among(place, self.mapped)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a start does with each folder.
+
+    Attributes:
+        aim: Where it brings the query.
+        judgements: One for each folder that the query names, or that the stream or the image is known to have written.
+        to_settle: Sinks that are asked for the batch in flight where the query goes on.
+        log_names: Names of the entries of a log that ends at the batch, where one is known.
+    """
+
+    aim: Aim
+    judgements: tuple[Judgement, ...]
+    to_settle: tuple[str, ...] = ()
+    log_names: tuple[str, ...] = ()
+
+    def allows(self, path: str) -> bool:
+        """Whether the log of a folder may be brought back."""
+        return any(each.verdict is Verdict.ROLL_BACK and same_folder(each.path, path) for each in self.judgements)
+
+    def of(self, verdict: Verdict) -> list[str]:
+        """Folders with a verdict."""
+        return [each.path for each in self.judgements if each.verdict is verdict]
+
+    def forecasts(self) -> list[SinkForecast]:
+        """What there is to tell of folders that are not just gone on in or brought back."""
+        told = [_forecast(each, self.aim) for each in self.judgements]
+        return [each for each in told if each is not None]
+
+    def refuse(self, job_id: str) -> None:
+        """Let a start pass only where no folder is another's.
+
+        Raises:
+            SharedSinkError: One is.
+        """
+        _refuse(
+            self.judgements,
+            f"Job {job_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
+            "rows, its own or another's.",
+            _ADVICE,
+        )
+
+
+def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
+    refused = [each for each in judgements if each.verdict is Verdict.REFUSE]
+    if refused:
+        told = " ".join(f"{each.path}: {each.refusal}." for each in refused)
+        raise SharedSinkError(f"{what} {told} {advice}")
+
+
+_ADVICE = "Let the query write to a new, empty folder, or to the one that its state belongs to."
+
+
+def survey_sinks(job: StreamingJob, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
+    """Look at the sinks that a planned start meets, and decide what is done with each. Nothing is changed.
+
+    Args:
+        job: The job.
+        plan: What the start does.
+        output: Where the query about to start writes; None where that cannot be seen: then it is taken to be what the
+            stream is known to write to.
+
+    Raises:
+        ImageCorruptError: The image cannot be read.
+        LiveDirectoryError: The log of a sink cannot be read.
+        StorageAccessError: A sink or the image cannot be reached.
+    """
+    return _survey(job, _aim(job, plan), output)
+
+
+def refuse_to_clean(job: StreamingJob) -> None:
+    """Refuse to delete files in the folders that a stream wrote to last, where one of them is not its own any more.
+
+    Raises:
+        SharedSinkError: One is not.
+        ImageCorruptError: The newest image cannot be read.
+        LiveDirectoryError: The log of a sink cannot be read.
+        StorageAccessError: A sink, the image or the live directory cannot be reached.
+    """
+    record = job.catalog.jobs.get(job.job_id)
+    commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
+    newest = next(iter(job.catalog.images.restorable(job.job_id)), None)
+    aim = Aim(Start.CLEAN, BEFORE_THE_FIRST_BATCH if commit is None else commit)
+    if newest is not None:
+        aim = replace(aim, location=newest.location, image_id=newest.image_id, noted_batch=newest.batch_id)
+    _refuse(
+        _survey(job, aim, None).judgements,
+        f"Nothing is deleted for job {job.job_id!r}: a folder where it wrote may hold the files of another query.",
+        "Delete by hand there what is not needed.",
+    )
+
+
+def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
+    """Refuse to give a folder the rows of another one where it is not free for them.
+
+    Args:
+        logs: The logs of all folders of the stream that the rows come from, up to the batch.
+        outputs: Of these a folder, and the one that is given its rows.
+        batch_id: The batch.
+
+    Raises:
+        SharedSinkError: One is not free.
+        RestoreError: A log names a file that lies elsewhere.
+        LiveDirectoryError: A log cannot be read.
+        StorageAccessError: A folder cannot be reached.
+    """
+    judgements = []
+    for old, new in outputs:
+        facts = SinkFacts(Start.FORKED, batch_id, ours=False, noted=True, originals=_is_among(new, [*logs]))
+        if not facts.originals:
+            at_hand = read_log_at_hand(new, batch_id)
+            past = past_of(at_hand, copied_files(old, new, logs[old]))
+            facts = replace(facts, last=at_hand.last_batch, past=past)
+        judgements.append(judge(new, facts))
+    _refuse(judgements, "The output is not forked, nothing was changed.", "Name an empty folder.")
+
+
+def _survey(job: StreamingJob, aim: Aim, output: NamedOutput | None) -> Survey:
+    noted = sink_logs_of_image(job, aim.location) if aim.location is not None else {}
+    last_sinks = list(dict.fromkeys([*aim.sinks, *sinks_written(job), *job.catalog.executions.last_sinks(job.job_id)]))
+    ours = [path for path in map(file_sink_path, last_sinks) if path is not None]
+    others = job.catalog.executions.sinks_of_others(job.job_id)
+    anothers = [path for path in map(file_sink_path, others) if path is not None]
+    named = NamedFolders.of(output, last_sinks, [*noted] if aim.start is not Start.CLEAN else [])
+    left_behind = aim.is_unfinished or aim.image_id not in {
+        image.image_id for image in job.catalog.images.restorable(job.job_id)
+    }
+    lasts = {path: logged_batch(path) for path in named.folders}
+    planned = _planned(job) if aim.start in (Start.GOES_ON, Start.CLEAN) else None
+    judgements = []
+    for path in _distinct([*noted, *named.folders, *ours, *aim.originals]):
+        entries = next((log for each, log in noted.items() if same_folder(each, path)), None)
+        facts = SinkFacts(
+            aim.start,
+            aim.batch_id,
+            named=named.names(path),
+            ours=_is_among(path, ours),
+            others_known=bool(last_sinks),
+            noted=entries is not None,
+            originals=_is_among(path, aim.originals),
+            anothers=_is_among(path, anothers),
+            mapped=aim.is_mapped(path),
+            last=next((last for each, last in lasts.items() if same_folder(each, path)), None),
+            planned=planned,
+            left_behind=left_behind,
+        )
+        if facts.named and (entries is not None or not facts.ours):
+            at_hand = read_log_at_hand(path, aim.batch_id if aim.noted_batch is None else aim.noted_batch)
+            facts = replace(facts, blank=at_hand.is_blank)
+            if entries is not None:
+                facts = replace(facts, past=past_of(at_hand, files_of(entries, path)))
+        judgements.append(judge(path, facts))
+    if output is not None and output.place is not None and output.folder is None and not aim.is_mapped(output.place):
+        judgements.append(Judgement(output.place, Verdict.REFUSE, Refusal.NOT_MAPPED))
+    names = next(([entry.name for entry in log] for log in noted.values() if log), list(aim.log_names))
+    to_settle = [f"FileSink[{path}]" for path in named.folders]
+    # A table that the query wrote to is asked by its own id.
+    to_settle += [sink for sink in last_sinks if file_sink_path(sink) is None]
+    return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
+
+
+def refuse_shared_folder(job: StreamingJob, output: NamedOutput | None) -> None:
+    """Refuse to write files where another stream that runs writes: also before it has written anything there.
+
+    Args:
+        job: The job.
+        output: Where its query is about to write; None where that cannot be seen.
+
+    Raises:
+        SharedSinkError: Another stream writes there.
+    """
+    if output is None or output.folder is None:
+        return
+    for other in job.catalog.executions.beside(job.job_id):
+        sinks = (other.progress or {}).get("sinks")
+        paths = map(file_sink_path, map(str, sinks)) if isinstance(sinks, list) else ()
+        if not any(path is not None and same_folder(path, output.folder) for path in paths):
+            continue
+        if is_held(job.catalog.leases.current(other.job_id)):
+            raise SharedSinkError(
+                f"Job {job.job_id!r} is not started: it would write to {output.folder}, where job {other.job_id!r} "
+                f"writes (run {other.run_id}). Each would pass over the batches of the other without a word. Let it "
+                "write to a folder of its own."
+            )
+
+
+def sink_logs_of_image(job: StreamingJob, location: str) -> dict[str, list[SinkEntry]]:
+    """The logs that an image holds of its file sinks, by folder.
+
+    Raises:
+        ImageCorruptError: The image cannot be read.
+        StorageAccessError: It cannot be reached.
+    """
+    described = job.store.manifest(location).header.properties.get("sinks")
+    paths = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
+    logs: dict[str, list[SinkEntry]] = {path: [] for path in paths}
+
+    def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        index, name = sink_entry(entry.path)
+        logs[paths[index]].append(SinkEntry(name, b"".join(chunks)))
+
+    if paths:
+        job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+    return logs
+
+
+def _aim(job: StreamingJob, plan: RecoveryPlan) -> Aim:
+    to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
+    if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
+        return Aim(Start.TO_IMAGE, to_batch, plan.image.location, plan.image.image_id)
+    if plan.kind is RecoveryKind.REWIND:
+        return Aim(Start.TO_BATCH, to_batch)
+    if plan.kind is RecoveryKind.START_EMPTY:
+        return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)
+    if plan.kind is not RecoveryKind.FINISH_RESTORE:
+        return Aim(Start.GOES_ON, to_batch)
+    record = job.catalog.jobs.get(job.job_id)
+    pending = record.pending_restore or {}
+    batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
+    sinks = [str(sink) for sink in pending.get("sinks", ())]
+    if "fork_of" in pending:
+        commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory else None
+        return Aim(
+            Start.FORKED,
+            max(batch_id, commit if commit is not None else batch_id),
+            sinks=[f"FileSink[{path}]" for path in pending.get("outputs", ())],
+            originals=[str(path) for path in pending["parent_outputs"]],
+            log_names=[str(name) for name in pending["log_names"]],
+            mapped=[str(place) for place in pending["mapped"]] if "mapped" in pending else None,
+        )
+    if "location" in pending:
+        return Aim(Start.TO_IMAGE, batch_id, str(pending["location"]), is_unfinished=True)
+    return Aim(Start.TO_BATCH if "batch_id" in pending else Start.EMPTY, batch_id, sinks=sinks, is_unfinished=True)
+
+
+def _planned(job: StreamingJob) -> int | None:
+    live = job.catalog.jobs.get(job.job_id).live_directory
+    return LiveDirectory(live).positions().offset if live is not None else None
+
+
+def _distinct(paths: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        if not _is_among(path, found):
+            found.append(path)
+    return found
+
+
+def _is_among(path: str, others: Sequence[str]) -> bool:
+    return any(same_folder(path, other) for other in others)
+
+
+def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
+    sink = f"FileSink[{judgement.path}]"
+    if judgement.verdict is Verdict.LEAVE and aim.start is not Start.GOES_ON:
+        return SinkForecast(sink, SinkEffect.UNTOUCHED, "The query about to start does not write there.")
+    if judgement.verdict is Verdict.BEGIN:
+        return SinkForecast(
+            sink,
+            SinkEffect.BEGINS,
+            f"The query has not written there before: it holds what comes after batch {aim.batch_id}.",
+        )
+    if judgement.verdict is Verdict.REFUSE:
+        return SinkForecast(sink, SinkEffect.REFUSED, f"Not started: {judgement.refusal}.", _ADVICE)
+    return None

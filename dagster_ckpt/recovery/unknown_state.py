@@ -1,0 +1,63 @@
+"""What lies in the places of a job that its catalog knows no start of: the catalog may be another one, or new."""
+
+from __future__ import annotations
+
+from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.recovery.plan import UnknownState
+from dagster_ckpt.snapshot.manifest import ImageHeader
+from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
+from dagster_ckpt.stream.handle import StreamingJob
+
+
+def unknown_state(job: StreamingJob, output: NamedOutput | None = None) -> UnknownState:
+    """Look for live directories, checkpoints, savepoints and sink logs of a job. Nothing is changed.
+
+    Args:
+        job: The job.
+        output: Where the query about to start writes; None where that cannot be seen.
+
+    Raises:
+        StorageAccessError: The storage or the live folder cannot be reached.
+    """
+    directories = [
+        f"{built.live.url}, up to batch {commit}"
+        for built in job.live_directories()
+        if (commit := built.live.positions().commit) is not None
+    ]
+    images: list[str] = []
+    folders = [output.folder] if output is not None and output.folder is not None else []
+    for location in job.store.checkpoints():
+        header = _header(job, location)
+        images.append(location if header is not None else f"{location}, which cannot be read")
+        folders += _folders(header)
+    for location in job.store.savepoints():
+        header = _header(job, location)
+        # The folder may hold savepoints of other jobs.
+        if header is not None and header.job_id == job.job_id:
+            images.append(f"savepoint {location}")
+            folders += _folders(header)
+    distinct = [folder for i, folder in enumerate(folders) if not any(same_folder(folder, at) for at in folders[:i])]
+    sinks = [told for folder in distinct if (told := _log(folder)) is not None]
+    return UnknownState(directories, images, sinks)
+
+
+def _header(job: StreamingJob, location: str) -> ImageHeader | None:
+    try:
+        return job.store.manifest(location).header
+    except StorageAccessError:
+        raise
+    except CkptError:
+        return None
+
+
+def _folders(header: ImageHeader | None) -> list[str]:
+    noted = header.properties.get("sinks") if header is not None else None
+    return [str(sink["path"]) for sink in noted] if isinstance(noted, list) else []
+
+
+def _log(folder: str) -> str | None:
+    try:
+        last = logged_batch(folder)
+    except StorageAccessError:
+        return f"the sink log of {folder}, which cannot be reached"
+    return None if last is None else f"the sink log of {folder}, up to batch {last}"

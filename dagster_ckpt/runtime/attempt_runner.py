@@ -1,0 +1,353 @@
+"""Carrying out what the coordinator decides about attempts: boundary, threads, catalog, clean-up.
+
+The order of a completion is what makes crashes harmless: data, then the image's metadata (both by the
+storage), then the catalog, then the coordinator is told, then older checkpoints make room.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, ImageTrigger, RequestRecord, RequestStatus
+from dagster_ckpt.checkpointing.coordinator.messages import (
+    Abort,
+    Alignment,
+    Attempt,
+    AttemptCompleted,
+    AttemptFailed,
+    CheckpointFailureReason,
+    CleaningChanged,
+    CutTaken,
+    Event,
+)
+from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
+from dagster_ckpt.checkpointing.progress import BatchLog, PositionWatch
+from dagster_ckpt.checkpointing.recording import NotRecorded, asked, provenance, record_image
+from dagster_ckpt.checkpointing.snapshotting import Snapshot, SnapshotOrder, sharing_base
+from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
+from dagster_ckpt.recovery.prepare import PreparedStart
+from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
+from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
+from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.spark.query.guarantees import guarantees
+from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.spark.query.sinks import can_replay_a_batch
+from dagster_ckpt.stream.handle import Clock, StreamingJob, monotonic_ms
+from dagster_ckpt.stream.lease import LeaseKeeper
+
+STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
+
+
+class AttemptRunner:
+    """The attempts of one execution.
+
+    Args:
+        job: The job.
+        execution_id: The execution in the catalog.
+        prepared: The live directory the query runs in.
+        log: What the batches of the query did.
+        lease: The lease that makes this process the writer.
+        owed: Where changes go that the catalog need not take at once.
+        facts: What the running query knows of itself; called in the thread that talks to the JVM.
+        predecessor_ended: Whether older live directories may be deleted.
+        wall_clock: Time that images carry.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        execution_id: str,
+        prepared: PreparedStart,
+        log: BatchLog,
+        lease: LeaseKeeper,
+        *,
+        owed: OwedChanges,
+        facts: Callable[[], QueryFacts],
+        predecessor_ended: bool,
+        wall_clock: Clock,
+    ) -> None:
+        self._job = job
+        self._catalog = job.catalog
+        self._execution_id = execution_id
+        self._prepared = prepared
+        self._live = prepared.live
+        self._log = log
+        self._positions = PositionWatch(prepared.live, log)
+        self._lease = lease
+        self._owed = owed
+        self._facts = facts
+        self._may_delete_older = predecessor_ended
+        self._sinks_before = tuple(self._catalog.executions.last_sinks(job.job_id))
+        self._timeline = self._catalog.jobs.get(job.job_id).timeline
+        self._threads = AttemptThreads(job, wall_clock)
+        self._running: dict[int, RunningAttempt] = {}
+        self._aborted: dict[int, Abort] = {}
+        self._completed: dict[int, ImageRecord] = {}
+        self._late: dict[int, Snapshot] = {}
+        self._cleaning = 0
+        self._last_image_batch: int | None = None
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The sinks of the query, as its last report or, before one, that of an execution before names them.
+
+        An image must not be taken without them: a restore could then not roll them back.
+        """
+        return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
+
+    def has_committed(self) -> bool:
+        """Whether a batch is committed: before that there is nothing that an image could hold."""
+        with suppress(StorageAccessError):
+            return self._positions.latest().commit is not None
+        return False
+
+    def begin(self, attempt: Attempt) -> list[Event]:
+        """Record an attempt; its cut is taken when its boundary is reached.
+
+        Returns:
+            That it failed, where the catalog or the live directory cannot be reached.
+
+        Raises:
+            LeaseLostError: This process is no longer the writer.
+        """
+        image_id = str(uuid.uuid4())
+        try:
+            self._running[attempt.number] = self._recorded(attempt, image_id)
+        except (CatalogError, StorageAccessError, OptionError) as error:
+            reason = CheckpointFailureReason.IO_EXCEPTION
+            self._record_failure(image_id, attempt.request_id, f"{reason.name}: {error}")
+            return [AttemptFailed(monotonic_ms(), attempt.number, reason, str(error))]
+        return []
+
+    def _recorded(self, attempt: Attempt, image_id: str) -> RunningAttempt:
+        request = self._catalog.requests.get(attempt.request_id) if attempt.request_id is not None else None
+        arguments = request.arguments if request is not None else {}
+        facts = self._facts()
+        base = sharing_base(self._job)
+        trigger = _trigger(attempt, request)
+        order = SnapshotOrder(
+            kind=ImageKind.SAVEPOINT if attempt.kind.is_savepoint else ImageKind.CHECKPOINT,
+            number=attempt.number,
+            image_id=image_id,
+            base=base.location if base is not None else None,
+            target_directory=arguments.get("target_directory"),
+            sinks=self.sinks,
+            label=arguments.get("label"),
+            properties=provenance(self._job, self.sinks, facts) | asked(trigger, arguments.get("schedule")),
+        )
+        self._catalog.images.begin(
+            self._lease.record,
+            image_id=image_id,
+            execution_id=self._execution_id,
+            kind=order.kind.value,
+            number=attempt.number,
+            trigger=trigger,
+            timeline=self._timeline,
+            label=order.label,
+            request_id=attempt.request_id,
+            schedule=arguments.get("schedule"),
+        )
+        commit = self._positions.look().commit
+        return RunningAttempt(
+            attempt,
+            order,
+            -1 if commit is None else commit,
+            monotonic_ms(),
+            aligned_only=facts.mode is not None and not guarantees(facts.mode, self.sinks).unaligned,
+        )
+
+    def abort(self, action: Abort) -> list[Event]:
+        """End an attempt; where its thread has not begun, its end can be reported at once."""
+        running = self._running.pop(action.number, None)
+        if running is None:
+            return []
+        running.aborted.set()
+        self._record_failure_of(running, f"{action.reason.name}: {action.reason.sentence}")
+        if not running.cut_ordered:
+            return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
+        self._aborted[action.number] = action
+        return []
+
+    def discard_late(self, number: int) -> None:
+        """Delete an image that was stored after its attempt had been aborted."""
+        snapshot = self._late.pop(number, None)
+        if snapshot is not None:
+            self._clean(lambda: self._discard_own(snapshot))
+
+    def order_cuts(self, stop_query: Callable[[int], None]) -> None:
+        """Begin the cut of every attempt whose boundary is reached.
+
+        Args:
+            stop_query: Called first for a stop-with-savepoint: nothing may be committed after its cut.
+        """
+        for running in list(self._running.values()):
+            try:
+                is_due = not running.cut_ordered and self._at_boundary(running)
+            except StorageAccessError:
+                # It is looked for again until the attempt expires.
+                is_due = False
+            if not is_due:
+                continue
+            if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+                stop_query(running.attempt.number)
+            self._threads.start(running, self._live)
+
+    def news(self) -> list[Event]:
+        """What has happened to the attempts since the last call, recorded in the catalog.
+
+        Raises:
+            LeaseLostError: An image was stored, but this process is no longer the writer.
+        """
+        events: list[Event] = []
+        for result in self._threads.results():
+            if isinstance(result, CutExists):
+                events.append(CutTaken(monotonic_ms(), result.number))
+            elif isinstance(result, Stored):
+                events.append(self._stored(result))
+            elif isinstance(result, NotStored):
+                events.append(self._not_stored(result))
+            else:
+                self._cleaning -= 1
+                events.append(CleaningChanged(monotonic_ms(), self._cleaning))
+        return events
+
+    def make_room(self) -> list[Event]:
+        """Delete what the newest checkpoint has subsumed, in the background."""
+        protected = [running.order.base for running in self._running.values() if running.order.base is not None]
+        try:
+            dropped = subsume(self._job, protected=protected)
+        except CatalogError:
+            # The next completion makes room.
+            return []
+        may_delete_older, self._may_delete_older = self._may_delete_older, False
+        if not dropped and not may_delete_older:
+            return []
+
+        def clean() -> None:
+            discard(self._job, dropped, reason="subsumed", lease=self._lease, protected=protected)
+            if may_delete_older:
+                delete_older_live_directories(self._job, self._live, self._lease)
+
+        return self._clean(clean)
+
+    def image(self, number: int) -> ImageRecord | None:
+        """The completed image of an attempt of this execution."""
+        return self._completed.get(number)
+
+    def close(self, why: str) -> None:
+        """End what is under way; returns when every thread is done.
+
+        Args:
+            why: Why the query ended, for those who wait for an answer.
+        """
+        for running in self._running.values():
+            running.aborted.set()
+            self._record_failure_of(running, f"the query ended: {why}")
+        self._running.clear()
+        self._threads.close()
+        for result in self._threads.results():
+            if isinstance(result, Stored):
+                # What cannot be deleted now is removed by housekeeping, and must not hide why the query ended.
+                with suppress(StorageAccessError, CatalogError, LeaseLostError):
+                    self._discard_own(result.snapshot)
+        self._owed.make_up()
+
+    def _at_boundary(self, running: RunningAttempt) -> bool:
+        attempt = running.attempt
+        positions = self._positions.latest()
+        if positions.commit is None:
+            return False
+        if attempt.alignment is Alignment.NEWEST_COMMIT:
+            return True
+        late = attempt.alignment_deadline_ms is not None and monotonic_ms() >= attempt.alignment_deadline_ms
+        if (attempt.alignment is Alignment.CARRY_IN_FLIGHT or late) and self._may_carry(running):
+            running.order = running.order.carrying_in_flight()
+            return True
+        nothing_runs = positions.offset is None or positions.offset <= positions.commit
+        return nothing_runs or positions.commit > running.began_after_batch
+
+    def _may_carry(self, running: RunningAttempt) -> bool:
+        if running.aligned_only:
+            # In such a mode a batch is never replayed as it was, so there is nothing to carry, forced or not.
+            return False
+        # A carried batch is replayed; a sink that cannot tell would get its rows twice.
+        return self._job.options.force_unaligned or all(can_replay_a_batch(sink) for sink in running.order.sinks)
+
+    def _stored(self, result: Stored) -> Event:
+        snapshot = result.snapshot
+        running = self._running.get(result.number)
+        if running is None:
+            self._late[result.number] = snapshot
+            self._aborted.pop(result.number, None)
+            return AttemptCompleted(monotonic_ms(), result.number)
+        recorded = self._in_catalog(running, snapshot)
+        if isinstance(recorded, NotRecorded):
+            if recorded.is_certain:
+                self._clean(lambda: self._discard_own(snapshot))
+            return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, recorded.why)
+        del self._running[result.number]
+        self._completed[result.number] = recorded
+        self._last_image_batch = snapshot.batch_id
+        if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
+            # Before the operator is told: a process that is killed from here on was stopped, and stays so.
+            lease, ours, finished = self._lease.record, self._execution_id, ExecutionStatus.FINISHED
+            self._owed.make(lambda: self._catalog.executions.end(lease, ours, finished, STOPPED_WITH_SAVEPOINT))
+        self._answer(running.attempt.request_id, RequestStatus.COMPLETED, image_id=recorded.image_id)
+        return AttemptCompleted(monotonic_ms(), result.number)
+
+    def _in_catalog(self, running: RunningAttempt, snapshot: Snapshot) -> ImageRecord | NotRecorded:
+        return record_image(
+            self._catalog,
+            snapshot,
+            self._log.figures(snapshot.batch_id, since_batch=self._last_image_batch),
+            duration_ms=monotonic_ms() - running.began_at_ms,
+            lease=self._lease.record,
+        )
+
+    def _discard_own(self, snapshot: Snapshot) -> None:
+        """Delete an image of this execution that the catalog did not take."""
+        self._lease.check()
+        self._job.store.discard(snapshot.stored.location, protected=())
+
+    def _not_stored(self, result: NotStored) -> Event:
+        running = self._running.get(result.number)
+        if running is not None:
+            return self._failed(running, result.reason, str(result.error))
+        aborted = self._aborted.pop(result.number, None)
+        reason = aborted.reason if aborted is not None else result.reason
+        return AttemptFailed(monotonic_ms(), result.number, reason, str(result.error))
+
+    def _failed(self, running: RunningAttempt, reason: CheckpointFailureReason, detail: str) -> Event:
+        number = running.attempt.number
+        self._running.pop(number, None)
+        self._record_failure_of(running, f"{reason.name}: {detail}")
+        return AttemptFailed(monotonic_ms(), number, reason, detail)
+
+    def _record_failure_of(self, running: RunningAttempt, why: str) -> None:
+        self._record_failure(running.order.image_id, running.attempt.request_id, why)
+
+    def _record_failure(self, image_id: str, request_id: str | None, why: str) -> None:
+        lease = self._lease.record
+        self._owed.make(lambda: self._catalog.images.fail(lease, image_id, why))
+        self._answer(request_id, RequestStatus.FAILED, error=why)
+
+    def _answer(
+        self, request_id: str | None, status: RequestStatus, *, image_id: str | None = None, error: str | None = None
+    ) -> None:
+        if request_id is not None:
+            lease, requests = self._lease.record, self._catalog.requests
+            self._owed.make(lambda: requests.resolve(lease, request_id, status, image_id=image_id, error=error))
+
+    def _clean(self, work: Callable[[], None]) -> list[Event]:
+        self._cleaning += 1
+        self._threads.clean(work)
+        return [CleaningChanged(monotonic_ms(), self._cleaning)]
+
+
+def _trigger(attempt: Attempt, request: RequestRecord | None) -> ImageTrigger:
+    if request is None or request.arguments.get("schedule") is not None:
+        return ImageTrigger.PERIODIC
+    return ImageTrigger.STOP if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT else ImageTrigger.MANUAL

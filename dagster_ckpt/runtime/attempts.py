@@ -1,0 +1,160 @@
+"""Checkpoint attempts under way: cut and upload in threads, results back to the loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from dagster_ckpt.checkpointing.coordinator.messages import Attempt, CheckpointFailureReason
+from dagster_ckpt.checkpointing.snapshotting import Snapshot, SnapshotOrder, take_snapshot
+from dagster_ckpt.errors import ImageAbortedError, ImageTooLargeError, IncompleteCutError, NothingCommittedError
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.handle import StreamingJob
+
+# Savepoints ignore the limit on concurrent checkpoints (Flink); this is how many upload at once.
+SAVEPOINT_THREADS = 4
+
+
+@dataclass
+class RunningAttempt:
+    """An attempt that the coordinator began and that has not ended.
+
+    Attributes:
+        attempt: What the coordinator asked for.
+        order: The image to take.
+        began_after_batch: Newest commit when it began: the boundary it waits to see passed.
+        began_at_ms: When it began, on the clock that never goes back.
+        aligned_only: Whether the query's mode forbids carrying a running batch.
+        cut_ordered: Whether its cut and upload are already in a thread.
+    """
+
+    attempt: Attempt
+    order: SnapshotOrder
+    began_after_batch: int
+    began_at_ms: int
+    aligned_only: bool = False
+    cut_ordered: bool = False
+    aborted: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class CutExists:
+    """The consistent cut of an attempt exists; its upload goes on."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The image of an attempt is whole in storage, and not yet in the catalog."""
+
+    number: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True)
+class NotStored:
+    """An attempt failed; what it had written is removed.
+
+    Attributes:
+        number: The attempt.
+        error: Why.
+        after_cut: Whether its cut existed, so that the files of a running query could not be stored.
+    """
+
+    number: int
+    error: Exception
+    after_cut: bool = False
+
+    @property
+    def reason(self) -> CheckpointFailureReason:
+        """Flink's name for what went wrong."""
+        if isinstance(self.error, NothingCommittedError):
+            return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
+        if isinstance(self.error, IncompleteCutError | ImageTooLargeError):
+            return CheckpointFailureReason.CHECKPOINT_DECLINED
+        if isinstance(self.error, OSError) and not self.after_cut:
+            return CheckpointFailureReason.IO_EXCEPTION
+        return CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """A deletion in the background is done, or has failed and stays visible in the catalog."""
+
+
+Result = CutExists | Stored | NotStored | Cleaned
+
+
+class AttemptThreads:
+    """Runs attempts of one execution in threads; results are taken by the loop."""
+
+    def __init__(self, job: StreamingJob, clock: Callable[[], int]) -> None:
+        self._job = job
+        self._clock = clock
+        self._results: SimpleQueue[Result] = SimpleQueue()
+        self._futures: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(
+            job.options.max_concurrent + SAVEPOINT_THREADS, thread_name_prefix=f"images-{job.job_id}"
+        )
+
+    def start(self, running: RunningAttempt, live: LiveDirectory) -> None:
+        """Cut and upload in a thread."""
+        running.cut_ordered = True
+        self._futures.append(self._pool.submit(self._take, running, live))
+
+    def clean(self, work: Callable[[], None]) -> None:
+        """Delete something in the background; `Cleaned` follows whether or not it worked."""
+
+        def clean_and_tell() -> None:
+            try:
+                work()
+            finally:
+                self._results.put(Cleaned())
+
+        self._futures.append(self._pool.submit(clean_and_tell))
+
+    def results(self) -> list[Result]:
+        """What has happened since the last call, in order."""
+        taken: list[Result] = []
+        while True:
+            try:
+                taken.append(self._results.get_nowait())
+            except Empty:
+                self._futures = [future for future in self._futures if not future.done()]
+                return taken
+
+    def close(self) -> None:
+        """Wait until every thread is done; attempts must have been aborted or ended before.
+
+        A deletion that has not begun is still done: nobody else knows of an image that could not be recorded.
+        """
+        self._pool.shutdown(wait=True)
+
+    def _take(self, running: RunningAttempt, live: LiveDirectory) -> None:
+        number = running.attempt.number
+        if running.aborted.is_set():
+            self._results.put(NotStored(number, ImageAbortedError(f"Attempt {number} was aborted before its cut.")))
+            return
+        cut = threading.Event()
+
+        def tell_of_cut(_batch: int) -> None:
+            cut.set()
+            self._results.put(CutExists(number))
+
+        try:
+            snapshot = take_snapshot(
+                self._job,
+                live,
+                running.order,
+                now_ms=self._clock(),
+                on_cut=tell_of_cut,
+                should_abort=running.aborted.is_set,
+            )
+        except Exception as error:  # noqa: BLE001 - every failure is an answer to the coordinator
+            self._results.put(NotStored(number, error, after_cut=cut.is_set()))
+        else:
+            self._results.put(Stored(number, snapshot))

@@ -1,0 +1,68 @@
+"""Looking, while a job is being started, whether it is to be stopped: a restore may take hours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.errors import CatalogError, StartStoppedError
+from dagster_ckpt.runtime.supervision import ENDS_BY_REQUEST, REQUEST_POLL_MS, EndKind, QueryEnd
+from dagster_ckpt.stream.handle import Clock, monotonic_ms
+
+
+class StartWatch:
+    """Ends a start that is to be stopped, between two of its steps. It needs no thread: the start asks it.
+
+    What a start does before the catalog switches to its directory is undone by being left out, and what it does after
+    that is finished by the next start. So it may end at each step, as if its process were killed there.
+
+    Args:
+        catalog: The catalog.
+        job_id: The job.
+        interrupted: True once the process was told to stop.
+        clock: Milliseconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self, catalog: Catalog, job_id: str, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
+    ) -> None:
+        self._catalog = catalog
+        self._job_id = job_id
+        self._interrupted = interrupted
+        self._clock = clock
+        self._next_ms = clock() + REQUEST_POLL_MS
+        self._looking = Lock()
+        self.end: QueryEnd | None = None
+        self.request_id: str | None = None
+
+    def __call__(self) -> None:
+        """Raise where the start is to be stopped. It looks twice a second at most; threads may call it at each file.
+
+        Raises:
+            StartStoppedError: A CANCEL or SUSPEND is there, or the process was told to stop.
+        """
+        if self._clock() >= self._next_ms and self._looking.acquire(blocking=False):
+            try:
+                self._look()
+                self._next_ms = self._clock() + REQUEST_POLL_MS
+            finally:
+                self._looking.release()
+        if self.end is not None:
+            raise StartStoppedError(f"Job {self._job_id!r} was not started: {self.end.reason}.")
+
+    def _look(self) -> None:
+        if self.end is not None:
+            return
+        if self._interrupted():
+            self.end = QueryEnd(EndKind.INTERRUPTED, "the process was told to stop while it started")
+            return
+        # A catalog that is away for a moment ends no start.
+        with suppress(CatalogError):
+            for request in self._catalog.requests.pending(self._job_id):
+                if request.kind in ENDS_BY_REQUEST:
+                    kind, _ = ENDS_BY_REQUEST[request.kind]
+                    reason = f"{request.kind.value.lower()} asked for by {request.origin}, while it started"
+                    self.end, self.request_id = QueryEnd(kind, reason), request.request_id
+                    return

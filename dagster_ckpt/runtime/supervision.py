@@ -1,0 +1,358 @@
+"""The loop around one running query: it feeds the coordinator and does what that decides.
+
+Everything here runs in one thread, the only one that talks to the JVM.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import Enum
+from functools import partial
+from random import Random
+
+from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, RequestKind, RequestStatus
+from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpointing.coordinator.messages import (
+    Abort,
+    Action,
+    AttemptCompleted,
+    AttemptFailed,
+    Begin,
+    Discard,
+    Event,
+    FailQuery,
+    QueryStarted,
+    QueryStopped,
+    Refuse,
+    StopQuery,
+    Tick,
+    Triggered,
+)
+from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind, TriggerOrigin, TriggerRequest
+from dagster_ckpt.checkpointing.progress import BatchLog
+from dagster_ckpt.config.durations import iso_duration
+from dagster_ckpt.errors import CatalogError, LeaseLostError
+from dagster_ckpt.recovery.prepare import PreparedStart
+from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
+from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.runtime.stall import Standstill, Stillness
+from dagster_ckpt.spark.query.activity import STARTING
+from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.stream.handle import Clock, StreamingJob, monotonic_ms
+from dagster_ckpt.stream.lease import LeaseKeeper
+
+POLL_S = 0.25
+HEARTBEAT_MS = 2_000
+REQUEST_POLL_MS = 500
+# Longer than anything between two signs of life usually takes.
+TELL_AFTER_MS = 60_000
+# Whatever a query that stands still waits for may not be interrupted either.
+STOP_STANDING_MS = 60_000
+
+
+class EndKind(Enum):
+    """How the running of a query came to its end.
+
+    FINISHED: Stopped with a savepoint.
+    ENDED_BY_ITSELF: It had processed all of a bounded input.
+    SUSPENDED: An operator stopped it to start it again.
+    CANCEL_REQUESTED: An operator cancelled it through the catalog.
+    INTERRUPTED: The surrounding process was told to stop.
+    FAILED: The query failed, or too many checkpoints did.
+    LEASE_LOST: Another execution is the writer now.
+    SAVEPOINT_FAILED: It was stopped for a savepoint that then failed; it is to go on.
+    STOOD_STILL: Nothing of it has moved for longer than the job allows.
+    """
+
+    FINISHED = "FINISHED"
+    ENDED_BY_ITSELF = "ENDED_BY_ITSELF"
+    SUSPENDED = "SUSPENDED"
+    CANCEL_REQUESTED = "CANCEL_REQUESTED"
+    INTERRUPTED = "INTERRUPTED"
+    FAILED = "FAILED"
+    LEASE_LOST = "LEASE_LOST"
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    STOOD_STILL = "STOOD_STILL"
+
+
+ENDS_BY_REQUEST = {
+    RequestKind.CANCEL: (EndKind.CANCEL_REQUESTED, ExecutionStatus.CANCELED),
+    RequestKind.SUSPEND: (EndKind.SUSPENDED, ExecutionStatus.SUSPENDED),
+}
+_TRIGGERS = {
+    RequestKind.CHECKPOINT: TriggerKind.CHECKPOINT,
+    RequestKind.SAVEPOINT: TriggerKind.SAVEPOINT,
+    RequestKind.STOP_WITH_SAVEPOINT: TriggerKind.STOP_WITH_SAVEPOINT,
+}
+
+
+@dataclass(frozen=True)
+class QueryEnd:
+    """The end of one query.
+
+    Attributes:
+        kind: How it ended.
+        reason: One sentence for a person.
+        savepoint: The savepoint it was stopped with, for FINISHED.
+        trace: What the JVM printed of the failure, for FAILED; None where nothing is known beside the reason.
+    """
+
+    kind: EndKind
+    reason: str
+    savepoint: ImageRecord | None = None
+    trace: str | None = None
+
+
+class Supervisor:
+    """Supervises one query from its start to its end.
+
+    Args:
+        job: The job.
+        execution_id: The execution in the catalog.
+        prepared: The live directory it runs in.
+        query: The started query.
+        lease: The lease that makes this process the writer.
+        interrupted: True once the surrounding process was told to stop.
+        predecessor_ended: Whether older live directories may be deleted.
+        wall_clock: Time that records carry.
+        report: Told a sentence where somebody should know.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        execution_id: str,
+        prepared: PreparedStart,
+        query: SupervisedQuery,
+        lease: LeaseKeeper,
+        *,
+        interrupted: Callable[[], bool],
+        predecessor_ended: bool,
+        wall_clock: Clock,
+        report: Callable[[str], None],
+    ) -> None:
+        self._report = report
+        self._job_id = job.job_id
+        self._standstill_timeout_ms = job.standstill_timeout_ms
+        self._catalog = job.catalog
+        self._execution_id = execution_id
+        self._query = query
+        self._lease = lease
+        self._interrupted = interrupted
+        self._log = BatchLog()
+        self._standstill = Standstill(monotonic_ms())
+        self._still = Stillness(STARTING, at_rest=False, still_for_ms=0)
+        self._owed = OwedChanges()
+        self._attempts = AttemptRunner(
+            job,
+            execution_id,
+            prepared,
+            self._log,
+            lease,
+            owed=self._owed,
+            facts=query.facts,
+            predecessor_ended=predecessor_ended,
+            wall_clock=wall_clock,
+        )
+        self._coordinator = CheckpointCoordinator(
+            job.options, first_number=self._catalog.jobs.get(job.job_id).next_number, random=Random()
+        )
+        self._end: QueryEnd | None = None
+        self._is_ready = False
+        self._savepoint_to_stop_with: int | None = None
+        self._next_heartbeat_ms = 0
+        self._next_request_poll_ms = 0
+
+    def run(self) -> QueryEnd:
+        """Supervise until the query has ended, for whatever reason; it is stopped on return."""
+        try:
+            while self._end is None:
+                try:
+                    self._step()
+                except LeaseLostError as error:
+                    # The catalog has refused a write.
+                    self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
+            return self._end
+        finally:
+            self._close()
+
+    def _step(self) -> None:
+        terminated = self._wait()
+        self._note_progress()
+        if self._lease.lost is not None:
+            self._end = QueryEnd(EndKind.LEASE_LOST, str(self._lease.lost))
+        elif self._interrupted():
+            self._end = QueryEnd(EndKind.INTERRUPTED, "the process was told to stop")
+        elif terminated:
+            error = self._query.exception()
+            self._end = (
+                QueryEnd(EndKind.FAILED, error, trace=self._query.trace())
+                if error is not None
+                else QueryEnd(EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended")
+            )
+        elif self._standstill_timeout_ms is not None and self._still.is_over(self._standstill_timeout_ms):
+            self._end = QueryEnd(EndKind.STOOD_STILL, _stood_still(self._still))
+        else:
+            self._coordinate()
+
+    def _wait(self) -> bool:
+        if self._is_stopped:
+            time.sleep(POLL_S)
+            return False
+        return self._query.wait(POLL_S)
+
+    def _coordinate(self) -> None:
+        now_ms = monotonic_ms()
+        if not self._is_ready and self._attempts.sinks and self._attempts.has_committed():
+            self._is_ready = True
+            self._handle(QueryStarted(now_ms))
+        if now_ms >= self._next_request_poll_ms:
+            self._next_request_poll_ms = now_ms + REQUEST_POLL_MS
+            self._owed.make_up()
+            with suppress(CatalogError):
+                self._take_requests()
+        for event in self._attempts.news():
+            self._handle(event)
+            if isinstance(event, AttemptCompleted):
+                for cleaning in self._attempts.make_room():
+                    self._handle(cleaning)
+        deadline_ms = self._coordinator.next_deadline_ms
+        if deadline_ms is not None and monotonic_ms() >= deadline_ms:
+            self._handle(Tick(monotonic_ms()))
+        self._attempts.order_cuts(self._stop_for_savepoint)
+
+    def _handle(self, event: Event) -> None:
+        """Give an event to the coordinator, and the events that its actions cause after it."""
+        inbox = deque([event])
+        while inbox:
+            handled = inbox.popleft()
+            for action in self._coordinator.handle(handled):
+                inbox.extend(self._do(action))
+            if (
+                isinstance(handled, AttemptFailed | AttemptCompleted)
+                and handled.number == self._savepoint_to_stop_with
+                and self._end is None
+            ):
+                # One that was completed too late is discarded: it does not end the query either.
+                why = handled.detail if isinstance(handled, AttemptFailed) else "it was completed too late"
+                self._end = QueryEnd(
+                    EndKind.SAVEPOINT_FAILED, f"the savepoint to stop with failed, the query goes on: {why}"
+                )
+
+    def _do(self, action: Action) -> list[Event]:
+        if isinstance(action, Begin):
+            return self._attempts.begin(action.attempt)
+        if isinstance(action, Abort):
+            return self._attempts.abort(action)
+        if isinstance(action, Discard):
+            self._attempts.discard_late(action.number)
+        elif isinstance(action, Refuse):
+            self._refuse(action)
+        elif isinstance(action, FailQuery):
+            self._end = self._end or QueryEnd(EndKind.FAILED, f"{action.reason.name}: {action.detail}")
+        elif isinstance(action, StopQuery):
+            savepoint = self._attempts.image(action.number)
+            self._end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, savepoint)
+        return []
+
+    def _refuse(self, action: Refuse) -> None:
+        request_id, why = action.request_id, f"{action.reason.name}: {action.detail}"
+        if request_id is not None:
+            lease = self._lease.record
+            self._owed.make(lambda: self._catalog.requests.resolve(lease, request_id, RequestStatus.FAILED, error=why))
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._savepoint_to_stop_with is not None
+
+    def _stop_for_savepoint(self, number: int) -> None:
+        self._query.stop()
+        self._savepoint_to_stop_with = number
+
+    def _note_progress(self) -> None:
+        if not self._is_stopped:
+            self._log.note(self._query.recent_progress())
+        now_ms = monotonic_ms()
+        if now_ms < self._next_heartbeat_ms:
+            return
+        self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
+        before, self._still = self._still, self._stillness()
+        if self._still.is_over(TELL_AFTER_MS) and not before.is_over(TELL_AFTER_MS):
+            stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
+            self._report(f"{_stood_still(self._still)}. Its thread is{stack or ' not to be seen'}")
+        # A catalog that is away for a moment must not end the query: whether this process is still the
+        # writer is for the lease to say.
+        with suppress(CatalogError):
+            self._beat()
+
+    def _beat(self) -> None:
+        latest = self._log.latest
+        self._catalog.executions.heartbeat(
+            self._lease.record,
+            self._execution_id,
+            {
+                "batch_id": latest.batch_id if latest else None,
+                "batch_ms": latest.duration_ms if latest else None,
+                "input_rows": self._log.total_rows,
+                "state_rows": latest.state_rows if latest else None,
+                "watermark": latest.watermark if latest else None,
+                # Before the first report: what was named at the start. A query may end before it reports anything.
+                "sinks": list(self._attempts.sinks),
+                # Before the first batch Spark may still be making the plan.
+                "plan_fingerprint": self._query.facts().plan_fingerprint if latest else None,
+                "sources": [asdict(source) for source in latest.sources] if latest else [],
+                "rows_per_second": latest.rows_per_second if latest else None,
+                "idle": self._is_stopped or self._query.is_idle(),
+                "activity": self._still.as_record(),
+            },
+        )
+
+    def _stillness(self) -> Stillness:
+        if self._is_stopped:
+            return Stillness("Stopped for a savepoint", at_rest=True, still_for_ms=0)
+        latest = self._log.latest
+        return self._standstill.note(
+            self._query.activity(),
+            batch=latest.batch_id if latest else None,
+            tasks=self._query.tasks,
+            now_ms=monotonic_ms(),
+        )
+
+    def _take_requests(self) -> None:
+        lease = self._lease.record
+        for request in self._catalog.requests.pending(self._job_id):
+            if request.kind in ENDS_BY_REQUEST:
+                end, status = ENDS_BY_REQUEST[request.kind]
+                reason = f"{request.kind.value.lower()} asked for by {request.origin}"
+                # Before the operator is told: a process that is killed from here on was stopped, and stays so. What was
+                # suspended keeps everything, so nothing is left to do for it.
+                settled = end is EndKind.SUSPENDED
+                self._catalog.executions.end(lease, self._execution_id, status, reason, settled=settled)
+                # It is decided now: where the catalog's next answer is lost, nobody may take the query for stopped
+                # that runs on.
+                self._end = QueryEnd(end, reason)
+                resolve = self._catalog.requests.resolve
+                self._owed.make(partial(resolve, lease, request.request_id, RequestStatus.COMPLETED))
+                return
+            kind = _TRIGGERS.get(request.kind)
+            if kind is not None and self._is_ready and self._catalog.requests.accept(lease, request.request_id):
+                self._handle(Triggered(monotonic_ms(), TriggerRequest(request.request_id, kind, TriggerOrigin.USER)))
+
+    def _close(self) -> None:
+        try:
+            if not self._is_stopped:
+                stands = self._end is not None and self._end.kind is EndKind.STOOD_STILL
+                self._query.stop(within_ms=STOP_STANDING_MS if stands else None)
+        finally:
+            # Also where the JVM is gone and nothing can be stopped any more.
+            self._handle(QueryStopped(monotonic_ms()))
+            self._attempts.close(self._end.reason if self._end else "the supervising process failed")
+
+
+def _stood_still(still: Stillness) -> str:
+    tasks = "" if still.tasks is None else f", with no task running of its Spark jobs under way ({still.tasks.jobs})"
+    return f"the query stood still at {still.doing!r} for {iso_duration(still.still_for_ms)}{tasks}"

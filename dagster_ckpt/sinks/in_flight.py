@@ -1,0 +1,296 @@
+"""The batch that was planned and not committed, decided together with the sink's own memory of it.
+
+A file sink and a Delta table pass over a batch that they have *without running it*: no task runs, no state is
+written, and Spark commits the batch all the same. Whatever the start, one of three must hold for a sink that has batch
+N+1 where the query goes on after N: the whole state of N+1 is there as well, or the sink's log goes back to N, or the
+query is not started. Checkpoint format v2 knows state by ids that only the missing commit could name, and Spark 4.3
+does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there only the second way is open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
+from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.sinks.delta import read_delta_memory
+from dagster_ckpt.sinks.effect import SinkEffect, SinkForecast
+from dagster_ckpt.spark.checkpoint_dir.cut import cut, state_after
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import StillMine
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
+from dagster_ckpt.spark.checkpoint_dir.rewind import roll_back_to_own_past
+from dagster_ckpt.spark.query.output import logged_batch
+from dagster_ckpt.spark.query.sinks import file_sink_path
+
+_DELTA = re.compile(r"DeltaSink\[(?P<path>.+)\]")
+BEFORE_THE_FIRST_BATCH = -1
+
+
+class InFlight(StrEnum):
+    """What happens with the batch after the committed one.
+
+    RUN: The sink does not have it: Spark runs it.
+    PASSED_OVER: The sink has it, its state is there or there is none to keep: Spark passes over it.
+    ROLL_BACK: The sink has it and its state is not there: the sink's log goes back first, and Spark runs it again.
+    REFUSE: The sink has it, its state is not there, and the sink cannot be brought back from here.
+    FOREIGN: The sink has later batches, which the query never planned: another query wrote them, and Spark would pass
+        over this query's own.
+    """
+
+    RUN = "RUN"
+    PASSED_OVER = "PASSED_OVER"
+    ROLL_BACK = "ROLL_BACK"
+    REFUSE = "REFUSE"
+    FOREIGN = "FOREIGN"
+
+
+@dataclass(frozen=True)
+class InFlightFacts:
+    """What is known of the batch after the committed one.
+
+    Attributes:
+        in_sink: The sink's own memory has it.
+        planned: Its planned offsets are there, so that it is the same batch again.
+        stateful: The query keeps state.
+        unique_ids: State is in checkpoint format v2.
+        state_is_there: All of the state after it is where the query will start.
+        can_go_back: The sink can be brought back to the committed batch from here.
+    """
+
+    in_sink: bool
+    planned: bool = True
+    stateful: bool = True
+    unique_ids: bool = False
+    state_is_there: bool = False
+    can_go_back: bool = True
+
+
+def decide_in_flight(facts: InFlightFacts) -> InFlight:
+    """Decide what happens with the batch after the committed one. Pure."""
+    if not facts.in_sink:
+        return InFlight.RUN
+    has_its_state = not facts.stateful or (facts.state_is_there and not facts.unique_ids)
+    if facts.planned and has_its_state:
+        return InFlight.PASSED_OVER
+    return InFlight.ROLL_BACK if facts.can_go_back else InFlight.REFUSE
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Where a live directory stands, and what it has of the batch after that.
+
+    Attributes:
+        batch_id: The newest committed batch; -1 before the first.
+        planned: Whether the offsets of the batch after it are there.
+        stateful: Whether the query keeps state.
+        unique_ids: Whether its state is in checkpoint format v2.
+        state_is_there: Whether all of the state after the planned batch is there.
+    """
+
+    batch_id: int
+    planned: bool
+    stateful: bool
+    unique_ids: bool
+    state_is_there: bool
+
+    def facts(self, *, in_sink: bool, can_go_back: bool) -> InFlightFacts:
+        """The same, together with what a sink has."""
+        return InFlightFacts(
+            in_sink, self.planned, self.stateful, self.unique_ids, self.state_is_there, can_go_back=can_go_back
+        )
+
+
+def unfinished(live: LiveDirectory) -> Unfinished:
+    """Look at the batch after the newest committed one.
+
+    Raises:
+        LiveDirectoryError: An entry of a log cannot be read.
+        StorageAccessError: The directory cannot be reached.
+    """
+    folder = live.folder
+    positions = live.positions()
+    batch_id = BEFORE_THE_FIRST_BATCH if positions.commit is None else positions.commit
+    planned = positions.offset == batch_id + 1
+    if not keeps_state(live):
+        return Unfinished(batch_id, planned, stateful=False, unique_ids=False, state_is_there=False)
+    commit = None
+    if batch_id >= 0:
+        path = f"{COMMITS}/{batch_id}"
+        commit = parse_commit_entry(folder.read(path), f"{live.url}/{path}")
+    is_there = False
+    if planned:
+        path = f"{OFFSETS}/{batch_id + 1}"
+        offsets = parse_offset_entry(folder.read(path), f"{live.url}/{path}")
+        query_id = parse_query_id(folder.read(METADATA), f"{live.url}/{METADATA}")
+        try:
+            operators = read_operators(folder, batch_id + 1)
+            is_there = state_after(folder, query_id, operators, offsets, commit) is not None
+        except (LiveDirectoryError, FileNotFoundError):
+            # What cannot be read is not there; whether the directory as a whole is good is asked elsewhere.
+            is_there = False
+    unique_ids = commit is not None and commit.state_ids is not None
+    return Unfinished(batch_id, planned, stateful=True, unique_ids=unique_ids, state_is_there=is_there)
+
+
+def keeps_state(live: LiveDirectory) -> bool:
+    """Whether the query of a live directory keeps state.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
+    return any(name.isdecimal() for name in live.folder.listing(STATE).names)
+
+
+def carries_state(live: LiveDirectory, at_batch: int) -> bool:
+    """Whether a clone of a live directory that goes back to a batch can take the state after the next one along.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
+    try:
+        return keeps_state(live) and cut(live, carry_in_flight=True, at_batch=at_batch, carry_state=True).carries_state
+    except LiveDirectoryError:
+        return False
+
+
+def remembered_batch(sink: str, live: LiveDirectory, batch_id: int) -> int | None:
+    """The newest batch that a sink has which passes over batches without running them.
+
+    Args:
+        sink: What Spark calls it.
+        live: Says which query it is.
+        batch_id: The committed batch.
+
+    Returns:
+        None for a sink that has none, and for every sink of another kind: those run each batch they are given.
+
+    Raises:
+        LiveDirectoryError: A commit of the table cannot be read.
+        StorageAccessError: The sink cannot be reached.
+    """
+    path = file_sink_path(sink)
+    if path is not None:
+        return logged_batch(path)
+    match = _DELTA.fullmatch(sink)
+    if match is None:
+        return None
+    try:
+        query_id = parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        return read_delta_memory(open_folder(match["path"]), query_id, batch_id).last_batch
+    except FileNotFoundError:
+        return None
+
+
+def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkForecast]:
+    """Say what each sink does with the batch after the committed one, where it has that batch already.
+
+    Args:
+        live: The directory that the query goes on in, or that is cloned for it.
+        sinks: The query's sinks.
+
+    Raises:
+        LiveDirectoryError: A log cannot be read.
+        StorageAccessError: The directory or a sink cannot be reached.
+    """
+    found = _decided(live, sinks)
+    return [forecast for sink, at, what in found if (forecast := _forecast(sink, at, what)) is not None]
+
+
+def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: StillMine) -> list[str]:
+    """Before a query starts in a directory: bring back the sinks that would pass over a batch whose state is missing.
+
+    May be cut off anywhere and done again.
+
+    Args:
+        live: The directory, ready for Spark.
+        sinks: The query's sinks, all its own.
+        still_mine: Raises where this process is not the writer any more; entered around each change.
+
+    Returns:
+        Folders of the file sinks whose log was rolled back.
+
+    Raises:
+        RowsAtRiskError: A sink that cannot be brought back would pass over such a batch.
+        SinkRollbackError: A sink could not be brought back.
+        LiveDirectoryError: A log cannot be read.
+        StorageAccessError: The directory or a sink cannot be reached.
+    """
+    found = _decided(live, sinks)
+    stops = (InFlight.REFUSE, InFlight.FOREIGN)
+    told = [_forecast(sink, at, what) for sink, at, what in found if what in stops]
+    refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in told if each is not None)
+    if refused:
+        raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
+    rolled_back: list[str] = []
+    for sink, at, what in found:
+        if what is InFlight.ROLL_BACK:
+            rolled_back += roll_back_to_own_past([sink], at, still_mine=still_mine)
+    return rolled_back
+
+
+def _decided(live: LiveDirectory, sinks: Sequence[str]) -> list[tuple[str, int, InFlight]]:
+    """Each sink with the batch the query goes on after, and what happens with the next one."""
+    memories = [sink for sink in sinks if file_sink_path(sink) is not None or _DELTA.fullmatch(sink)]
+    if not memories:
+        return []
+    at = unfinished(live)
+    found = []
+    for sink in memories:
+        is_file_sink = file_sink_path(sink) is not None
+        if not is_file_sink and not _asks_the_table(at):
+            continue
+        newest = remembered_batch(sink, live, at.batch_id)
+        if is_file_sink and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
+            found.append((sink, at.batch_id, InFlight.FOREIGN))
+            continue
+        facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=is_file_sink)
+        found.append((sink, at.batch_id, decide_in_flight(facts)))
+    return found
+
+
+def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
+    # Asked after the look at the sink: a query that runs has planned by now what it had written then.
+    planned = live.positions().offset
+    return planned is None or batch_id > planned
+
+
+def _asks_the_table(at: Unfinished) -> bool:
+    """Whether it matters what a table has: where the state is there, one that cannot be read stops no start."""
+    passed = decide_in_flight(at.facts(in_sink=True, can_go_back=False)) is InFlight.PASSED_OVER
+    return at.planned and not passed
+
+
+def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
+    has = f"It has batch {batch_id + 1} already, which is not committed"
+    if what is InFlight.PASSED_OVER:
+        return SinkForecast(sink, SinkEffect.SKIP, f"{has}: exactly that comes again and is passed over.")
+    if what is InFlight.ROLL_BACK:
+        return SinkForecast(
+            sink,
+            SinkEffect.EXACT,
+            f"{has}, and the state after it cannot be gone on from: its log goes back to batch {batch_id}, and the "
+            "batch is run again.",
+        )
+    if what is InFlight.FOREIGN:
+        return SinkForecast(
+            sink,
+            SinkEffect.UNREACHABLE,
+            f"It has batches after {batch_id + 1}, which this query never planned: another query wrote them, and Spark "
+            "would pass over this query's own batches up to there.",
+            "Start from an image with start_from=...: that rolls the sink back.",
+        )
+    if what is InFlight.REFUSE:
+        return SinkForecast(
+            sink,
+            SinkEffect.UNREACHABLE,
+            f"{has}, and the state after it cannot be gone on from: Spark would pass over the batch without computing "
+            "its state, and fail at the one after it.",
+            f"Restore the table to its version before batch {batch_id + 1}, and start from an image or batch-<n> with "
+            "new_query_id.",
+        )
+    return None

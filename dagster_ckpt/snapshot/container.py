@@ -1,0 +1,247 @@
+"""The bytes of `_metadata`: manifest and small files in one sealed ZIP (docs/image-format.md, section 2).
+
+Any tool for ZIP archives reads it, and `zcat` the list of files in it. The seal, a checksum over every byte, is the
+comment of the archive.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Set
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from blake3 import blake3
+
+from dagster_ckpt.errors import ImageCorruptError
+from dagster_ckpt.foreign import from_json, reading
+from dagster_ckpt.snapshot import container_v1
+from dagster_ckpt.snapshot.entries import FileEntry, Paths, is_reference
+from dagster_ckpt.snapshot.manifest import ImageHeader, Manifest
+from dagster_ckpt.snapshot.segment import Segment, read_files
+
+FORMAT_VERSION = 2
+MANIFEST_NAME = "manifest.json"
+FILES_NAME = "files.jsonl.gz"
+INLINE_NAME = "inline.bin"
+_ZIP_MAGIC = b"PK\x03\x04"
+_SEAL = b"blake3:"
+_SEAL_BYTES = len(_SEAL) + 64
+# The earliest time that the format knows: an image of the same content has the same bytes.
+_NO_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """A read `_metadata`.
+
+    Attributes:
+        manifest: The manifest.
+        inline: The inlined bytes, one file after the other.
+    """
+
+    manifest: Manifest
+    inline: bytes
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the files of a `_metadata` are, for one who goes through them once.
+
+    Attributes:
+        files: Its files, each checked when its turn comes.
+        inline: The inlined bytes, one file after the other.
+    """
+
+    files: Iterator[FileEntry]
+    inline: bytes
+
+
+def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
+    """The bytes of a `_metadata`, sealed with a checksum over all of them."""
+    described = {
+        "format_version": FORMAT_VERSION,
+        "header": manifest.header.model_dump(mode="json"),
+        "file_count": manifest.file_count,
+        "full_bytes": manifest.full_bytes,
+        "objects": {name: {"length": use.length, "used": use.used} for name, use in manifest.uses.items()},
+    }
+    ends: list[int] = []
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        with archive.open(zipfile.ZipInfo(FILES_NAME, _NO_TIME), "w") as files:
+            begin = target.tell()
+            for segment in manifest.segments:
+                segment.pack_into(files.write)
+                ends.append(target.tell())
+        begins = [begin, *ends[:-1]]
+        # Length of each part of the file list; the last one holds the files that are not stable.
+        described["segments"] = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _NO_TIME), _json(described))
+        archive.writestr(zipfile.ZipInfo(INLINE_NAME, _NO_TIME), bytes(inline))
+        archive.comment = bytes(_SEAL_BYTES)
+    with target.getbuffer() as whole:
+        seal = blake3(whole[:-_SEAL_BYTES]).hexdigest().encode()
+    target.seek(-_SEAL_BYTES, io.SEEK_END)
+    target.write(_SEAL + seal)
+    data = target.getvalue()
+    for segment, begin, end in zip(manifest.segments, begins, ends, strict=True):
+        # A view: the bytes are there once, however many segments and images refer to them.
+        segment.remember_packed(memoryview(data)[begin:end])
+    return data
+
+
+def _json(described: dict[str, Any]) -> str:
+    """A line for each key: easy to read, and made by the encoder in C, which knows no indentation."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in described.items()) + "\n}"
+
+
+def unpack_metadata(data: bytes, location: str) -> Metadata:
+    """Read a `_metadata`, of this version of the format or of the one before.
+
+    Args:
+        data: Its bytes.
+        location: Where they are from, for messages.
+
+    Raises:
+        ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
+    """
+    if data.startswith(container_v1.MAGIC):
+        header, entries, inline = container_v1.unpack(data, location)
+        metadata = Metadata(Manifest.of(header, entries), inline)
+    else:
+        metadata = _unpack(data, location)
+    with _told_as_corrupt(location):
+        _check_inline(metadata.manifest.inline_length, metadata.inline)
+    return metadata
+
+
+def unpack_files(data: bytes, location: str) -> Contents:
+    """Read a `_metadata` for its files alone: each line once, and nothing of it is kept.
+
+    Args:
+        data: Its bytes.
+        location: Where they are from, for messages.
+
+    Raises:
+        ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format; of a single line, this
+            shows when its turn comes.
+    """
+    if data.startswith(container_v1.MAGIC):
+        metadata = unpack_metadata(data, location)
+        return Contents(metadata.manifest.files, metadata.inline)
+    with _opened(data, location) as (archive, described):
+        ImageHeader.model_validate(described["header"])
+        packed, inline = _member(archive, FILES_NAME), _member(archive, INLINE_NAME)
+        lengths, listed = described["segments"], _listed_objects(described)
+
+    def files() -> Iterator[FileEntry]:
+        paths, used, inline_length = Paths(), set[str](), 0
+        with _told_as_corrupt(location):
+            for part in _parts(packed, lengths):
+                for entries in read_files(part, paths):
+                    used.update(entry.object for entry in entries if entry.object is not None)
+                    ends = (entry.offset + entry.size for entry in entries if entry.object is None)
+                    inline_length = max(inline_length, max(ends, default=0))
+                    _check_inline(inline_length, inline)
+                    yield from entries
+            _check_objects(used, listed)
+
+    return Contents(files(), inline)
+
+
+def referred_objects(data: bytes, location: str) -> frozenset[str]:
+    """The data objects that a `_metadata` refers to, without reading its list of files.
+
+    Raises:
+        ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
+    """
+    if data.startswith(container_v1.MAGIC):
+        return unpack_metadata(data, location).manifest.objects
+    with _opened(data, location) as (_, described):
+        return _listed_objects(described)
+
+
+def cannot_be_trusted(location: str, what: str) -> str:
+    """The message about damaged metadata."""
+    return f"{location} cannot be trusted: {what}. Start from another image."
+
+
+def _unpack(data: bytes, location: str) -> Metadata:
+    with _opened(data, location) as (archive, described):
+        header = ImageHeader.model_validate(described["header"])
+        paths = Paths()
+        parts = _parts(_member(archive, FILES_NAME), described["segments"])
+        *stable, rest = (Segment.read(part, paths) for part in parts)
+        manifest = Manifest(header, tuple(stable), rest)
+        _check_objects(manifest.objects, _listed_objects(described))
+        return Metadata(manifest, _member(archive, INLINE_NAME))
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A member, which is as long as it is in the archive: one that the archive compresses could become any length."""
+    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"its {name} is compressed by the archive, which no writer of this format does")
+    return archive.read(name)
+
+
+def _listed_objects(described: dict[str, Any]) -> frozenset[str]:
+    names = described["objects"]
+    if not isinstance(names, dict) or not all(map(is_reference, names)):
+        raise ValueError(f"it refers to {names!r:.200}")
+    return frozenset(names)
+
+
+def _check_objects(used: Set[str], listed: Set[str]) -> None:
+    # What cleans up goes by the list: an object that it lacks would be deleted under the image.
+    if used != listed:
+        raise ValueError(f"its files lie in other data objects than it lists: {sorted(used ^ listed)[:3]}")
+
+
+def _check_inline(inline_length: int, inline: bytes) -> None:
+    if inline_length > len(inline):
+        raise ValueError(f"a file ends at {inline_length} of its {len(inline)} inlined bytes")
+
+
+@contextmanager
+def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
+    """The archive once its seal and version are known to be right, and what `manifest.json` says."""
+    if len(data) < len(_ZIP_MAGIC) + _SEAL_BYTES:
+        raise ImageCorruptError(cannot_be_trusted(location, f"it ends after {len(data)} bytes, so it is truncated"))
+    if not data.startswith(_ZIP_MAGIC):
+        raise ImageCorruptError(
+            cannot_be_trusted(location, f"it begins with {data[:6]!r}: that is not an image's metadata")
+        )
+    sealed, seal = memoryview(data)[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
+    if seal != _SEAL + blake3(sealed).hexdigest().encode():
+        raise ImageCorruptError(cannot_be_trusted(location, "its checksum does not fit, so it is truncated or altered"))
+    with _told_as_corrupt(location), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        described = from_json(_member(archive, MANIFEST_NAME))
+        _check_version(described, location)
+        yield archive, described
+
+
+def _told_as_corrupt(location: str) -> AbstractContextManager[None]:
+    return reading(lambda why: ImageCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({why})")))
+
+
+def _check_version(described: Any, location: str) -> None:
+    version = described["format_version"]
+    if version != FORMAT_VERSION:
+        raise ImageCorruptError(
+            f"{location} has format version {version}; this dagster-ckpt reads versions up to {FORMAT_VERSION}. "
+            "Upgrade dagster-ckpt, or start from another image."
+        )
+
+
+def _parts(packed: bytes, lengths: list[int]) -> Iterator[bytes]:
+    """The packed lines of each segment."""
+    if not lengths or not all(type(each) is int and each >= 0 for each in lengths) or sum(lengths) != len(packed):
+        raise ValueError(f"its segments have {lengths} bytes, and {FILES_NAME} has {len(packed)}")
+    begin = 0
+    for length in lengths:
+        yield packed[begin : begin + length]
+        begin += length

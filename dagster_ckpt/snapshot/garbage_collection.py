@@ -1,0 +1,284 @@
+"""Deleting images and what crashes left, without touching a byte that another image needs.
+
+An image is deleted in steps that can be cut off anywhere (docs/image-format.md, section 5): its `_metadata` is set
+aside as `_deleting`, so that nobody finds the image any more but what it referred to stays known; its objects go;
+`_deleting` goes last.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from dagster_ckpt.errors import CkptError, ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.io.objects import UNKNOWN_AGE_MS, ObjectSpace
+from dagster_ckpt.snapshot.reader import read_references
+from dagster_ckpt.snapshot.writer import METADATA_NAME
+
+SHARED = "shared"
+SAVEPOINT = "savepoint-"
+DELETING_NAME = "_deleting"
+# First object of a savepoint and deleted when it is whole: tells a crashed savepoint from a copy somebody is making.
+INCOMPLETE_NAME = "_incomplete"
+_PROBE = "probe-"
+_PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
+_CHECKPOINT = re.compile(r"chk-(\d+)")
+_log = logging.getLogger(__name__)
+
+
+def checkpoint_directories(space: ObjectSpace) -> list[str]:
+    """Directories of the checkpoints in a job's space, broken ones too, oldest first."""
+    return [name for name in _numbered(space) if space.size(f"{name}/{METADATA_NAME}") is not None]
+
+
+def savepoint_directories(space: ObjectSpace) -> list[str]:
+    """Directories of the savepoints in a space, broken ones too, by name."""
+    names = sorted(name for name, changed in space.list("").items() if name.startswith(SAVEPOINT) and not changed)
+    return [name for name in names if space.size(f"{name}/{METADATA_NAME}") is not None]
+
+
+def delete_image(space: ObjectSpace, directory: str, protected: Iterable[str]) -> None:
+    """Delete an image, or go on where an earlier deletion was cut off; one that is gone is no error.
+
+    Shared objects stay where an image that may need them cannot be read: what they hold cannot be brought back.
+
+    Args:
+        space: Where the image is, with all that may share its objects.
+        directory: Its directory.
+        protected: Directories of images whose objects must stay, listed or not.
+
+    Raises:
+        StorageAccessError: Something could not be read or deleted; another call goes on from there.
+    """
+    # Another process may delete the same image: what it has done already is no error at any step.
+    metadata = _read_if_there(space, f"{directory}/{METADATA_NAME}")
+    if metadata is not None:
+        space.publish(f"{directory}/{DELETING_NAME}", metadata)
+        space.delete(f"{directory}/{METADATA_NAME}")
+    try:
+        objects = _referred(space, directory, DELETING_NAME)
+    except ImageNotFoundError:
+        return
+    except ImageCorruptError as error:
+        _log.warning("What %s/%s shared stays until it is swept: %s", space.url, directory, error)
+        objects = frozenset()
+    for name in sorted(_disposable(space, objects, directory, protected)):
+        space.delete(name)
+    for name in sorted(space.list(directory)):
+        if _is_ours(name) and name != DELETING_NAME:
+            space.delete(f"{directory}/{name}")
+    space.delete(f"{directory}/{DELETING_NAME}")
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """An object that nothing needs any more.
+
+    Attributes:
+        location: Its URL.
+        reason: Why nothing needs it.
+        age_ms: Time since it was last changed.
+    """
+
+    location: str
+    reason: str
+    age_ms: int = field(compare=False)
+
+
+def storage_time_ms(space: ObjectSpace) -> int | None:
+    """A time after every object of a space so far, by the clock that dates them; None where it dates none.
+
+    A probe is written and listed. The clock of this machine may be hours away from the storage's.
+    """
+    name = f"{_PROBE}{uuid.uuid4().hex}.tmp"
+    space.publish(name, b"dagster_ckpt")
+    try:
+        changed_ms = space.list("").get(name, 0)
+    finally:
+        space.delete(name)
+    return changed_ms + 1 if 0 < changed_ms < UNKNOWN_AGE_MS else None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over what crashes left. Mark and sweep: objects are listed first, then the images that name them.
+
+    An object that an image under way has just written is too young, and one of an image that is published meanwhile
+    counts as used, because the images are read after the objects were listed.
+
+    Attributes:
+        space: The space.
+        now_ms: The time now by the storage's own clock, ms since the epoch.
+        older_than_ms: What is younger is never touched: it may belong to an attempt under way.
+        dry_run: Find, and delete nothing.
+        under_way: Numbers of attempts whose process lives: what they have written stays, whatever its age.
+    """
+
+    space: ObjectSpace
+    now_ms: int
+    older_than_ms: int
+    dry_run: bool = False
+    under_way: frozenset[int] = frozenset()
+
+    def job(self, protected: Iterable[str]) -> list[Garbage]:
+        """What crashed checkpoints and deletions left in a job's space.
+
+        Args:
+            protected: Directories of images whose objects must stay.
+        """
+        space = self.space
+        candidates = {
+            f"{SHARED}/{name}": changed
+            for name, changed in space.list(SHARED).items()
+            if self._is_old(changed) and not self._is_under_way(name)
+        }
+        found: list[Garbage] = []
+        for directory in _numbered(space):
+            with _passing_over(space, directory):
+                found += self._checkpoint(directory, protected)
+        found += self._probes()
+        used = _used(space, checkpoint_directories(space), protected) if candidates else frozenset()
+        if used is None:
+            return found
+        unused = {name: changed for name, changed in candidates.items() if name not in used}
+        return found + self._delete(unused, "no image refers to it")
+
+    def _probes(self) -> list[Garbage]:
+        names = {name: changed for name, changed in self.space.list("").items() if _PROBE_NAME.fullmatch(name)}
+        old = {name: changed for name, changed in names.items() if self._is_old(changed)}
+        return self._delete(old, "a look at the storage's clock or rights was cut off")
+
+    def _checkpoint(self, directory: str, protected: Iterable[str]) -> list[Garbage]:
+        names = self.space.list(directory)
+        is_under_way = int(directory.removeprefix("chk-")) in self.under_way
+        if METADATA_NAME in names or is_under_way or not all(self._is_old(changed) for changed in names.values()):
+            return []
+        if DELETING_NAME in names:
+            return self._rest_of_deletion(directory, names, protected)
+        ours = {f"{directory}/{name}": names[name] for name in names if _is_ours(name)}
+        return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
+
+    def savepoints(self, job_id: str) -> list[Garbage]:
+        """What crashed savepoints of a job left.
+
+        Only directories that still carry the mark of an unfinished savepoint are looked at: a savepoint belongs to a
+        person, who may be copying one.
+        """
+        space = self.space
+        found = self._probes()
+        for directory, changed_ms in space.list("").items():
+            if not changed_ms and directory.startswith(SAVEPOINT):
+                with _passing_over(space, directory):
+                    found += self._savepoint(directory, job_id)
+        return found
+
+    def _savepoint(self, directory: str, job_id: str) -> list[Garbage]:
+        space = self.space
+        found: list[Garbage] = []
+        names = space.list(directory)
+        if INCOMPLETE_NAME not in names or not all(self._is_old(changed) for changed in names.values()):
+            return []
+        if any(self._is_under_way(name) for name in names):
+            return []
+        if _read_if_there(space, f"{directory}/{INCOMPLETE_NAME}") != job_id.encode():
+            return []
+        if METADATA_NAME not in names:
+            left = {f"{directory}/{name}": names[name] for name in names if name.endswith((".pack", ".tmp"))}
+            found += self._delete(left, f"{directory} was never finished: it has no {METADATA_NAME}")
+        if not self.dry_run:
+            space.delete(f"{directory}/{INCOMPLETE_NAME}")
+        return found
+
+    def _rest_of_deletion(self, directory: str, names: dict[str, int], protected: Iterable[str]) -> list[Garbage]:
+        if not self.dry_run:
+            delete_image(self.space, directory, protected)
+        reason = f"the deletion of {directory} was cut off"
+        return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
+
+    def _delete(self, names: dict[str, int], reason: str) -> list[Garbage]:
+        for name in sorted(names) if not self.dry_run else ():
+            self.space.delete(name)
+        return [self._garbage(name, names[name], reason) for name in sorted(names)]
+
+    def _garbage(self, name: str, changed_ms: int, reason: str) -> Garbage:
+        return Garbage(f"{self.space.url}/{name}", reason, self.now_ms - changed_ms)
+
+    def _is_old(self, changed_ms: int) -> bool:
+        # A folder has no time of its own, and nothing of ours is one.
+        return 0 < changed_ms < self.now_ms - self.older_than_ms
+
+    def _is_under_way(self, name: str) -> bool:
+        """Whether an attempt whose process lives wrote a data object, whose name begins with its number."""
+        number = name.partition("-")[0]
+        return number.isdecimal() and int(number) in self.under_way
+
+
+@contextmanager
+def _passing_over(space: ObjectSpace, directory: str) -> Iterator[None]:
+    """Let what goes wrong with one image not keep a pass from the others; the next pass tries again."""
+    try:
+        yield
+    except (CkptError, OSError) as error:
+        _log.warning("%s/%s is left for the next pass: %s", space.url, directory, error)
+
+
+def _read_if_there(space: ObjectSpace, name: str) -> bytes | None:
+    try:
+        return space.read(name)
+    except FileNotFoundError:
+        return None
+
+
+def _numbered(space: ObjectSpace) -> list[str]:
+    numbers = [int(match[1]) for name in space.list("") if (match := _CHECKPOINT.fullmatch(name))]
+    return [f"chk-{number}" for number in sorted(numbers)]
+
+
+def _disposable(
+    space: ObjectSpace, objects: frozenset[str], directory: str, protected: Iterable[str]
+) -> frozenset[str]:
+    shared = frozenset(name for name in objects if name.startswith(f"{SHARED}/"))
+    if not shared:
+        return shared
+    others = [name for name in checkpoint_directories(space) if name != directory]
+    used = _used(space, others, [name for name in protected if name != directory])
+    return frozenset() if used is None else shared - used
+
+
+def _used(space: ObjectSpace, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
+    """Objects that images refer to; None where that is not known of one of them."""
+    used: set[str] = set()
+    wanted = set(protected)
+    for directory in sorted({*listed} | wanted):
+        try:
+            used |= _referred_at_all(space, directory)
+        except ImageNotFoundError:
+            # One that was listed a moment ago has been deleted. One that is protected should be there.
+            if directory not in wanted:
+                continue
+            _log.warning("Shared objects in %s stay: the protected %s is not there.", space.url, directory)
+            return None
+        except ImageCorruptError as error:
+            _log.warning("Shared objects in %s stay, because they may be needed: %s", space.url, error)
+            return None
+    return frozenset(used)
+
+
+def _referred_at_all(space: ObjectSpace, directory: str) -> frozenset[str]:
+    try:
+        return _referred(space, directory, METADATA_NAME)
+    except ImageNotFoundError:
+        return _referred(space, directory, DELETING_NAME)
+
+
+def _referred(space: ObjectSpace, directory: str, name: str) -> frozenset[str]:
+    return read_references(space, directory, name)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an image's directory has such a name from us; what a person put there stays."""
+    return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME) or name.endswith((".pack", ".tmp"))

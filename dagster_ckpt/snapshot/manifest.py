@@ -1,0 +1,160 @@
+"""The manifest of an image: what it is, and where each of its bytes lies (docs/image-format.md, section 3).
+
+An image may have a hundred thousand files. So a manifest keeps each as the line of text it has in the container, and
+an image that shares a file with the one before it shares the line: neither is parsed nor built anew.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dagster_ckpt.foreign import LARGEST_LONG
+from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.snapshot.entries import FileEntry, parse_line, quoted
+from dagster_ckpt.snapshot.packed_lines import path_of_start
+from dagster_ckpt.snapshot.segment import ObjectUse, Segment, merged_uses
+
+
+def object_name(directory: str, reference: str) -> str:
+    """Name in the space of a data object that an image in `directory` refers to."""
+    return posixpath.normpath(posixpath.join(directory, reference))
+
+
+_Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
+
+
+class ImageKind(StrEnum):
+    """Who owns an image: the system, or the person who asked for it."""
+
+    CHECKPOINT = "CHECKPOINT"
+    SAVEPOINT = "SAVEPOINT"
+
+
+class ImageHeader(BaseModel):
+    """What an image says of itself.
+
+    Attributes:
+        image_id: Unique id.
+        job_id: The streaming job it was taken of.
+        kind: Checkpoint or savepoint.
+        number: Number of the attempt that took it.
+        created_at_ms: When it was begun, ms since the epoch.
+        batch_id: The batch after which a restored query resumes.
+        query_id: Id of the query.
+        properties: What those who took it want to find again; nothing here reads them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image_id: str
+    job_id: str
+    kind: ImageKind
+    number: _Long | None
+    created_at_ms: _Long
+    batch_id: _Long
+    query_id: str
+    properties: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass
+class Manifest:
+    """Header and files of an image.
+
+    Attributes:
+        header: What the image says of itself.
+        stable: Segments of the files that the next images will most likely have too, oldest first.
+        rest: The other files.
+    """
+
+    header: ImageHeader
+    stable: tuple[Segment, ...] = ()
+    rest: Segment = field(default_factory=Segment)
+
+    @classmethod
+    def of(cls, header: ImageHeader, entries: Iterable[FileEntry]) -> Manifest:
+        """A manifest of entries, none of them stable."""
+        manifest = cls(header)
+        for entry in entries:
+            manifest.rest.add(entry)
+        return manifest
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All its segments."""
+        return (*self.stable, self.rest)
+
+    @property
+    def uses(self) -> dict[str, ObjectUse]:
+        """The data objects it refers to, relative to its directory."""
+        return merged_uses(self.segments)
+
+    @property
+    def objects(self) -> frozenset[str]:
+        """Names of the data objects it refers to, relative to its directory."""
+        return frozenset(name for segment in self.segments for name in segment.uses)
+
+    def unusable_objects(self, space: ObjectSpace, directory: str) -> list[str]:
+        """What is wrong with its data objects by one look at all of them: those missing, and those too short.
+
+        Args:
+            space: Where they are.
+            directory: The image's directory there.
+        """
+        uses = {object_name(directory, name): use for name, use in self.uses.items()}
+        sizes = space.sizes(list(uses))
+        problems = []
+        for name, use in sorted(uses.items()):
+            found = sizes.get(name)
+            if found is None:
+                problems.append(f"{space.url}/{name} is missing")
+            elif found < use.length:
+                problems.append(f"{space.url}/{name} has {found} bytes, {use.length} are needed")
+        return problems
+
+    @property
+    def file_count(self) -> int:
+        """Number of its files."""
+        return sum(segment.file_count for segment in self.segments)
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes that a restore writes."""
+        return sum(segment.full_bytes for segment in self.segments)
+
+    @property
+    def inline_length(self) -> int:
+        """Where the last of those files ends that lie in the metadata itself."""
+        return max(segment.inline_length for segment in self.segments)
+
+    @property
+    def files(self) -> Iterator[FileEntry]:
+        """Its files."""
+        return chain.from_iterable(segment.files for segment in self.segments)
+
+    @property
+    def lines(self) -> Iterator[bytes]:
+        """Its files as lines."""
+        for segment in self.segments:
+            yield from segment.lines
+
+    def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
+        """The entry of a file; one that is not `stable` is not looked for among so many."""
+        line = self.find_line(path, stable=stable)
+        return parse_line(line) if line is not None else None
+
+    def find_line(self, path: str, *, stable: bool = True) -> bytes | None:
+        """The same as a line."""
+        begin = f"{quoted(path)},".encode()
+        directory = path_of_start(begin).rpartition(b"/")[0]
+        for segment in reversed(self.segments if stable else (self.rest,)):
+            line = segment.find(begin, directory)
+            if line is not None:
+                return line
+        return None

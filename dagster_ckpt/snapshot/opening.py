@@ -1,0 +1,188 @@
+"""From a storage as it is configured to a store that can be used."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from dagster_ckpt.config.checkpoint_storage import (
+    DEFAULT_FILE_STATE_THRESHOLD,
+    DEFAULT_WRITE_BUFFER_SIZE,
+    CheckpointStorage,
+    CustomCheckpointStorage,
+    DeploymentStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.config.redaction import cause_to_show, without_secrets
+from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
+from dagster_ckpt.config.storage_path import StoragePath
+from dagster_ckpt.config.stream_id import checked_job_id
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.io.custom_objects import FolderOfSpace
+from dagster_ckpt.io.fsspec_objects import PUT_AT_ONCE_BYTES, FsspecSpace
+from dagster_ckpt.io.local_objects import LocalSpace
+from dagster_ckpt.io.location import normalised
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.snapshot.object_store import ObjectImageStore, StoreLayout
+from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
+
+MEMORY_URL = "jobmanager://memory"
+
+
+def open_store(
+    storage: CheckpointStorage, job_id: str, *, transfer_threads: int = DEFAULT_TRANSFER_THREADS
+) -> ImageStore:
+    """Open the place where a job's images live.
+
+    Args:
+        storage: Configuration of the storage.
+        job_id: The job; its id is the name of its folder.
+        transfer_threads: Data objects written or read at the same time, where there is enough to do. A custom storage
+            has its own ways.
+
+    Raises:
+        OptionError: A custom storage cannot be loaded, or the job id names another folder.
+        StorageAccessError: The file system is unknown or its driver is not installed.
+    """
+    checked_job_id(job_id)
+    if isinstance(storage, FileSystemCheckpointStorage):
+        root = storage.checkpoint_location.url
+        return _store(
+            StoreLayout(
+                job_id=job_id,
+                job_root=f"{root}/{job_id}",
+                savepoint_root=_savepoint_root(storage) or root,
+                inline_threshold=storage.get_min_file_size_threshold(),
+                transfer_threads=transfer_threads,
+                pack_least_bytes=PACK_TARGET_BYTES if root.startswith("file://") else PUT_AT_ONCE_BYTES,
+            ),
+            storage.storage_options,
+            (storage.checkpoint_location, storage.savepoint_location),
+            buffer_bytes=storage.get_write_buffer_size(),
+        )
+    if isinstance(storage, JobManagerCheckpointStorage):
+        location = storage.checkpoint_location
+        root = location.url if location is not None else MEMORY_URL
+        return _store(
+            StoreLayout(
+                job_id=job_id,
+                job_root=f"{root}/{job_id}",
+                savepoint_root=_savepoint_root(storage) or (location.url if location is not None else None),
+                # As in Flink, state goes into the metadata itself, which is why it must be small.
+                inline_threshold=None,
+                max_bytes=storage.get_max_state_size(),
+            ),
+            storage.storage_options,
+            (storage.checkpoint_location, storage.savepoint_location),
+            buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE,
+        )
+    if isinstance(storage, CustomCheckpointStorage):
+        return _custom(storage, job_id)
+    raise OptionError(
+        f"checkpoint storage is {storage!r}; give a FileSystemCheckpointStorage, a JobManagerCheckpointStorage "
+        "or a CustomCheckpointStorage."
+    )
+
+
+def _store(
+    layout: StoreLayout, options: Mapping[str, Any], configured: Iterable[StoragePath | None], *, buffer_bytes: int
+) -> ObjectImageStore:
+    memory = MemorySpace(layout.job_root)
+    users = {(each.scheme, each.authority): each.user_info for each in configured if each and each.user_info}
+    schemes = {root.partition("://")[0] for root in (layout.job_root, layout.savepoint_root) if root is not None}
+
+    def open_space(url: str) -> ObjectSpace:
+        if url == layout.job_root and url.startswith(MEMORY_URL):
+            return memory
+        # The options are those of the configured file system; a savepoint may go to another one.
+        given = options if url.partition("://")[0] in schemes else {}
+        return _space(url, given, buffer_bytes=buffer_bytes, users=users)
+
+    return ObjectImageStore(layout, open_space)
+
+
+def _savepoint_root(storage: FileSystemCheckpointStorage | JobManagerCheckpointStorage) -> str | None:
+    return storage.savepoint_location.url if storage.savepoint_location is not None else None
+
+
+def _custom(storage: CustomCheckpointStorage, job_id: str) -> ImageStore:
+    module, _, name = storage.factory.replace(":", ".").rpartition(".")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+        made = factory(job_id=job_id, **_fallback(factory, storage), **storage.settings)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise OptionError(
+            f"checkpoint storage factory {storage.factory!r} cannot be used: {without_secrets(str(error))}. "
+            "Give the import path of a class or function that takes job_id and the settings, and returns a CustomSpace "
+            "or an ImageStore."
+        ) from cause_to_show(error)
+    if not _missing(made, ImageStore):
+        return cast("ImageStore", made)
+    missing = _missing(made, ObjectSpace)
+    if missing:
+        raise OptionError(
+            f"{storage.factory!r} made a {type(made).__name__}, which is no ImageStore, and no place of objects "
+            f"either: it has no {', '.join(missing)}. Return a subclass "
+            "of dagster_ckpt.io.custom_objects.CustomSpace, or what has every method of dagster_ckpt.snapshot.store.ImageStore."
+        )
+    return _store_over(cast("ObjectSpace", made), job_id, storage.deployment)
+
+
+def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
+    """What the deployment says and the settings leave out, of what the factory asks for by name."""
+    try:
+        asked = inspect.signature(factory).parameters
+    except ValueError:
+        # Some classes that are written in C do not tell.
+        return {}
+    said = {name: value for name, value in vars(storage.deployment).items() if value not in (None, -1, {})}
+    return {name: value for name, value in said.items() if name in asked and name not in storage.settings}
+
+
+def _store_over(space: ObjectSpace, job_id: str, deployment: DeploymentStorage) -> ImageStore:
+    """Images in a place of the user's; savepoints too, unless the deployment has a folder for them."""
+    root = normalised(space.url)
+    if root != space.url:
+        raise OptionError(f"The url of {type(space).__name__} is {space.url!r}; write it as {root!r}.")
+    savepoints = deployment.savepoint_path
+
+    def open_space(url: str) -> ObjectSpace:
+        if url == root:
+            return space
+        if url.startswith(f"{root}/"):
+            return FolderOfSpace(space, url.removeprefix(f"{root}/"))
+        return _space(url, deployment.storage_options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE)
+
+    layout = StoreLayout(
+        job_id=job_id,
+        job_root=f"{root}/{job_id}",
+        savepoint_root=normalised(savepoints) if savepoints is not None else root,
+        inline_threshold=_set_or_default(deployment.file_state_size_threshold),
+    )
+    return ObjectImageStore(layout, open_space)
+
+
+def _set_or_default(threshold: int | None) -> int:
+    return DEFAULT_FILE_STATE_THRESHOLD if threshold is None or threshold < 0 else threshold
+
+
+def _space(
+    url: str, options: Mapping[str, Any], *, buffer_bytes: int, users: Mapping[tuple[str, str], str] | None = None
+) -> ObjectSpace:
+    if url.startswith("file://"):
+        return LocalSpace(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes)
+    path = StoragePath.parse("location", url)
+    # A location carries no user: that of the configured storage on the same host counts.
+    user = (users or {}).get((path.scheme, path.authority), "")
+    return FsspecSpace(url, options, url_to_open=replace(path, user_info=user).url_to_open)
+
+
+def _missing(made: object, interface: type) -> list[str]:
+    return [name for name in vars(interface) if not name.startswith("_") and not hasattr(made, name)]

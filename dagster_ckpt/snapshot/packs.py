@@ -1,0 +1,308 @@
+"""Writing files one after the other into few large data objects."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Protocol
+
+from blake3 import blake3
+
+from dagster_ckpt.errors import CutOvertakenError
+from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.reuse import Source
+
+# Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
+CHUNK_BYTES = 1024 * 1024
+# Small files are taken together, up to so many and so many bytes: calls for each cost more than the bytes, and memory
+# that stays this small is used again. Nothing is asked meanwhile, and from an object store each may take long.
+_TOGETHER_FILES = 50
+_TOGETHER_BYTES = 256 * 1024
+# Equal files of one image are stored once, as long as a table of so many digests can tell.
+_REMEMBERED_DIGESTS = 1_024
+
+# Below this a second thread costs more than it saves.
+BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
+
+Create = Callable[[str], AbstractContextManager[BinaryIO]]
+
+
+@dataclass(frozen=True)
+class PackTask:
+    """Files that one worker writes.
+
+    Attributes:
+        name: What the names of its data objects begin with, unlike any other's.
+        files: The files; each is taken out when it is written, so that its memory is free for what follows.
+        target_bytes: A data object of this size takes no further file. A file is never split.
+    """
+
+    name: str
+    files: deque[Source]
+    target_bytes: int
+
+
+def at_once(work: Callable[[], None]) -> None:
+    """Do it now."""
+    work()
+
+
+KnownContent = Callable[[str, Source], FileEntry | None]
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a worker asks while it writes.
+
+    Attributes:
+        known: The entry of content that need not be written, by digest and file.
+        is_likely_known: Whether a large file is worth reading for its digest first.
+        go_on: Called before every few files; raises ImageAbortedError where the image is given up.
+        made: Told of each data object before it is made: one that could be made only in part has to be removed too.
+        wrote: Told of some files where each lies; from several threads, where several write.
+        complete: Given what completes the last data object of a task, to be done before the image is finished.
+    """
+
+    known: KnownContent
+    is_likely_known: Callable[[Source], bool]
+    go_on: Callable[[], None]
+    made: Callable[[str], None]
+    wrote: Callable[[Sequence[Source], Sequence[FileEntry]], None]
+    complete: Callable[[Callable[[], None]], object] = at_once
+
+
+def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
+    """Write the files of a task; returns how many bytes were written.
+
+    Args:
+        task: What to write.
+        create: Opens a new data object by name.
+        checks: What to ask meanwhile.
+
+    Raises:
+        ImageAbortedError: The image is given up.
+        CutOvertakenError: A file vanished, or had another length than was said of it.
+        StorageAccessError: A data object could not be written.
+    """
+    with _PackWriter(task, create, checks) as writer:
+        while task.files:
+            checks.go_on()
+            some = _next_small(task.files)
+            if some:
+                writer.add_small(some)
+            else:
+                writer.add_large(task.files.popleft())
+    return writer.written
+
+
+def pack_names(task: PackTask) -> list[str]:
+    """Names of the data objects that a task may make, in order; equal files may leave the last ones out."""
+    count, length = 0, task.target_bytes + 1
+    for file in task.files:
+        if not count or length + file.size > task.target_bytes:
+            count, length = count + 1, 0
+        length += file.size
+    return [_pack_name(task, number) for number in range(count)]
+
+
+class PackRunner(Protocol):
+    """Who writes the data objects of an image."""
+
+    def width(self, total_bytes: int) -> int:
+        """How many tasks to make of so many bytes."""
+        ...
+
+    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
+        """Write every task; returns how many bytes were written.
+
+        Args:
+            tasks: The tasks.
+            create: Opens a new data object by name.
+            checks: What to ask meanwhile.
+
+        Raises:
+            ImageAbortedError: The image is given up.
+            CutOvertakenError: A file vanished, or had another length than was said of it.
+            StorageAccessError: A data object could not be written.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads of this process; a single task is done in the caller's.
+
+    Attributes:
+        count: At most so many at a time.
+    """
+
+    count: int
+
+    def width(self, total_bytes: int) -> int:
+        """How many tasks to make of so many bytes."""
+        return max(1, min(self.count, total_bytes // BYTES_WORTH_A_THREAD))
+
+    def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
+        """Write every task; returns how many bytes were written."""
+
+        def work(task: PackTask, go_on: GoOn) -> int:
+            def both() -> None:
+                go_on()
+                checks.go_on()
+
+            # Of several tasks the next one takes the thread: what the one before holds must be gone by then.
+            complete = checks.complete if len(tasks) == 1 else at_once
+            return write_packs(task, create, replace(checks, go_on=both, complete=complete))
+
+        return sum(in_threads(self.count, tasks, work))
+
+
+def read_small(file: Source) -> bytes:
+    """All bytes of a small file.
+
+    Raises:
+        CutOvertakenError: It vanished, or has another length than was said of it.
+    """
+    try:
+        data = file.read()
+    except FileNotFoundError as error:
+        raise vanished(file) from error
+    if len(data) != file.size:
+        raise _changed(file)
+    return data
+
+
+def vanished(file: Source) -> CutOvertakenError:
+    """The error about a file that is not there any more."""
+    return CutOvertakenError(f"{file.path} vanished before it was read, so no image was written. Take the image anew.")
+
+
+class _PackWriter:
+    def __init__(self, task: PackTask, create: Create, checks: Checks) -> None:
+        self._task = task
+        self._create = create
+        self._checks = checks
+        self._open = contextlib.ExitStack()
+        self._stream: BinaryIO | None = None
+        self._length = 0
+        # Data object and offset of content that was written, by digest.
+        self._places: dict[str, tuple[str, int]] = {}
+        self._packs: list[str] = []
+        self._pending: list[bytes] = []
+        self.written = 0
+
+    def __enter__(self) -> _PackWriter:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if details[0] is None:
+            self._checks.complete(self._open.close)
+            return
+        with contextlib.suppress(Exception):
+            self._open.close()
+
+    def add_small(self, files: Sequence[Source]) -> None:
+        """Add files that fit into memory together."""
+        contents = list(map(read_small, files))
+        digests = [blake3(data).hexdigest() for data in contents]
+        entries = []
+        for file, data, digest in zip(files, contents, digests, strict=True):
+            entry = self._checks.known(digest, file)
+            if entry is None:
+                place = self._places.get(digest)
+                if place is None:
+                    place = self._new_place(file.size)
+                    self._remember(digest, place)
+                    self._pending.append(data)
+                entry = FileEntry(digest, file.path, file.size, file.identity, file.token, *place)
+            entries.append(entry)
+        self._flush()
+        self._checks.wrote(files, entries)
+
+    def add_large(self, file: Source) -> None:
+        """Add a file piece by piece."""
+        if self._checks.is_likely_known(file):
+            read = blake3()
+            for chunk in _chunks(file):
+                read.update(chunk)
+            entry = self._checks.known(read.hexdigest(), file)
+            if entry is not None:
+                self._checks.wrote([file], [entry])
+                return
+        place = self._new_place(file.size)
+        digest = blake3()
+        for chunk in _chunks(file):
+            digest.update(chunk)
+            self._pending.append(chunk)
+            self._flush()
+        entry = FileEntry(digest.hexdigest(), file.path, file.size, file.identity, file.token, *place)
+        self._remember(entry.digest, place)
+        self._checks.wrote([file], [entry])
+
+    def _new_place(self, size: int) -> tuple[str, int]:
+        """Room for so many bytes in the open data object, which may be a new one."""
+        if self._stream is None or self._length + size > self._task.target_bytes:
+            self._flush()
+            self._open.close()
+            name = _pack_name(self._task, len(self._packs))
+            self._checks.made(name)
+            self._packs.append(name)
+            self._stream = self._open.enter_context(self._create(name))
+            self._length = 0
+        place = self._packs[-1], self._length
+        self._length += size
+        return place
+
+    def _remember(self, digest: str, place: tuple[str, int]) -> None:
+        if len(self._places) < _REMEMBERED_DIGESTS:
+            self._places[digest] = place
+
+    def _flush(self) -> None:
+        """Write what has come together."""
+        if self._stream is not None and self._pending:
+            pieces, self._pending = self._pending, []
+            self._stream.writelines(pieces)
+            self.written += sum(map(len, pieces))
+
+
+def _next_small(files: deque[Source]) -> list[Source]:
+    """Take out the next files that are read whole, as many as are taken together; none where a large one is next."""
+    some: list[Source] = []
+    size = 0
+    while files and len(some) < _TOGETHER_FILES and (not some or size + files[0].size <= _TOGETHER_BYTES):
+        if files[0].size > CHUNK_BYTES:
+            break
+        size += files[0].size
+        some.append(files.popleft())
+    return some
+
+
+def _chunks(file: Source) -> Iterator[bytes]:
+    left = file.size
+    try:
+        with file.open() as stream:
+            # One byte more than expected, so that a file that has grown is noticed.
+            while chunk := stream.read(min(left + 1, CHUNK_BYTES)):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                yield chunk
+    except FileNotFoundError as error:
+        raise vanished(file) from error
+    if left:
+        raise _changed(file)
+
+
+def _pack_name(task: PackTask, number: int) -> str:
+    return f"{task.name}-{number}.pack"
+
+
+def _changed(file: Source) -> CutOvertakenError:
+    return CutOvertakenError(
+        f"{file.path} had {file.size} bytes when it was looked at, and another length when it was read: it "
+        "changed meanwhile, so no image was written. Take the image anew."
+    )

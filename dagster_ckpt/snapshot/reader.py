@@ -1,0 +1,213 @@
+"""Reading an image: its manifest, its files, and whether it can be trusted."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import groupby
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.snapshot.container import Metadata, referred_objects, unpack_files, unpack_metadata
+from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.manifest import object_name
+from dagster_ckpt.snapshot.packs import CHUNK_BYTES
+from dagster_ckpt.snapshot.writer import METADATA_NAME
+
+WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
+# One piece of work for a thread: enough that opening the object again does not count.
+_SHARE_BYTES = 16 * 1024 * 1024
+
+
+def read_metadata(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> Metadata:
+    """Read the metadata of an image.
+
+    Args:
+        space: Where the image is.
+        directory: Its directory in the space.
+        name: The object to read; another one only while the image is being deleted.
+
+    Raises:
+        ImageNotFoundError: There is none.
+        ImageCorruptError: It is truncated or altered.
+    """
+    return unpack_metadata(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
+
+
+def read_references(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
+    """The data objects an image refers to, by their names in its space; cheap however many files it has.
+
+    Args:
+        space: Where the image is.
+        directory: Its directory in the space.
+        name: The object to read; another one only while the image is being deleted.
+
+    Raises:
+        ImageNotFoundError: There is none.
+        ImageCorruptError: It is truncated or altered.
+    """
+    references = referred_objects(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
+    return frozenset(object_name(directory, reference) for reference in references)
+
+
+def _metadata(space: ObjectSpace, directory: str, name: str) -> bytes:
+    try:
+        return space.read(posixpath.join(directory, name))
+    except FileNotFoundError as error:
+        raise ImageNotFoundError(
+            f"There is no image at {space.url}/{directory}: {name} is missing. An image that was not finished "
+            "has none. Name another image."
+        ) from error
+
+
+def extract(
+    space: ObjectSpace,
+    directory: str,
+    write: WriteEntry,
+    *,
+    only: Callable[[str], bool] = lambda _path: True,
+    missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
+    threads: int = 1,
+) -> None:
+    """Hand out the files of an image, object by object, each checked against its digest.
+
+    Args:
+        space: Where the image is.
+        directory: Its directory in the space.
+        write: Takes an entry and its bytes, and must use them up. The last piece raises if the content is wrong.
+            With more than one thread it is called from several at once.
+        only: Which paths to hand out.
+        missing: Given these files, those that the caller does not have already: only their bytes are read.
+        threads: How many objects, or parts of one, are read at the same time.
+
+    Raises:
+        ImageNotFoundError: There is no image.
+        ImageCorruptError: Data is missing or was altered.
+    """
+    data = _metadata(space, directory, METADATA_NAME)
+    contents = unpack_files(data, f"{space.url}/{directory}/{METADATA_NAME}")
+    wanted = (entry for entry in contents.files if only(entry.path))
+    entries = sorted(missing(wanted), key=lambda entry: (entry.object or "", entry.offset))
+
+    def hand_out(share: Sequence[FileEntry], go_on: GoOn) -> None:
+        part = range(share[0].offset, max(entry.offset + entry.size for entry in share))
+        with _opened(space, directory, share[0].object, contents.inline, part) as stream:
+            for entry in share:
+                go_on()
+                write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
+
+    in_threads(threads, list(_shares(entries)), hand_out)
+
+
+def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> list[str]:
+    """What is wrong with an image, every file of it; an empty list is a good one.
+
+    Args:
+        space: Where the image is.
+        directory: Its directory in the space.
+        deep: Read every byte and compare digests; otherwise only existence and length of the data objects.
+
+    Raises:
+        StorageAccessError: The space could not be read, which says nothing about the image.
+    """
+    try:
+        metadata = read_metadata(space, directory)
+    except (ImageNotFoundError, ImageCorruptError) as error:
+        return [str(error)]
+    problems = metadata.manifest.unusable_objects(space, directory)
+    if not deep or problems:
+        return problems
+
+    def check(_entry: FileEntry, chunks: Iterable[bytes]) -> None:
+        try:
+            for _ in chunks:
+                pass
+        except ImageCorruptError as error:
+            problems.append(str(error))
+
+    try:
+        extract(space, directory, check)
+    except (ImageNotFoundError, ImageCorruptError) as error:
+        problems.append(str(error))
+    return problems
+
+
+def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
+    """Neighbours in one object, as much as one thread should take at a time."""
+    for _, group in groupby(entries, key=lambda entry: entry.object):
+        share: list[FileEntry] = []
+        for entry in group:
+            # From the first to the last byte of a share: what lies between them is fetched as well.
+            if share and entry.offset + entry.size - share[0].offset > _SHARE_BYTES:
+                yield share
+                share = []
+            share.append(entry)
+        yield share
+
+
+def _opened(space: ObjectSpace, directory: str, reference: str | None, inline: bytes, part: range) -> _Opened:
+    if reference is None:
+        return _Opened(nullcontext(io.BytesIO(inline)), f"{space.url}/{directory}/{METADATA_NAME}")
+    name = object_name(directory, reference)
+    return _Opened(space.open(name, part), f"{space.url}/{name}")
+
+
+class _Opened:
+    """An object opened for reading, whose absence is told as a corrupt image."""
+
+    def __init__(self, context: object, location: str) -> None:
+        self._context = context
+        self._location = location
+
+    def __enter__(self) -> BinaryIO:
+        try:
+            return self._context.__enter__()  # type: ignore[attr-defined, no-any-return]
+        except FileNotFoundError as error:
+            raise ImageCorruptError(
+                f"{self._location} is missing, and an image refers to it. Put it back, or start from another image."
+            ) from error
+
+    def __exit__(self, *details: object) -> None:
+        self._context.__exit__(*details)  # type: ignore[attr-defined]
+
+
+def _checked(stream: BinaryIO, entry: FileEntry, location: str) -> Iterator[bytes]:
+    stream.seek(entry.offset)
+    if entry.size <= CHUNK_BYTES:
+        data = stream.read(entry.size)
+        if len(data) < entry.size:
+            raise _ends_early(entry, entry.size - len(data), location)
+        if blake3(data).hexdigest() != entry.digest:
+            raise _altered(entry, location)
+        yield data
+        return
+    digest = blake3()
+    left = entry.size
+    while left:
+        chunk = stream.read(min(left, CHUNK_BYTES))
+        if not chunk:
+            raise _ends_early(entry, left, location)
+        digest.update(chunk)
+        left -= len(chunk)
+        yield chunk
+    if digest.hexdigest() != entry.digest:
+        raise _altered(entry, location)
+
+
+def _ends_early(entry: FileEntry, left: int, location: str) -> ImageCorruptError:
+    return ImageCorruptError(
+        f"{location}: the data of {entry.path} ends {left} bytes early: truncated. Start from another image."
+    )
+
+
+def _altered(entry: FileEntry, location: str) -> ImageCorruptError:
+    return ImageCorruptError(
+        f"{location}: the content of {entry.path} does not have the digest it was written with: it was altered. "
+        "Start from another image."
+    )

@@ -1,0 +1,227 @@
+"""What a snapshot is made of: named byte streams, and what it can share with an earlier snapshot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import BinaryIO, Protocol
+
+from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.snapshot.container import Metadata
+from dagster_ckpt.snapshot.entries import FileEntry, is_line_of, parse_line, place_of
+from dagster_ckpt.snapshot.manifest import Manifest, object_name
+
+
+class Source(Protocol):
+    """One file to put into an image.
+
+    Attributes:
+        path: Its name in the image, a relative POSIX path.
+        size: Its length in bytes; a stream of another length is refused.
+        identity: A name that no other content will ever have, such as one with a uuid in it, or None.
+        token: What changes when another file takes the name: inode and time of a local file, the entity tag of an
+            object. None where the storage has nothing certain.
+        stable: Whether the next images will most likely have it too. Stable files are kept together, so that an image
+            can take all of those of an earlier one at once.
+
+    Where an earlier image has the same path with the same identity, or the same token, the bytes are not even read.
+    Otherwise the content decides.
+    """
+
+    @property
+    def path(self) -> str:
+        """Name in the image."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    @property
+    def identity(self) -> str | None:
+        """A name that no other content will ever have."""
+        ...
+
+    @property
+    def token(self) -> str | None:
+        """What changes when another file takes the name."""
+        ...
+
+    @property
+    def stable(self) -> bool:
+        """Whether the next images will most likely have it too."""
+        ...
+
+    def open(self) -> BinaryIO:
+        """Open the bytes."""
+        ...
+
+    def read(self) -> bytes:
+        """All bytes, or more than `size` where it has grown; for small files."""
+        ...
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A source from a function that opens it. See `Source` for the attributes."""
+
+    path: str
+    size: int
+    identity: str | None
+    open: Callable[[], BinaryIO]
+    token: str | None = None
+    stable: bool = False
+
+    def read(self) -> bytes:
+        """All bytes."""
+        with self.open() as stream:
+            return stream.read(self.size + 1)
+
+
+# Below this share of bytes in use an object is not shared any further: its last users are written anew, so that
+# it can be deleted. Rewriting costs at most a third of what it frees.
+SPARSE = 0.25
+
+# Takes an object of the base image by its reference there, and gives its reference in the new one; None: it cannot
+# be shared.
+Take = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class Base:
+    """An earlier image, to share with.
+
+    Attributes:
+        metadata: Its metadata.
+        space: Where its data objects are.
+        directory: Its directory there.
+        is_beside: Whether both images refer to the same objects by the same names. Otherwise each object has to be
+            adopted first, and is not shared where it cannot be.
+    """
+
+    metadata: Metadata
+    space: ObjectSpace
+    directory: str
+    is_beside: bool = True
+
+    @cached_property
+    def good_objects(self) -> frozenset[str]:
+        """References of the data objects worth sharing.
+
+        Left out are those that are missing or too short, so that damage done to one image does not spread to the next,
+        and those that hardly anything in use keeps alive.
+        """
+        uses = self.metadata.manifest.uses
+        sizes = self.space.sizes([object_name(self.directory, name) for name in uses])
+        good = set()
+        for name, use in uses.items():
+            size = sizes.get(object_name(self.directory, name))
+            if size is not None and size >= use.length and use.used >= size * SPARSE:
+                good.add(name)
+        return frozenset(good)
+
+    @property
+    def can_be_extended(self) -> bool:
+        """Whether another image can take all stable files of this one at once."""
+        stable = self.metadata.manifest.stable
+        return self.is_beside and bool(stable) and all(self.good_objects.issuperset(part.uses) for part in stable)
+
+
+class Reusable:
+    """Files of a base image that a new one may share.
+
+    Args:
+        base: The image, or None to share nothing.
+        take: Takes an object of the base.
+        is_extended: Whether the new image has all stable files of the base anyway. Then a look at each of them for
+            equal content would cost more than writing what is new.
+    """
+
+    def __init__(self, base: Base | None, take: Take, *, is_extended: bool) -> None:
+        self._base = base
+        self._is_extended = is_extended
+        self._take_object = take
+        self._references: dict[str, str | None] = {}
+        self._by_digest: dict[bytes, bytes] | None = None
+        self._good = base.good_objects if base is not None else frozenset()
+        self._lock = threading.RLock()
+
+    @property
+    def inline(self) -> bytes:
+        """The inlined bytes of the base."""
+        return self._base.metadata.inline if self._base is not None else b""
+
+    def unchanged(self, file: Source) -> bytes | None:
+        """The line of a file that need not even be read, because it is the same for certain."""
+        if self._base is None or (file.identity is None and file.token is None):
+            return None
+        line = self._base.metadata.manifest.find_line(file.path, stable=file.stable)
+        if line is None:
+            return None
+        if is_line_of(line, file.path, file.size, file.identity, file.token):
+            return self._shared(line)
+        # One of the two is enough: a linked file has another identity's token, and a restored one the same identity.
+        entry = parse_line(line)
+        same = (file.identity is not None and entry.identity == file.identity) or (
+            file.token is not None and entry.token == file.token
+        )
+        if not same or entry.size != file.size:
+            return None
+        return self._shared(entry._replace(identity=file.identity, token=file.token).line())
+
+    def is_likely(self, file: Source) -> bool:
+        """Whether a file may well have the content it had in the base."""
+        manifest = self._base.metadata.manifest if self._base is not None else None
+        entry = manifest.find(file.path, stable=file.stable) if manifest is not None else None
+        return entry is not None and entry.size == file.size
+
+    def same_content(self, digest: str, file: Source) -> FileEntry | None:
+        """An entry for a file whose content an object of the base holds, under whatever name."""
+        if self._base is None or self._is_extended:
+            return None
+        with self._lock:
+            line = self._with_digest(self._base.metadata.manifest, digest)
+        if line is None:
+            return None
+        entry = parse_line(line)
+        if entry.digest != digest or entry.size != file.size or entry.object is None:
+            return None
+        taken = self._taken(entry.object)
+        if taken is None:
+            return None
+        return entry._replace(path=file.path, identity=file.identity, token=file.token, object=taken)
+
+    def _with_digest(self, manifest: Manifest, digest: str) -> bytes | None:
+        if self._by_digest is None:
+            kept = [segment for segment in manifest.segments if not segment.is_packed]
+            # Keyed by a part of the digest, which takes less memory.
+            self._by_digest = {line[2:18]: line for segment in kept for line in segment.lines}
+        line = self._by_digest.get(digest[:16].encode())
+        packed = (segment for segment in manifest.segments if line is None and segment.is_packed)
+        return next(filter(None, (segment.with_digest(digest) for segment in packed)), line)
+
+    def _shared(self, line: bytes) -> bytes | None:
+        """The line as the new image has it; None where its object cannot be shared."""
+        reference, _ = place_of(line)
+        if reference is None:
+            return line
+        taken = self._taken(reference)
+        if taken is None or taken == reference:
+            return line if taken is not None else None
+        return parse_line(line)._replace(object=taken).line()
+
+    def _taken(self, reference: str) -> str | None:
+        """Reference of an object of the base in the new image; None where it is not to be shared."""
+        with self._lock:
+            if reference not in self._references:
+                self._references[reference] = self._take(reference)
+            return self._references[reference]
+
+    def _take(self, reference: str) -> str | None:
+        base = self._base
+        if base is None:
+            return None
+        return self._take_object(reference) if reference in self._good else None

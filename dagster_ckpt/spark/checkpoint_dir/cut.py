@@ -1,0 +1,310 @@
+"""A consistent cut: exactly the files that a resume right after the newest committed batch needs.
+
+Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. So a visible commit means
+that all it needs is on storage, and all of that is still needed by the query itself. Readers go the other way
+round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.snapshot.reuse import Base, Source
+from dagster_ckpt.spark.checkpoint_dir.description import CutFacts, describe
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import CapturedSink, capture
+from dagster_ckpt.spark.checkpoint_dir.file_source import source_files
+from dagster_ckpt.spark.checkpoint_dir.layout import (
+    COMMITS,
+    METADATA,
+    OFFSETS,
+    SOURCES,
+    LiveDirectory,
+    Positions,
+    batch_ids,
+)
+from dagster_ckpt.spark.checkpoint_dir.logs import (
+    CommitEntry,
+    OffsetEntry,
+    parse_commit_entry,
+    parse_offset_entry,
+    parse_query_id,
+)
+from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed, read_versioned
+from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
+from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
+from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_since, layout_of
+
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What an image is made of.
+
+    Attributes:
+        batch_id: The committed batch a restored query resumes after.
+        query_id: Id of the query.
+        in_flight: The batch whose planned offsets are carried, so that exactly it is replayed; or None.
+        needed: The files.
+        properties: What an image should say of itself; see `describe`.
+        extends: Whether `needed` has only those state files that the base image does not have.
+        carries_state: Whether `needed` has the whole state after the batch in flight as well.
+    """
+
+    batch_id: int
+    query_id: str
+    in_flight: int | None
+    needed: tuple[NeededFile, ...]
+    properties: Mapping[str, Any]
+    extends: bool = False
+    carries_state: bool = False
+
+    @property
+    def files(self) -> Sequence[Source]:
+        """The files as an image takes them, read from where Spark wrote them."""
+        return self.needed
+
+
+def cut(
+    live: LiveDirectory,
+    *,
+    carry_in_flight: bool,
+    sinks: Sequence[str] = (),
+    base: Base | None = None,
+    attempts: int = ATTEMPTS,
+    at_batch: int | None = None,
+    carry_state: bool = False,
+) -> Cut:
+    """Cut a live directory at a commit; a running query is not disturbed.
+
+    Args:
+        live: The live directory.
+        carry_in_flight: Also take the planned offsets of a batch that runs, if one does.
+        sinks: The query's sinks, as its progress names them.
+        base: An image that the new one may extend: then only what is new since is looked at.
+        attempts: How often to begin again where Spark commits and purges meanwhile.
+        at_batch: A committed batch that Spark still retains, to resume after that one; default: the newest.
+        carry_state: Also take the state after the batch in flight, if all of it is there: a sink that has the batch
+            already passes over it without running it, so nothing would write its state again.
+
+    Raises:
+        NothingCommittedError: The query has not committed a batch yet.
+        IncompleteCutError: A file that a restore needs is missing; the message names it.
+        LiveDirectoryError: A file cannot be read.
+        StorageAccessError: The directory cannot be reached.
+    """
+    while True:
+        attempts -= 1
+        positions = live.positions()
+        at = positions if at_batch is None else _positions_at(live, at_batch)
+        try:
+            return _cut_at(
+                live,
+                at,
+                carry_in_flight=carry_in_flight,
+                sinks=sinks,
+                base=base,
+                carry_state=carry_state,
+                # Who names a batch goes back to it, and brings the sinks back too.
+                checks_sinks=at_batch is None,
+            )
+        except FileNotFoundError as error:
+            if attempts <= 0:
+                raise _vanished(live, error) from error
+        except LiveDirectoryError:
+            # Only a directory that moved on meanwhile may look different at the next try.
+            if attempts <= 0 or live.positions() == positions:
+                raise
+
+
+def _positions_at(live: LiveDirectory, batch_id: int) -> Positions:
+    """Where the query was when it had committed a batch and planned the next one."""
+    planned = batch_id + 1 in batch_ids(live.folder, OFFSETS)
+    return Positions(batch_id, batch_id + 1 if planned else batch_id)
+
+
+def _cut_at(
+    live: LiveDirectory,
+    positions: Positions,
+    *,
+    carry_in_flight: bool,
+    sinks: Sequence[str],
+    base: Base | None,
+    carry_state: bool,
+    checks_sinks: bool,
+) -> Cut:
+    folder = live.folder
+    batch_id = positions.commit
+    if batch_id is None:
+        raise NothingCommittedError(
+            f"{live.url} has no committed batch yet. Wait for the query's first batch, then try again."
+        )
+    commit_file = _log_file(live, f"{COMMITS}/{batch_id}", "the batch to resume after")
+    offset_file = _log_file(live, f"{OFFSETS}/{batch_id}", f"the offsets of batch {batch_id}")
+    commit = parse_commit_entry(commit_file.data or b"", f"{live.url}/{commit_file.source}")
+    committed = _offsets(live, offset_file)
+    operators = read_operators(folder, batch_id)
+    before_file = _offsets_before(live, batch_id, stateful=bool(operators))
+    before = _offsets(live, before_file) if before_file else None
+    in_flight_file = _in_flight_file(live, positions, committed) if carry_in_flight else None
+    in_flight = _offsets(live, in_flight_file) if in_flight_file else None
+    metadata = _log_file(live, METADATA, "the id of the query")
+    query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
+    needed = [metadata, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
+    for source in sorted({*folder.listing(SOURCES).names, *_file_sources(committed, in_flight)}):
+        needed += source_files(folder, source, committed, before, in_flight)
+    for operator in operators:
+        needed += operator.files
+    state = CommittedState(folder, query_id, operators, committed, commit)
+    state_needed, chain, extends = _state(state, base)
+    needed += state_needed
+    after = state_after(folder, query_id, operators, in_flight, commit) if carry_state and in_flight else None
+    held = {file.path for file in needed}
+    needed += [file for file in after or () if file.path not in held]
+    captured = capture(sinks, batch_id)
+    for sink in captured:
+        needed += sink.files
+    if checks_sinks:
+        _check_sinks_are_its_own(live, batch_id, captured)
+    _check_still_there(live, batch_id, metadata)
+    facts = CutFacts(committed, before, in_flight, commit, operators, sinks, captured)
+    properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
+    in_flight_batch = in_flight.batch_id if in_flight else None
+    return Cut(
+        batch_id,
+        query_id,
+        in_flight_batch,
+        tuple(needed),
+        properties,
+        extends=extends,
+        carries_state=after is not None,
+    )
+
+
+def state_after(
+    folder: Folder, query_id: str, operators: list[Operator], planned: OffsetEntry, before: CommitEntry | None
+) -> list[NeededFile] | None:
+    """Every state file that a resume after a batch needs which is planned and not committed.
+
+    Args:
+        folder: The live directory.
+        query_id: Id of the query.
+        operators: Its stateful operators; without any there is nothing to need.
+        planned: Offsets of the batch.
+        before: Commit of the batch before it, if there is one.
+
+    Returns:
+        None where the state is not all there, and in checkpoint format v2: only the commit that is missing could tell
+        which of its files count.
+    """
+    if before is not None and before.state_ids is not None:
+        return None
+    done = CommitEntry(planned.batch_id, 0, None)
+    try:
+        return state_files(CommittedState(folder, query_id, operators, planned, done)).files
+    except IncompleteCutError:
+        return None
+
+
+def _state(committed: CommittedState, base: Base | None) -> tuple[list[NeededFile], int, bool]:
+    """State files, the longest chain of changes among them, and whether they are only what a base image lacks."""
+    if base is not None and base.can_be_extended:
+        grown = grown_since(base, committed)
+        if grown is not None:
+            header = base.metadata.manifest.header
+            return grown, int(header.properties[CHAIN]) + committed.commit.batch_id - header.batch_id, True
+    state = state_files(committed)
+    return state.files, state.chain, False
+
+
+def _log_file(live: LiveDirectory, path: str, what: str) -> NeededFile:
+    try:
+        return read_versioned(live.folder, path)
+    except FileNotFoundError as error:
+        raise IncompleteCutError(
+            f"{live.url}/{path} is missing: it is {what}. The live directory is damaged: restore an image."
+        ) from error
+
+
+def _offsets(live: LiveDirectory, file: NeededFile) -> OffsetEntry:
+    return parse_offset_entry(file.data or b"", f"{live.url}/{file.source}")
+
+
+def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> NeededFile | None:
+    """The entry before the committed one: Spark refuses to start without it."""
+    if batch_id == 0:
+        return None
+    try:
+        return read_needed(live.folder, f"{OFFSETS}/{batch_id - 1}")
+    except FileNotFoundError as error:
+        # Asynchronous progress tracking (stateless queries only) leaves out entries in both logs, and then
+        # Spark takes the newest earlier one.
+        earlier = [number for number in batch_ids(live.folder, OFFSETS) if number < batch_id]
+        if earlier and not stateful and batch_id - 1 not in batch_ids(live.folder, COMMITS):
+            return read_needed(live.folder, f"{OFFSETS}/{earlier[-1]}")
+        raise IncompleteCutError(
+            f"{live.url}/{OFFSETS}/{batch_id - 1} is missing: Spark needs the offsets of the batch before "
+            "batch "
+            f"{batch_id} to resume. The live directory is damaged: restore an image."
+        ) from error
+
+
+def _in_flight_file(live: LiveDirectory, positions: Positions, committed: OffsetEntry) -> NeededFile | None:
+    """Offsets of the running batch, unless carrying them would change what the next batch is."""
+    if positions.offset is None or positions.offset != committed.batch_id + 1 or committed.continuous:
+        return None
+    file = read_needed(live.folder, f"{OFFSETS}/{positions.offset}")
+    # A batch with another number of partitions belongs to an offline repartition, which Spark will not
+    # replay.
+    return file if _offsets(live, file).partitions == committed.partitions else None
+
+
+def _file_sources(*entries: OffsetEntry | None) -> set[str]:
+    """Sources whose offset points into a log of their own, so that it must exist."""
+    return {
+        name
+        for entry in entries
+        if entry is not None
+        for name, offset in entry.sources.items()
+        if offset is not None and '"logOffset"' in offset
+    }
+
+
+def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Sequence[CapturedSink]) -> None:
+    """Nothing is in a sink's log that this query has not planned: Spark would have passed over its own batches."""
+    ahead = [(sink.newest, sink.path) for sink in captured if sink.newest is not None and sink.newest > batch_id]
+    if not ahead:
+        return
+    # Looked at after the sinks: what the query has written there it has planned by now.
+    planned = live.positions().offset
+    for newest, path in ahead:
+        if planned is None or newest > planned:
+            raise IncompleteCutError(
+                f"The file sink {path} has batch {newest}, but the query of {live.url} has planned batches up to "
+                f"{planned}: another query writes there, and batches of this one may have been passed over. Stop the "
+                "other one, and start this one from an image with start_from=...: that rolls the sink back."
+            )
+
+
+def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
+    """Look again at the end: where the commit was purged or rolled back, the rest may be gone too."""
+    commits = batch_ids(live.folder, COMMITS)
+    if batch_id not in commits:
+        raise IncompleteCutError(
+            f"{live.url}/{COMMITS}/{batch_id} vanished while it was read (newest commit now: "
+            f"{max(commits, default=None)}): the query was rolled back, or commits faster than this storage can be "
+            "read. Try again."
+        )
+    if live.folder.read(METADATA) != metadata.data:
+        raise IncompleteCutError(f"{live.url} was taken over by another query while it was read. Try again.")
+
+
+def _vanished(live: LiveDirectory, error: FileNotFoundError) -> IncompleteCutError:
+    return IncompleteCutError(
+        f"{error} vanished from {live.url} while it was read. If the query runs, try again; if it does not, "
+        "the live directory is damaged: restore an image."
+    )

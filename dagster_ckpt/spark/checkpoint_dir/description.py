@@ -1,0 +1,104 @@
+"""What an image says of its query: everything a person, or a check before a restore, wants to know of it.
+
+The names are those of the image's header (docs/coverage.md lists them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from dagster_ckpt.foreign import from_json
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import CapturedSink
+from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
+from dagster_ckpt.spark.checkpoint_dir.operators import Operator
+from dagster_ckpt.spark.query.guarantees import guarantees, mode_in_logs
+
+# Settings of which Spark keeps one for each kind of operator, by what the operator is called.
+_STATE_FORMATS = {
+    "stateStoreSave": "aggregation",
+    "sessionWindowStateStoreSaveExec": "sessionWindow",
+    "symmetricHashJoin": "join",
+    "flatMapGroupsWithState": "flatMapGroupsWithState",
+    "applyInPandasWithState": "flatMapGroupsWithState",
+}
+
+
+@dataclass(frozen=True)
+class CutFacts:
+    """What a cut has read.
+
+    Attributes:
+        committed: Offsets of the committed batch.
+        before: The entry before it.
+        in_flight: The entry of the running batch, where it is carried.
+        commit: The commit.
+        operators: The stateful operators.
+        sinks: Sinks as the query's progress names them.
+        captured: What was captured of file sinks.
+    """
+
+    committed: OffsetEntry
+    before: OffsetEntry | None
+    in_flight: OffsetEntry | None
+    commit: CommitEntry
+    operators: Sequence[Operator]
+    sinks: Sequence[str]
+    captured: Sequence[CapturedSink]
+
+
+def describe(facts: CutFacts) -> dict[str, Any]:
+    """The properties of an image, as far as the live directory shows them."""
+    committed, commit, operators = facts.committed, facts.commit, facts.operators
+    return {
+        "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),
+        "in_flight_batch": facts.in_flight.batch_id if facts.in_flight else None,
+        "conf": dict(committed.conf),
+        "source_offsets": {name: _offset(text) for name, text in committed.sources.items()},
+        "state_store_provider": committed.provider_class if operators else None,
+        "state_partitions": committed.partitions if operators else None,
+        "state_operators": [_operator(operator, committed, commit) for operator in operators],
+        "sinks": [sink.properties() for sink in facts.captured],
+        "named_sinks": {name: dict(sink) for name, sink in commit.sinks.items()},
+        "formats": {
+            "offset_log": committed.format_version,
+            "commit_log": commit.format_version,
+            "state_checkpoint": None if not operators else 1 if commit.state_ids is None else 2,
+        },
+        "pyspark_of_reader": _pyspark_version(),
+        **guarantees(mode_in_logs(committed, facts.before), facts.sinks).properties(),
+    }
+
+
+def _operator(operator: Operator, committed: OffsetEntry, commit: CommitEntry) -> dict[str, Any]:
+    ids = (commit.state_ids or {}).get(operator.number)
+    kind = _STATE_FORMATS.get(operator.name)
+    version = committed.conf.get(f"spark.sql.streaming.{kind}.stateFormatVersion") if kind else None
+    return {
+        "number": operator.number,
+        "name": operator.name,
+        "stores": list(operator.stores),
+        "partitions": 1 if operator.single_partition else len(ids) if ids else committed.partitions,
+        "state_format": int(version) if version else None,
+        "metadata_format": operator.metadata_version,
+        "schema_format": operator.schema_version,
+    }
+
+
+def _offset(text: str | None) -> Any:
+    """An offset as Spark wrote it: JSON, or for a source of one's own any text."""
+    try:
+        return None if text is None else from_json(text)
+    except ValueError:
+        return text
+
+
+@cache
+def _pyspark_version() -> str | None:
+    try:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
+        return None

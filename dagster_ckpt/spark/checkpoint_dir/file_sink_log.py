@@ -1,0 +1,172 @@
+"""A file sink's own memory of the batches it wrote, and bringing it back to an earlier batch.
+
+`FileStreamSink` passes over every batch up to the newest id in `<path>/_spark_metadata`, whatever query it
+comes from. A rewound query would lose rows there without a word, so an image carries this log and a restore
+puts it back. Entries are
+files: `<batch>`, and every tenth batch `<batch>.compact` with all before it (`CompactibleFileStreamLog`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version
+from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
+from dagster_ckpt.spark.query.sinks import file_sink_path
+
+LOG = "_spark_metadata"
+# Entered around one change of a file that a successor would use: raises where this process is not the writer any more.
+StillMine = Callable[[], AbstractContextManager[object]]
+SINKS_FOLDER = "sinks"
+# More than any line with a version has, so that a file without a line is not read whole.
+_VERSION_LINE_BYTES = 100
+
+
+@dataclass(frozen=True)
+class CapturedSink:
+    """The log of one file sink up to a batch.
+
+    Attributes:
+        path: Folder the sink writes to.
+        last_batch: Newest batch in it, up to the image's; None where it has none yet.
+        files: The entries that represent it.
+        newest: Newest batch in it at all; None where it has none yet.
+    """
+
+    path: str
+    last_batch: int | None
+    files: tuple[NeededFile, ...]
+    newest: int | None = None
+
+    def properties(self) -> dict[str, Any]:
+        """What an image says of the sink."""
+        return {"kind": "file", "path": self.path, "last_batch": self.last_batch}
+
+
+@dataclass(frozen=True)
+class SinkEntry:
+    """One log entry of a file sink, from an image.
+
+    Attributes:
+        name: Its file name.
+        data: Its content.
+    """
+
+    name: str
+    data: bytes
+
+
+def capture(descriptions: Sequence[str], batch_id: int) -> list[CapturedSink]:
+    """Capture the logs of all file sinks among a query's sinks; others keep nothing that could be put back.
+
+    Args:
+        descriptions: Sinks as the query's progress names them.
+        batch_id: The batch of the image.
+
+    Raises:
+        IncompleteCutError: A log has lost an entry.
+        StorageAccessError: A log cannot be read.
+    """
+    paths = [path for path in (file_sink_path(text) for text in descriptions) if path is not None]
+    return [_capture(index, path, batch_id) for index, path in enumerate(paths)]
+
+
+def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
+    """Bring a file sink back to the batch an image was taken at.
+
+    Readers then see exactly the rows of that batch and before; files of later batches stay on disk, unlisted.
+    May be cut off anywhere, also by a loss of power, and done again: what is needed is durable before anything is
+    deleted, and the newest entries go first, so the log never has a hole that Spark would refuse. On return it is
+    durable that they are gone.
+
+    Args:
+        path: Folder the sink writes to.
+        batch_id: The batch; -1 empties the log.
+        entries: The image's entries of this sink.
+        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
+
+    Raises:
+        SinkRollbackError: The sink cannot be read or written; the roll-back is not done.
+    """
+    folder = open_folder(path)
+    wanted = {entry.name: entry.data for entry in entries}
+    try:
+        present = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
+        for name in sorted(wanted, key=lambda name: entry_id(name) or 0):
+            if name not in present or folder.read(f"{LOG}/{name}") != wanted[name]:
+                # The checksum first: left beside new bytes it would make Hadoop refuse them.
+                with still_mine():
+                    folder.delete(f"{LOG}/.{name}.crc")
+                with still_mine():
+                    folder.write(f"{LOG}/{name}", [wanted[name]])
+            else:
+                # As Spark left it, which flushes nothing.
+                folder.flush(f"{LOG}/{name}")
+        if present:
+            folder.flush(LOG)
+        for name in sorted(_surplus(present, wanted, batch_id), key=present.__getitem__, reverse=True):
+            with still_mine():
+                folder.delete(f"{LOG}/{name}")
+            with still_mine():
+                folder.delete(f"{LOG}/.{name}.crc")
+        if present:
+            # Some of them come back with the power otherwise, and Spark passes over what they name.
+            folder.flush(LOG)
+    except (StorageAccessError, FileNotFoundError) as error:
+        raise SinkRollbackError(
+            f"The sink {path} could not be brought back to batch {batch_id}: {error}. Make it reachable and "
+            "start again: "
+            "the roll-back goes on where it stopped. Do not start the query before, it would skip batches."
+        ) from error
+
+
+def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
+    """Entries that do not belong to the image's past: later ones, and those another timeline wrote."""
+    compacts = [number for name in wanted if name.endswith(COMPACT) and (number := entry_id(name)) is not None]
+    # Below the image's compact entry nothing is read, and Spark derives its compaction interval from what is
+    # there.
+    unread_below = max(compacts, default=-1)
+    return [
+        name
+        for name, number in present.items()
+        if number > batch_id or (name not in wanted and number >= max(unread_below, 0))
+    ]
+
+
+def _capture(index: int, path: str, batch_id: int) -> CapturedSink:
+    folder = open_folder(path)
+    names: dict[int, str] = {}
+    newest: int | None = None
+    for name in folder.list(LOG):
+        number = entry_id(name)
+        if number is None:
+            continue
+        newest = number if newest is None else max(newest, number)
+        if number <= batch_id:
+            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+    if not names:
+        return CapturedSink(path, None, (), newest)
+    last = max(names)
+    first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names))
+    files = [_entry(folder, index, names.get(number), number, last) for number in range(first, last + 1)]
+    return CapturedSink(path, last, tuple(files), newest)
+
+
+def _entry(folder: Folder, index: int, name: str | None, number: int, last: int) -> NeededFile:
+    if name is None:
+        raise IncompleteCutError(
+            f"{folder.url}/{LOG}/{number} is missing: the sink's log is needed up to batch {last} to bring "
+            "the sink back "
+            "to it. Do not delete files there; if this one is gone for good, write to a new folder."
+        )
+    source = f"{LOG}/{name}"
+    with folder.open(source) as stream:
+        check_log_version(stream.read(_VERSION_LINE_BYTES).partition(b"\n")[0], f"{folder.url}/{source}")
+    return NeededFile(folder, source, f"{SINKS_FOLDER}/{index}/{name}", *folder.version(source))

@@ -1,0 +1,116 @@
+"""Which files of a source's private log a resume needs.
+
+A file source keeps a log of the files it has seen (`FileStreamSourceLog`): one entry a planned batch, every
+tenth a `.compact` entry with all of them. Other sources keep a few small files, written once.
+"""
+
+from __future__ import annotations
+
+from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
+from dagster_ckpt.foreign import LARGEST_LONG, from_json, number_in
+from dagster_ckpt.io.folder import Entry, Folder
+from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES
+from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, check_log_version, parse_log_lines
+from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed
+
+COMPACT = ".compact"
+
+
+def log_offset(offset: str | None) -> int | None:
+    """The log position a file source's offset names; None for the offset of another kind of source."""
+    if offset is None:
+        return None
+    try:
+        value = from_json(offset)
+    except ValueError:
+        return None
+    position = value.get("logOffset") if isinstance(value, dict) and len(value) == 1 else None
+    return position if type(position) is int and -1 <= position <= LARGEST_LONG else None
+
+
+def entry_id(name: str) -> int | None:
+    """Id of a log entry by its file name (`12`, `19.compact`), None for any other file."""
+    return number_in(name.removesuffix(COMPACT))
+
+
+def source_files(
+    folder: Folder,
+    source: str,
+    committed: OffsetEntry,
+    before: OffsetEntry | None,
+    in_flight: OffsetEntry | None,
+) -> list[NeededFile]:
+    """Files of one source that a resume after `committed` needs.
+
+    Entries beyond the committed offset are left out, unless the batch in flight is carried: without its
+    planned offsets Spark would merge such an entry into the next batch.
+
+    Args:
+        folder: The live directory.
+        source: Name of the source's directory.
+        committed: Offsets of the committed batch.
+        before: Offsets of the batch before, which Spark reads once more when it starts.
+        in_flight: Offsets of the batch in flight where it is carried, else None.
+
+    Raises:
+        IncompleteCutError: An entry is missing.
+        UnknownLayoutError: An entry is of a version that is not known.
+    """
+    directory = f"{SOURCES}/{source}"
+    offset = committed.sources.get(source)
+    position = log_offset(offset)
+    carried = log_offset(in_flight.sources.get(source)) if in_flight else None
+    if position is None and (offset is not None or not _is_file_source_log(folder, directory)):
+        return [read_needed(folder, path) for path, _entry in folder.files(directory)]
+    last = max(-1 if position is None else position, -1 if carried is None else carried)
+    earlier = log_offset(before.sources.get(source)) if before else None
+    # Spark asks for the files of the committed batch again, so its first entry must not hide in a compact
+    # one.
+    base_limit = min(-1 if position is None else position, -1 if earlier is None else earlier + 1)
+    if before is None or earlier is None:
+        base_limit = -1 if position is None else position
+    return [_log_entry(folder, f"{directory}/{name}") for name in _entries(folder, directory, base_limit, last)]
+
+
+def _log_entry(folder: Folder, path: str) -> NeededFile:
+    file = read_needed(folder, path)
+    check_log_version(file.data or b"", f"{folder.url}/{path}")
+    return file
+
+
+def _entries(folder: Folder, directory: str, base_limit: int, last: int) -> list[str]:
+    names: dict[int, str] = {}
+    base = -1
+    for name in folder.listing(directory).names:
+        number = entry_id(name)
+        if number is None or number > last:
+            continue
+        names[number] = name if name.endswith(COMPACT) else names.get(number, name)
+        if name.endswith(COMPACT) and number <= base_limit:
+            base = max(base, number)
+    needed = range(max(base, 0), last + 1)
+    missing = next((number for number in needed if number not in names), None)
+    if missing is not None:
+        raise IncompleteCutError(
+            f"{folder.url}/{directory}/{missing} is missing: the file source's log is needed up to entry "
+            f"{last}, "
+            f"from {f'{base}{COMPACT}' if base >= 0 else 'its beginning'}. Spark may be purging; the next "
+            "attempt "
+            "reads a newer commit. Where it stays missing, the live directory is damaged: restore an image."
+        )
+    return [names[number] for number in needed]
+
+
+def _is_file_source_log(folder: Folder, directory: str) -> bool:
+    """Tell a file source without data up to the commit from a source of another kind, by what it wrote."""
+    entries: dict[str, Entry] = folder.list(directory)
+    for name in entries:
+        if entry_id(name) is None:
+            return False
+        where = f"{directory}/{name}"
+        try:
+            lines = parse_log_lines(folder.read(where), where)
+        except LiveDirectoryError:
+            return False
+        return all("path" in line and "batchId" in line for line in lines)
+    return False

@@ -1,0 +1,226 @@
+"""What Spark notes about the stateful operators of a query: their stores, partitions and schemas.
+
+Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4.3.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
+from dagster_ckpt.foreign import from_json, reading
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, batch_ids, store_directory
+from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed
+from dagster_ckpt.spark.versions import known_version
+
+_SCHEMAS = "_stateSchema"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A stateful operator.
+
+    Attributes:
+        number: Its number in the plan; the name of its directory.
+        name: What Spark calls it, such as `stateStoreSave`.
+        stores: Names of its state stores, in Spark's order.
+        single_partition: Whether it keeps all its state in partition 0, whatever the session says.
+        files: Its metadata and schema files.
+        metadata_version: Version of its metadata.
+        schema_version: Newest version of its schema files.
+    """
+
+    number: int
+    name: str
+    stores: tuple[str, ...]
+    single_partition: bool
+    files: tuple[NeededFile, ...]
+    metadata_version: int
+    schema_version: int
+
+
+class _Store(BaseModel):
+    name: str = Field(alias="storeName")
+    schema_paths: list[str] = Field(default=[], alias="stateSchemaFilePaths")
+
+
+class _Info(BaseModel):
+    name: str = Field(alias="operatorName")
+
+
+class _Metadata(BaseModel):
+    info: _Info = Field(alias="operatorInfo")
+    stores: list[_Store] = Field(alias="stateStoreInfo", min_length=1)
+
+
+def read_operators(folder: Folder, batch_id: int) -> list[Operator]:
+    """Read every stateful operator of a query; none for a stateless one.
+
+    Args:
+        folder: The live directory.
+        batch_id: The batch to resume after. Metadata that a later batch wrote is left out.
+
+    Raises:
+        IncompleteCutError: Metadata or a schema is missing.
+        LiveDirectoryError: Metadata cannot be read.
+    """
+    numbers = batch_ids(folder, STATE)
+    for expected, number in enumerate(numbers):
+        if expected != number:
+            raise _incomplete(folder, f"{STATE}/{expected}", f"operator {number} has state, but this one has not")
+    return [_read_operator(folder, number, batch_id) for number in numbers]
+
+
+def rewrite_schema_paths(data: bytes, old_path: str, location: str) -> bytes:
+    """Point the schema paths of operator metadata v2 to the directory it is restored into.
+
+    Spark notes them as absolute paths (transformWithState, join state v3 and later); left alone, a restored
+    query would read, and even re-create, directories at the place it was copied from.
+
+    Args:
+        data: Content of `state/<operator>/_metadata/v2/<batch>`.
+        old_path: Its path, for the message of an error.
+        location: The new live directory, as Spark is given it.
+
+    Raises:
+        LiveDirectoryError: It cannot be read.
+    """
+    version, _, text = data.decode("utf-8", "replace").partition("\n")
+    with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
+        metadata: dict[str, Any] = from_json(text)
+        for store in metadata["stateStoreInfo"]:
+            if "stateSchemaFilePaths" in store:
+                paths = [_below_state(path, old_path) for path in store["stateSchemaFilePaths"]]
+                store["stateSchemaFilePaths"] = [f"{location}/{path}" for path in paths]
+    return f"{version}\n{json.dumps(metadata, separators=(',', ':'))}".encode()
+
+
+def is_metadata_v2(path: str) -> bool:
+    """Whether a path in a live directory is operator metadata that names absolute paths."""
+    if "/_metadata/" not in path:
+        return False
+    parts = path.split("/")
+    return len(parts) == 5 and parts[0] == STATE and parts[2:4] == ["_metadata", "v2"]
+
+
+def _read_operator(folder: Folder, number: int, batch_id: int) -> Operator:
+    root = f"{STATE}/{number}"
+    v2 = f"{root}/_metadata/v2"
+    batches = [batch for batch in batch_ids(folder, v2) if batch <= batch_id]
+    if batches:
+        return _with_schema_files(folder, number, [f"{v2}/{batch}" for batch in batches])
+    path = f"{root}/_metadata/metadata"
+    try:
+        file = read_needed(folder, path)
+    except FileNotFoundError as error:
+        raise _incomplete(folder, path, "it names the operator's state stores") from error
+    metadata = _parse(file)
+    stores = tuple(store.name for store in metadata.stores)
+    schemas = [_schema(folder, f"{store_directory(number, 0, store)}/_metadata/schema") for store in stores]
+    version = max(_schema_version(schema) for schema in schemas)
+    single = metadata.info.name == "globalLimit" or _key_is_empty(schemas[0])
+    return Operator(number, metadata.info.name, stores, single, (file, *schemas), 1, version)
+
+
+def _with_schema_files(folder: Folder, number: int, paths: list[str]) -> Operator:
+    files = {path: read_needed(folder, path) for path in paths}
+    newest = _parse(files[paths[-1]])
+    version = 1
+    for path in paths:
+        for store in _parse(files[path]).stores:
+            for schema in (_below_state(absolute, path) for absolute in store.schema_paths):
+                try:
+                    files.setdefault(schema, read_needed(folder, schema))
+                except FileNotFoundError as error:
+                    # Spark purges the schemas of metadata it no longer needs before the metadata itself.
+                    if path == paths[-1]:
+                        raise _incomplete(folder, schema, f"{path} refers to it") from error
+                else:
+                    version = max(version, _schema_version(files[schema]))
+    stores = tuple(store.name for store in newest.stores)
+    return Operator(number, newest.info.name, stores, False, tuple(files.values()), 2, version)
+
+
+def _schema(folder: Folder, path: str) -> NeededFile:
+    try:
+        return read_needed(folder, path)
+    except FileNotFoundError as error:
+        raise _incomplete(folder, path, "Spark checks a restarted query against it") from error
+
+
+def _parse(file: NeededFile) -> _Metadata:
+    line, _, text = (file.data or b"").decode("utf-8", "replace").partition("\n")
+    known_version(line, {1, 2}, f"{file.folder.url}/{file.source}", "operator metadata")
+    with reading(
+        lambda why: LiveDirectoryError(
+            f"{file.folder.url}/{file.source} is not operator metadata that can be read: {why}. "
+            "Restore an image, or remove the file: Spark writes it anew when the query starts."
+        )
+    ):
+        return _Metadata.model_validate_json(text)
+
+
+def _schema_version(schema: NeededFile) -> int:
+    where = f"{schema.folder.url}/{schema.source}"
+    try:
+        line, _ = _utf(schema.data or b"", 0)
+    except struct.error as error:
+        raise _no_schema(schema, error) from error
+    version = known_version(line, {1, 2, 3}, where, "a state schema")
+    if version is None:
+        raise _no_schema(schema, f"it begins with {line[:40]!r} and not with a version")
+    return version
+
+
+def _key_is_empty(schema: NeededFile) -> bool:
+    """Whether a state has no key: `StatefulOperatorPartitioning` then gathers all rows in one partition."""
+    data = schema.data or b""
+    with reading(lambda why: _no_schema(schema, why)):
+        version, at = _utf(data, 0)
+        chunks = 1
+        if version != "v1":
+            (chunks,) = struct.unpack_from(">i", data, at)
+            at += 4
+        key = ""
+        for _ in range(chunks):
+            chunk, at = _utf(data, at)
+            key += chunk
+        return not from_json(key)["fields"]
+
+
+def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
+    return LiveDirectoryError(
+        f"{schema.folder.url}/{schema.source} is not a state schema that can be read: {why}. Restore an image, "
+        "or remove the file: Spark writes it anew when the query starts."
+    )
+
+
+def _utf(data: bytes, at: int) -> tuple[str, int]:
+    # Java's DataOutput.writeUTF: two bytes of length, then the text.
+    (length,) = struct.unpack_from(">H", data, at)
+    return data[at + 2 : at + 2 + length].decode("utf-8", "replace"), at + 2 + length
+
+
+def _below_state(path: str, where: str) -> str:
+    """Path of a schema file within its live directory, from the absolute one Spark noted."""
+    head, marker, tail = path.rpartition(f"/{_SCHEMAS}/")
+    parts = head.rsplit(f"/{STATE}/", 1)
+    if not marker or len(parts) != 2 or ".." in path.split("/"):
+        raise LiveDirectoryError(
+            f"{where} refers to the state schema {path!r}, which does not lie in a live directory "
+            f"({STATE}/<operator>/{_SCHEMAS}/...). The file is damaged: restore an image."
+        )
+    return f"{STATE}/{parts[1]}{marker}{tail}"
+
+
+def _incomplete(folder: Folder, path: str, why: str) -> IncompleteCutError:
+    return IncompleteCutError(
+        f"{folder.url}/{path} is missing: {why}. The live directory is not whole; restore an image, "
+        "or run the query once more if Spark still starts it."
+    )

@@ -1,0 +1,313 @@
+"""Holding on to the files of a cut, so that Spark may purge while a slow upload goes on.
+
+Only what an image has to read is held. Small files are read at once, which has to be done anyway. For more, a hard link
+on the local disk is an ideal hold: it costs no bytes, and Spark never modifies a file in place (it writes anew and
+renames), so a linked file can neither vanish nor change. The same is true of a file that is kept open, as few are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import TypeVar, cast
+
+from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
+from dagster_ckpt.io.folder import FileVersion
+from dagster_ckpt.io.local_folder import LocalFolder, version_of
+from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.snapshot.reuse import Base, Source
+from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.needed import (
+    HELD_IN_MEMORY_BYTES,
+    HELD_IN_MEMORY_FILES,
+    READ_WHOLE_BYTES,
+    NeededFile,
+)
+
+_MARK = ".cut-"
+# No links here: another device, a file system or a file that takes none, a limit reached.
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
+
+# So many large files are held open at most.
+HELD_OPEN_FILES = 64
+# Linux: a file that is open can be opened anew under its number, whatever became of its name.
+_OPEN_FILES = LocalFolder(Path("/proc/self/fd"))
+
+T = TypeVar("T")
+
+
+class StagedCut:
+    """A cut, and a hold on those of its files that are asked for.
+
+    Content that the cut has read is kept in memory. Other local files are read at once if they are few and small, kept
+    open if they are few and large, else linked, or copied where links are impossible. Remote files that can never
+    change (their name holds a uuid) are read in place; other remote files are copied to this machine.
+
+    Attributes:
+        cut: The cut, without its files.
+    """
+
+    def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:
+        self.cut = replace(taken, needed=())
+        self._needed = deque(taken.needed)
+        self._live = live
+        self._release = release
+
+    @property
+    def files(self) -> Sequence[Source]:
+        """The files as an image takes them. Those that it reads must be held first."""
+        return list(self._needed)
+
+    def hand_over(self) -> Iterator[NeededFile]:
+        """The same, for one who goes through them once: they are kept here no longer than that takes."""
+        while self._needed:
+            yield self._needed.popleft()
+
+    def hold(self, files: Sequence[Source]) -> list[Source]:
+        """Hold some of the files until the cut is left.
+
+        Args:
+            files: Some of `files`.
+
+        Returns:
+            The same, in the same order, as they are to be read.
+
+        Raises:
+            CutOvertakenError: Spark replaced or purged one since the cut was taken.
+            StorageAccessError: A file could not be read, or the place for it not be written.
+        """
+        wanted = cast("Sequence[NeededFile]", files)
+        unread = [file for file in wanted if file.data is None]
+        if not unread:
+            return list(wanted)
+        small = [file for file in unread if file.size <= READ_WHOLE_BYTES and isinstance(file.folder, LocalFolder)]
+        if len(small) <= HELD_IN_MEMORY_FILES and sum(file.size for file in small) <= HELD_IN_MEMORY_BYTES:
+            for folder, files_of_it in groupby(small, attrgetter("folder")):
+                _read_now(folder, list(files_of_it))
+            unread = [file for file in unread if file.data is None]
+        if len(unread) <= HELD_OPEN_FILES:
+            unread = [file for file in unread if not self._keep_open(file)]
+        if not unread:
+            return list(wanted)
+        place = _Place.beside(self._live)
+        self._release.callback(place.remove)
+        folder = LocalFolder(place.path)
+
+        def hold(indexes: range, go_on: GoOn) -> None:
+            for index in indexes:
+                go_on()
+                name = place.hold(unread[index], index)
+                if name is not None:
+                    # In place: an image of a hundred thousand files has no room for a second list of them.
+                    unread[index].folder, unread[index].source = folder, name
+
+        width = self._live.folder.width
+        in_threads(width, [range(first, len(unread), width) for first in range(width)], hold)
+        return list(wanted)
+
+    def _keep_open(self, file: NeededFile) -> bool:
+        """Hold a local file by keeping it open; False where that holds nothing."""
+        if not isinstance(file.folder, LocalFolder) or not _OPEN_FILES.root.is_dir():
+            return False
+        try:
+            descriptor = os.open(file.folder.root / file.source, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise overtaken(file, "was purged") from error
+        except OSError as error:
+            raise _cannot_hold(file, error, "Check the rights to it.") from error
+        self._release.callback(os.close, descriptor)
+        if version_of(os.fstat(descriptor)) != file.version:
+            raise overtaken(file, "was replaced")
+        file.folder, file.source = _OPEN_FILES, str(descriptor)
+        return True
+
+
+@contextlib.contextmanager
+def staged_cut(
+    live: LiveDirectory,
+    *,
+    carry_in_flight: bool,
+    sinks: Sequence[str] = (),
+    base: Base | None = None,
+    at_batch: int | None = None,
+    carry_state: bool = False,
+) -> Iterator[StagedCut]:
+    """Cut a live directory, for an image that reads what it needs under a hold.
+
+    Args:
+        live: The live directory.
+        carry_in_flight: Also take the planned offsets of a batch that runs.
+        sinks: The query's sinks, as its progress names them.
+        base: An image that the new one may extend; `cut.extends` says whether it does.
+        at_batch: A committed batch that Spark still retains; default: the newest.
+        carry_state: Also take the state after the batch in flight, if all of it is there.
+
+    Raises:
+        NothingCommittedError: The query has not committed a batch yet.
+        IncompleteCutError: A file that a restore needs is missing.
+        LiveDirectoryError: A file cannot be read.
+        StorageAccessError: The directory cannot be reached.
+    """
+    with contextlib.ExitStack() as release:
+        # Not kept in a name here: the files are to go when they are handed over.
+        yield StagedCut(
+            cut(
+                live,
+                carry_in_flight=carry_in_flight,
+                sinks=sinks,
+                base=base,
+                at_batch=at_batch,
+                carry_state=carry_state,
+            ),
+            live,
+            release,
+        )
+
+
+def until_not_overtaken(work: Callable[[], T]) -> T:
+    """Do something with a cut, and again with a new one where Spark was faster.
+
+    Raises:
+        CutOvertakenError: Spark was faster each time.
+    """
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(CutOvertakenError):
+            return work()
+    return work()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A folder for the files of one cut, locked while its process lives."""
+
+    path: Path
+    lock: int
+
+    @staticmethod
+    def beside(live: LiveDirectory) -> _Place:
+        """Make a place on the live directory's own disk, where links work; else on this machine's."""
+        root = live.local_path
+        try:
+            if root is None:
+                return _Place._made(prefix="dagster-ckpt", directory=None)
+            _remove_abandoned(root)
+            return _Place._made(prefix=f".{root.name}{_MARK}", directory=root.parent)
+        except FileNotFoundError as error:
+            raise LiveDirectoryError(f"{live.url} is gone, so no image of it can be taken.") from error
+        except OSError as error:
+            raise StorageAccessError(
+                f"Cannot make a folder beside {live.url} to hold the files of an image: {error}. "
+                "Give this process the right to write there."
+            ) from error
+
+    @staticmethod
+    def _made(prefix: str, directory: Path | None) -> _Place:
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
+            lock = os.open(path, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Another process may have taken it for an abandoned one before it was locked.
+            if path.exists():
+                return _Place(path, lock)
+            os.close(lock)
+
+    def remove(self) -> None:
+        """Delete the folder."""
+        # One by one as they are listed: `rmtree` has an object for each of them at the same time.
+        with contextlib.suppress(OSError), os.scandir(self.path) as held:
+            for entry in held:
+                os.unlink(entry.path)  # noqa: PTH108 - no object for each file
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+    def hold(self, file: NeededFile, number: int) -> str | None:
+        """Hold one file; returns its name here, or None where it is safe where it is."""
+        local = file.folder if isinstance(file.folder, LocalFolder) else None
+        if file.identity is not None and local is None:
+            return None
+        # The token of a local file tells its bytes from any other, and takes no memory that it does not have yet.
+        name = (file.token if local is not None else None) or str(number)
+        target = f"{self.path}/{name}"
+        try:
+            version = _copy(file, target) if local is None else _link(local, file, target)
+        except FileNotFoundError as error:
+            raise overtaken(file, "was purged") from error
+        except OSError as error:
+            raise _cannot_hold(file, error, f"Check space and rights in {self.path.parent}.") from error
+        if version != file.version:
+            raise overtaken(file, "was replaced")
+        return name
+
+
+def _read_now(folder: LocalFolder, files: Sequence[NeededFile]) -> None:
+    try:
+        looks = folder.look_at([file.source for file in files], READ_WHOLE_BYTES)
+    except FileNotFoundError as error:
+        raise _overtaken(str(error), "was purged") from error
+    for file, (version, data) in zip(files, looks, strict=True):
+        if data is None or len(data) != file.size or version != file.version:
+            raise overtaken(file, "was replaced")
+        file.data = data
+
+
+def _link(folder: LocalFolder, file: NeededFile, target: str) -> FileVersion:
+    try:
+        os.link(f"{folder.root}/{file.source}", target)
+    except FileExistsError:
+        # It has several names, and was held under another one.
+        return file.version
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        with folder.open(file.source) as stream, Path(target).open("wb") as copy:
+            version = version_of(os.fstat(stream.fileno()))
+            shutil.copyfileobj(stream, copy)
+        return version
+    return version_of(os.stat(target))  # noqa: PTH116 - no object for each file
+
+
+def _copy(file: NeededFile, target: str) -> FileVersion:
+    with file.open() as stream, Path(target).open("wb") as copy:
+        shutil.copyfileobj(stream, copy)
+    return file.folder.version(file.source)
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Delete what a killed process left: nobody holds its lock any more."""
+    for path in root.parent.iterdir():
+        if not path.name.startswith(f".{root.name}{_MARK}"):
+            continue
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _cannot_hold(file: NeededFile, error: OSError, advice: str) -> StorageAccessError:
+    return StorageAccessError(f"Cannot hold {file.folder.url}/{file.source} for an image: {error}. {advice}")
+
+
+def overtaken(file: NeededFile, what: str) -> CutOvertakenError:
+    """The error that says what Spark did to a file of a cut."""
+    return _overtaken(f"{file.folder.url}/{file.source}", what)
+
+
+def _overtaken(url: str, what: str) -> CutOvertakenError:
+    return CutOvertakenError(
+        f"{url} {what} by Spark after the cut was taken. Take a new cut; raise "
+        "spark.sql.streaming.minBatchesToRetain if this happens often."
+    )

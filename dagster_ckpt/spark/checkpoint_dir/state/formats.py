@@ -1,0 +1,184 @@
+"""The format in which a query keeps its state, and all files of one version of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
+from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
+from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.operators import Operator
+from dagster_ckpt.spark.checkpoint_dir.state import hdfs, rocksdb, rocksdb_v2
+from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
+
+# What Spark's own providers leave in the directory of a store; named stores lie below that of their partition.
+_SPARKS_OWN = re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[0-9a-f-]+)?\.(delta|snapshot|zip|changelog)(\.crc)?")
+
+VersionFiles = Callable[[StoreDirectory, int], list[NeededFile]]
+
+_STATE = "org.apache.spark.sql.execution.streaming.state."
+HEAP = f"{_STATE}HDFSBackedStateStoreProvider"
+ROCKSDB = f"{_STATE}RocksDBStateStoreProvider"
+_FORMATS: dict[str, VersionFiles] = {HEAP: hdfs.version_files, ROCKSDB: rocksdb.version_files}
+_CHANGES = (".delta", ".changelog")
+
+
+@dataclass(frozen=True)
+class CommittedState:
+    """The state of a query after a committed batch, as the logs describe it.
+
+    Attributes:
+        folder: The live directory.
+        query_id: Id of the query.
+        operators: The stateful operators.
+        offsets: Offsets of the batch; its settings name provider and partitions.
+        commit: Its commit.
+    """
+
+    folder: Folder
+    query_id: str
+    operators: list[Operator]
+    offsets: OffsetEntry
+    commit: CommitEntry
+
+
+class StorePlace(NamedTuple):
+    """One state store of a query.
+
+    Attributes:
+        path: Its directory in the live directory.
+        unique_id: In checkpoint format v2 the id of its newest version.
+    """
+
+    path: str
+    unique_id: str | None
+
+
+@dataclass(frozen=True)
+class StateFiles:
+    """Files of one version of a query's state.
+
+    Attributes:
+        files: The files.
+        chain: How many changes Spark replays onto the oldest snapshot among them.
+    """
+
+    files: list[NeededFile]
+    chain: int
+
+
+def state_files(state: CommittedState) -> StateFiles:
+    """Every state file that a resume after a committed batch needs, and no file of a later version.
+
+    Args:
+        state: The state.
+
+    Raises:
+        IncompleteCutError: A file is missing.
+        LiveDirectoryError: The state cannot be understood.
+    """
+    version = state.commit.batch_id + 1
+    of_version = _version_files(state.offsets)
+
+    def files_of(place: StorePlace, go_on: GoOn) -> list[NeededFile]:
+        go_on()
+        store = StoreDirectory(state.folder, place.path)
+        if place.unique_id is not None:
+            return rocksdb_v2.version_files(store, version, place.unique_id)
+        return of_version(store, version)
+
+    stores = in_threads(state.folder.width, store_places(state), files_of)
+    chain = max((sum(file.source.endswith(_CHANGES) for file in files) for files in stores), default=0)
+    files: list[NeededFile] = []
+    # One list goes as the other grows: there may be a hundred thousand.
+    stores.reverse()
+    while stores:
+        files += stores.pop()
+    return StateFiles(files, chain)
+
+
+def store_places(state: CommittedState) -> list[StorePlace]:
+    """Every state store of a query.
+
+    Raises:
+        IncompleteCutError: The commit does not name them.
+        LiveDirectoryError: Nothing says how many there are.
+    """
+    folder, offsets, commit = state.folder, state.offsets, state.commit
+    places: list[StorePlace] = []
+    for operator in state.operators:
+        ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
+        # An offline repartition leaves old partition directories behind, so the log counts, not the listing.
+        partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
+        for partition in range(partitions):
+            for index, name in enumerate(operator.stores):
+                path = store_directory(operator.number, partition, name)
+                places.append(StorePlace(path, ids[partition][index] if ids is not None else None))
+    return places
+
+
+def _version_files(offsets: OffsetEntry) -> VersionFiles:
+    provider = offsets.provider_class
+    return _FORMATS.get(provider or "", partial(_by_file_names, provider))
+
+
+def _by_file_names(provider: str | None, store: StoreDirectory, version: int) -> list[NeededFile]:
+    """Files of a provider that is not Spark's own: those that extend one of Spark's write as it does."""
+    odd = sorted(name for name in store.names if not _SPARKS_OWN.fullmatch(name))
+    if odd:
+        raise UnknownLayoutError(
+            f"{store.folder.url}/{store.path} holds {odd[0]!r}, which none of Spark's own providers writes, and the "
+            f"provider {provider} is not known here. Nothing was copied: a restore might lack what only this provider "
+            "needs. Use HDFSBackedStateStoreProvider or RocksDBStateStoreProvider."
+        )
+    suffixes = {name.rpartition(".")[2] for name in store.names}
+    if suffixes & {"delta", "snapshot"}:
+        return hdfs.version_files(store, version)
+    if suffixes & {"zip", "changelog"}:
+        return rocksdb.version_files(store, version)
+    raise LiveDirectoryError(
+        f"{store.folder.url}/{store.path} holds no state in a format of Spark's own providers (provider: "
+        f"{provider}). "
+        "Images can be taken of HDFSBackedStateStoreProvider, RocksDBStateStoreProvider and classes that "
+        "extend them."
+    )
+
+
+def unique_ids(folder: Folder, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
+    """Unique ids of an operator's state in checkpoint format v2, by partition, then by store.
+
+    Raises:
+        IncompleteCutError: The commit does not name them.
+    """
+    ids = (commit.state_ids or {}).get(operator.number)
+    if not ids or any(len(stores) != len(operator.stores) for stores in ids):
+        raise IncompleteCutError(
+            f"{folder.url}/commits/{commit.batch_id} does not name the state of operator {operator.number} "
+            f"({operator.name}: {len(operator.stores)} stores a partition). Restore an image."
+        )
+    return ids
+
+
+def partitions_of(folder: Folder, offsets: OffsetEntry, operator: Operator) -> int:
+    """Number of an operator's state partitions.
+
+    Raises:
+        LiveDirectoryError: Nothing says it.
+    """
+    if operator.single_partition:
+        return 1
+    if offsets.partitions is None:
+        raise LiveDirectoryError(
+            f"{folder.url}/offsets/{offsets.batch_id} does not say how many state partitions the query has, "
+            "but it has "
+            f"the stateful operator {operator.name}. Start the query once with this version of Spark, then "
+            "try again."
+        )
+    return offsets.partitions

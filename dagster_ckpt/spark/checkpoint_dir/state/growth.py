@@ -1,0 +1,161 @@
+"""What a state has grown by since an earlier image, found without looking at anything that was there before.
+
+Providers that keep changes (deltas on the heap, changelogs of RocksDB) add one file to each store with every batch, and
+never need more than that. So the state after batch N is the state that an image of an earlier batch holds, and these
+files. A listing would only find newer snapshots, which shorten the chain of changes: that is left to an image now and
+then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.snapshot.reuse import Base
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS
+from dagster_ckpt.spark.checkpoint_dir.needed import (
+    HELD_IN_MEMORY_BYTES,
+    HELD_IN_MEMORY_FILES,
+    READ_WHOLE_BYTES,
+    NeededFile,
+)
+from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB, CommittedState, StorePlace, store_places
+from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
+
+# Spark makes a snapshot every ten versions (`minDeltasForSnapshot`); a little more, as it uploads them later.
+LONGEST_CHAIN = 12
+CHAIN = "state_chain"
+LAYOUT = "state_layout"
+
+_SUFFIXES = {HEAP: ".delta", ROCKSDB: ".changelog"}
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A look at new files of state, which reads the small ones on the way.
+
+    Attributes:
+        folder: The live directory.
+        at_most: Largest file that is read, in bytes.
+    """
+
+    folder: Folder
+    at_most: int
+
+    def at(self, paths: Sequence[str]) -> list[NeededFile]:
+        looks = zip(paths, self.folder.look_at(paths, self.at_most), strict=True)
+        return [NeededFile(self.folder, path, path, *version, None, data, True) for path, (version, data) in looks]
+
+
+def layout_of(state: CommittedState) -> list[list[object]]:
+    """What has to be the same for one state to be grown out of another."""
+    offsets = state.offsets
+    return [
+        [operator.number, operator.name, list(operator.stores), offsets.provider_class, offsets.partitions]
+        for operator in state.operators
+    ]
+
+
+def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
+    """Files that a state has besides those of an earlier image; None where that cannot be told.
+
+    Args:
+        base: The image, which can be extended.
+        state: The state.
+
+    Raises:
+        LiveDirectoryError: A changelog cannot be read.
+    """
+    folder, offsets, commit = state.folder, state.offsets, state.commit
+    header = base.metadata.manifest.header
+    chain = header.properties.get(CHAIN)
+    grown = commit.batch_id - header.batch_id
+    suffix = _SUFFIXES.get(offsets.provider_class or "")
+    # Without a new batch nothing is new, whatever the provider.
+    is_short = isinstance(chain, int) and 0 < grown <= LONGEST_CHAIN - chain
+    if grown != 0 and (suffix is None or not is_short):
+        return None
+    if header.query_id != state.query_id or header.properties.get(LAYOUT) != layout_of(state):
+        return None
+    if not _is_ancestor(base, folder):
+        return None
+    if grown == 0:
+        return []
+    versions = range(header.batch_id + 2, commit.batch_id + 2)
+    look = _Look(folder, _read_at_once(len(versions), state))
+
+    places = store_places(state)
+
+    def with_ids(place: StorePlace, go_on: GoOn) -> list[NeededFile]:
+        go_on()
+        return list(_with_ids(base, look, place.path, versions, place.unique_id or ""))
+
+    try:
+        if commit.state_ids is None:
+            return look.at([f"{place.path}/{version}{suffix}" for place in places for version in versions])
+        return list(itertools.chain.from_iterable(in_threads(folder.width, places, with_ids)))
+    except FileNotFoundError:
+        # A snapshot instead of a change, for example.
+        return None
+
+
+def _is_ancestor(base: Base, folder: Folder) -> bool:
+    """Whether the commit that the image was cut at is still the same file: then nothing before it was undone."""
+    path = f"{COMMITS}/{base.metadata.manifest.header.batch_id}"
+    entry = base.metadata.manifest.find(path)
+    try:
+        return entry is not None and entry.token is not None and folder.version(path).token == entry.token
+    except FileNotFoundError:
+        return False
+
+
+def _read_at_once(versions: int, state: CommittedState) -> int:
+    """Largest file that is read where it is looked at: as much as is read anyway, and fits into memory together."""
+    stores = sum(len(operator.stores) for operator in state.operators) * (state.offsets.partitions or 1)
+    files = versions * max(1, stores)
+    return min(HELD_IN_MEMORY_BYTES // files, READ_WHOLE_BYTES) if files <= HELD_IN_MEMORY_FILES else 0
+
+
+def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
+    """Changelogs of checkpoint format v2, whose names the newest one tells; it has to descend from the image's."""
+    folder = look.folder
+    newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
+    with folder.open(newest) as stream:
+        lineage = {**read_lineage(stream, f"{folder.url}/{newest}"), versions[-1]: newest_id}
+    before = versions[0] - 1
+    known = f"{path}/{before}_{lineage.get(before)}"
+    if not any(base.metadata.manifest.find(f"{known}{suffix}") for suffix in (".changelog", ".zip")):
+        raise FileNotFoundError(known)
+    _check_anchor(base, path, {version: lineage[version] for version in lineage if version <= before})
+    for version in versions:
+        if version not in lineage:
+            raise LiveDirectoryError(f"{folder.url}/{newest} does not name the version {version} that it is built on.")
+        name = f"{version}_{lineage[version]}.changelog"
+        [file] = look.at([f"{path}/{name}"])
+        file.identity = name
+        yield file
+        try:
+            yield from look.at([f"{path}/{name}.crc"])
+        except FileNotFoundError:
+            # Spark's checksum is written only where it is switched on.
+            continue
+
+
+def _check_anchor(base: Base, path: str, lineage: Mapping[int, str]) -> None:
+    """Refuse a lineage that begins with a snapshot which the image does not have.
+
+    A lineage goes back to the snapshot that was uploaded last when its changelog was written, and nothing tells what
+    was before. An image that was cut earlier has an older snapshot and the changes since.
+
+    Raises:
+        FileNotFoundError: None of its snapshots is in the image.
+    """
+    if 1 in lineage:
+        return
+    snapshots = [f"{path}/{version}_{lineage[version]}.zip" for version in sorted(lineage, reverse=True)]
+    if not any(map(base.metadata.manifest.find, snapshots)):
+        raise FileNotFoundError(snapshots[-1])

@@ -1,0 +1,308 @@
+"""Whether files hold what was written: their own checksums, Spark's and Hadoop's."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import from_json, number_in, reading
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE
+from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
+from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, decompress_block
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note
+from dagster_ckpt.spark.doctor.subject import Subject
+
+_POLYNOMIAL = 0x82F63B78
+
+
+def _entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
+    return byte
+
+
+_TABLE = tuple(_entry(byte) for byte in range(256))
+
+
+def crc32c(data: bytes) -> int:
+    """CRC32C of some bytes (RFC 3720, appendix B.4)."""
+    table, crc = _TABLE, 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+MAGIC = b"LZ4Block"
+# Magic, token, packed length, plain length, checksum; the last block has no bytes.
+_HEADER = struct.Struct("<8sBiiI")
+_RAW = 0x10
+# Constants of xxHash32 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md), and lz4-java's seed and mask.
+_P1, _P2, _P3, _P4, _P5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
+_MASK = 0xFFFFFFFF
+_SEED = 0x9747B28C
+_CHECKSUM_BITS = 0x0FFFFFFF
+
+
+def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
+    """What is wrong with the blocks of a state file; None where all are there, or it uses another codec.
+
+    Args:
+        data: The whole file.
+        checksums: Also unpack each block, and compare it with its checksum.
+    """
+    if not data:
+        return "It is empty"
+    if not data.startswith(MAGIC):
+        if _is_nearly_magic(data):
+            return "It is damaged at its very begin"
+        # Another codec than Spark's default; its framing is not known here.
+        return None
+    at = 0
+    while True:
+        if len(data) - at < _HEADER.size:
+            return "It is cut off: the block that ends it is missing"
+        magic, token, packed, plain, checksum = _HEADER.unpack_from(data, at)
+        at += _HEADER.size
+        if magic != MAGIC or not (0 <= packed <= LARGEST_BLOCK and 0 <= plain <= LARGEST_BLOCK):
+            return "It is damaged: where a block should begin there is something else"
+        if plain == 0:
+            return None
+        block = data[at : at + packed]
+        at += packed
+        if len(block) < packed:
+            return "It is cut off in the middle of a block"
+        if checksums and not _is_sound(block, plain, checksum, is_raw=token & 0xF0 == _RAW):
+            return "It is damaged: a block does not have the checksum it was written with"
+
+
+def _is_nearly_magic(data: bytes) -> bool:
+    """Whether a file begins as no codec's does: with zeros, or with most of the bytes of this one."""
+    begin = data[: len(MAGIC)]
+    alike = sum(one == other for one, other in zip(begin, MAGIC, strict=False))
+    return not any(begin) or alike > len(MAGIC) // 2
+
+
+def is_lz4(data: bytes) -> bool:
+    """Whether a file is such a stream, so that its own checksums tell whether it is sound."""
+    return data.startswith(MAGIC)
+
+
+def _is_sound(block: bytes, length: int, checksum: int, *, is_raw: bool) -> bool:
+    try:
+        with reading(LiveDirectoryError):
+            plain = block if is_raw else decompress_block(block, length)
+    except LiveDirectoryError:
+        return False
+    return len(plain) == length and xxh32(plain) & _CHECKSUM_BITS == checksum
+
+
+def xxh32(data: bytes, seed: int = _SEED) -> int:
+    """XxHash of 32 bits."""
+    length = len(data)
+    whole = length & ~15
+    if length >= 16:
+        one, two, three, four = seed + _P1 + _P2 & _MASK, seed + _P2 & _MASK, seed, seed - _P1 & _MASK
+        for first, second, third, fourth in struct.iter_unpack("<4I", memoryview(data)[:whole]):
+            one = one + first * _P2 & _MASK
+            one = (one << 13 | one >> 19) * _P1 & _MASK
+            two = two + second * _P2 & _MASK
+            two = (two << 13 | two >> 19) * _P1 & _MASK
+            three = three + third * _P2 & _MASK
+            three = (three << 13 | three >> 19) * _P1 & _MASK
+            four = four + fourth * _P2 & _MASK
+            four = (four << 13 | four >> 19) * _P1 & _MASK
+        mixed = _rotated(one, 1) + _rotated(two, 7) + _rotated(three, 12) + _rotated(four, 18) & _MASK
+    else:
+        mixed = seed + _P5 & _MASK
+    mixed = mixed + length & _MASK
+    words = whole + (length - whole & ~3)
+    for (word,) in struct.iter_unpack("<I", memoryview(data)[whole:words]):
+        mixed = _rotated(mixed + word * _P3 & _MASK, 17) * _P4 & _MASK
+    for byte in data[words:]:
+        mixed = _rotated(mixed + byte * _P5 & _MASK, 11) * _P1 & _MASK
+    mixed = (mixed ^ mixed >> 15) * _P2 & _MASK
+    mixed = (mixed ^ mixed >> 13) * _P3 & _MASK
+    return mixed ^ mixed >> 16
+
+
+def _rotated(value: int, by: int) -> int:
+    return (value << by | value >> 32 - by) & _MASK
+
+
+# The last bytes of RocksDB's block-based tables (`kBlockBasedTableMagicNumber`), little-endian.
+_SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
+# Hadoop's `ChecksumFileSystem`: four bytes, the length of a chunk, then a CRC32 a chunk.
+_HADOOP_MAGIC = b"crc\0"
+_FRAMED = (".delta", ".snapshot", ".changelog")
+
+
+def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
+    """Read files that a resume needs, and compare them with all that is known of their content."""
+    for file in files:
+        try:
+            yield from examine_content(file.folder, file.source)
+        except FileNotFoundError:
+            # Purged since it was listed: the next look is at a newer batch.
+            continue
+
+
+def examine_content(folder: Folder, path: str) -> Iterator[Finding]:
+    """Read one file.
+
+    Raises:
+        FileNotFoundError: It is gone.
+    """
+    data = folder.read(path)
+    fits = _fits_hadoop(folder, path, data)
+    # What fits Hadoop's checksum need not be unpacked to see that it is sound.
+    trouble = _own_trouble(path, data, checksums=fits is not True)
+    if trouble is not None:
+        yield trouble
+    elif fits is False:
+        yield _stale(path) if _proves_itself(path, data) else _differs(path)
+    if path.startswith("state/") and path.endswith((".zip", *_FRAMED)):
+        yield from _spark_checksum(folder, path, data)
+
+
+def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
+    """What a file's own framing and checksums say."""
+    if path.startswith("state/") and path.endswith(_FRAMED):
+        trouble = lz4_trouble(data, checksums=checksums)
+        return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
+    if path.endswith(".zip"):
+        try:
+            with reading(LiveDirectoryError), zipfile.ZipFile(io.BytesIO(data)) as archive:
+                bad = archive.testzip()
+        except LiveDirectoryError as reason:
+            return error(Code.SNAPSHOT_UNREADABLE, path, f"The snapshot's zip cannot be read: {reason}.")
+        return error(Code.SNAPSHOT_UNREADABLE, path, f"In the snapshot's zip {bad} is altered.") if bad else None
+    if path.endswith(".sst") and not data.endswith(_SST_MAGIC):
+        return error(
+            Code.STATE_FILE_DAMAGED,
+            path,
+            "It has the right size but not the end of a RocksDB table: its last blocks never reached the disk.",
+        )
+    return None
+
+
+def _proves_itself(path: str, data: bytes) -> bool:
+    """Whether a file in which no trouble was found has checksums of its own over all of its content."""
+    return path.endswith(".zip") or (path.endswith(_FRAMED) and is_lz4(data))
+
+
+def _stale(path: str) -> Finding:
+    what = f"Its own checksums are right, but its content does not fit Hadoop's checksum {_hidden(path)}"
+    if path.endswith(".zip"):
+        return error(
+            Code.HADOOP_CHECKSUM_STALE,
+            path,
+            f"{what}: another file was put in its place. Spark reads this kind of file with the check on, and fails "
+            "with ChecksumException.",
+        )
+    return note(
+        Code.HADOOP_CHECKSUM_STALE,
+        path,
+        f"{what}: another file was put in its place. Spark does not look at it for this kind of file.",
+    )
+
+
+def _differs(path: str) -> Finding:
+    return error(
+        Code.CHECKSUM_DIFFERS,
+        path,
+        f"Its content does not fit Hadoop's checksum {_hidden(path)}: it was altered since it was written. Spark may "
+        "not notice, and go on with wrong values.",
+    )
+
+
+def _spark_checksum(folder: Folder, path: str, data: bytes) -> Iterator[Finding]:
+    """Compare with what `ChecksumCheckpointFileManager` noted beside the file, if it did."""
+    try:
+        text = folder.read(f"{path}.crc")
+    except FileNotFoundError:
+        return
+    try:
+        with reading(LiveDirectoryError):
+            noted = from_json(text)
+            # A signed number where Java's int is.
+            algorithm, value, size = noted["algorithm"], int(noted["value"]), noted["mainFileSize"]
+    except LiveDirectoryError as reason:
+        yield error(
+            Code.CHECKSUM_DIFFERS, f"{path}.crc", f"Spark's checksum cannot be read ({reason}): Spark fails on it."
+        )
+        return
+    if size != len(data):
+        yield error(
+            Code.CHECKSUM_DIFFERS,
+            path,
+            f"Spark's checksum is of {size} bytes, but {len(data)} are there: it was altered.",
+        )
+    elif algorithm == "CRC32C" and value & 0xFFFFFFFF != crc32c(data):
+        yield error(
+            Code.CHECKSUM_DIFFERS, path, "Its content does not have the CRC32C that Spark noted: it was altered."
+        )
+
+
+def _hidden(path: str) -> str:
+    directory, slash, name = path.rpartition("/")
+    return f"{directory}{slash}.{name}.crc"
+
+
+def _fits_hadoop(folder: Folder, path: str, data: bytes) -> bool | None:
+    """Whether a file has the checksums that Hadoop noted beside it; None where it noted none."""
+    try:
+        sums = folder.read(_hidden(path))
+    except FileNotFoundError:
+        return None
+    if not sums.startswith(_HADOOP_MAGIC) or len(sums) < len(_HADOOP_MAGIC) + 4:
+        return None
+    (length,) = struct.unpack_from(">i", sums, len(_HADOOP_MAGIC))
+    noted = sums[len(_HADOOP_MAGIC) + 4 :]
+    if length <= 0:
+        return False
+    chunks = range(0, len(data), length)
+    return len(noted) == 4 * len(chunks) and noted == b"".join(
+        struct.pack(">I", zlib.crc32(data[at : at + length])) for at in chunks
+    )
+
+
+_NOTES = ("/_metadata/", "/_stateSchema/")
+_SUM = ".crc"
+
+
+def examine_log_contents(subject: Subject) -> Iterator[Finding]:
+    """Compare each log entry and note with its checksum, where one lies beside it."""
+    for hidden in sorted(path for path in subject.hidden_files() if path.endswith(_SUM)):
+        directory, slash, name = hidden.rpartition("/")
+        path = f"{directory}{slash}{name[1 : -len(_SUM)]}"
+        if not _is_log(path):
+            continue
+        try:
+            findings = list(examine_content(subject.folder, path))
+        except FileNotFoundError:
+            # Purged, or never finished.
+            continue
+        for finding in findings:
+            yield finding if _is_read_by_a_start(subject, path) else replace(finding, severity=Severity.WARNING)
+
+
+def _is_log(path: str) -> bool:
+    folder = path.partition("/")[0]
+    return folder in (METADATA, OFFSETS, COMMITS, SOURCES) or (
+        folder == STATE and any(note in path for note in _NOTES) and "/SSTs/" not in path
+    )
+
+
+def _is_read_by_a_start(subject: Subject, path: str) -> bool:
+    """Of a batch log only its end is; of everything else, who can say."""
+    folder, _, name = path.partition("/")
+    number = number_in(name)
+    if folder not in (OFFSETS, COMMITS) or number is None:
+        return True
+    return number >= (subject.commit or 0) - (1 if folder == OFFSETS else 0)

@@ -1,0 +1,209 @@
+"""The offset log, the commit log, and the logs of the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, log_offset, source_files
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, STATE
+from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
+from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
+from dagster_ckpt.spark.doctor.subject import Subject
+
+# A file whose name is a number by accident makes a gap that never ends.
+_GAPS_TOLD = 1_000
+
+
+def examine_batch_logs(subject: Subject) -> Iterator[Finding]:
+    """Look at both logs: their ends, their holes, and every entry."""
+    fenced_at = subject.live.fenced_at()
+    if fenced_at is not None:
+        yield note(
+            Code.FENCED,
+            f"{OFFSETS}/{fenced_at}",
+            f"Fenced, ended at batch {fenced_at - 1}: a successor keeps the query that may still run here from "
+            f"planning batch {fenced_at}.",
+        )
+    yield from _ends(subject)
+    yield from _entries(subject, OFFSETS, subject.offsets, Code.OFFSET_UNREADABLE, parse_offset_entry)
+    yield from _entries(subject, COMMITS, subject.commits, Code.COMMIT_UNREADABLE, parse_commit_entry)
+    yield from _gaps(subject, OFFSETS, subject.offsets, Code.OFFSETS_GAP)
+    yield from _gaps(subject, COMMITS, subject.commits, Code.COMMITS_GAP)
+
+
+def _ends(subject: Subject) -> Iterator[Finding]:
+    commit, offset = subject.commit, subject.offset
+    if commit is None:
+        yield from _before_the_first_commit(subject)
+        return
+    if commit not in subject.offsets:
+        yield error(
+            Code.COMMIT_WITHOUT_OFFSET,
+            f"{OFFSETS}/{commit}",
+            f"Batch {commit} is committed, but its offsets are missing: Spark would replay an earlier batch and "
+            "then fail "
+            "with CONCURRENT_STREAM_LOG_UPDATE.",
+        )
+    elif commit > 0 and commit - 1 not in subject.offsets and not _tracked_asynchronously(subject, commit - 1):
+        yield error(
+            Code.PREVIOUS_OFFSET_MISSING,
+            f"{OFFSETS}/{commit - 1}",
+            f'Spark needs the offsets before batch {commit} to resume: "batch {commit - 1} doesn\'t exist".',
+        )
+    if offset is None or offset <= commit:
+        return
+    if offset > commit + 1:
+        severity = Severity.ERROR if subject.stateful else Severity.WARNING
+        what = (
+            "Spark would go on with the newest planned batch, and the state between is missing."
+            if subject.stateful
+            else "Spark goes on with the newest planned batch; unless progress is tracked asynchronously, the "
+            "rows of the "
+            "batches between are lost."
+        )
+        yield Finding(
+            Code.OFFSETS_AHEAD,
+            severity,
+            f"{OFFSETS}/{offset}",
+            f"Batches up to {offset} are planned, but the newest commit is {commit}. {what}",
+        )
+        return
+    planned, committed = subject.offset_entry(offset), subject.offset_entry(commit)
+    if planned and committed and subject.stateful and planned.partitions != committed.partitions:
+        yield error(
+            Code.REPARTITION_UNFINISHED,
+            f"{OFFSETS}/{offset}",
+            f"It plans {planned.partitions} state partitions, but batch {commit} has {committed.partitions}: an "
+            "offline "
+            "repartition was cut off, and Spark refuses to start until it is finished.",
+        )
+
+
+def _before_the_first_commit(subject: Subject) -> Iterator[Finding]:
+    if subject.offset is None:
+        left = next((path for path, _ in subject.folder.files(STATE)), None)
+        if left is not None:
+            yield error(
+                Code.STATE_WITHOUT_BATCHES, left, "There is state, but no batch in the offset log and the commit log."
+            )
+            return
+    elif subject.offset > 0:
+        yield error(
+            Code.COMMIT_LOG_LOST,
+            COMMITS,
+            f"Batches up to {subject.offset} are planned, and none is committed: the commit log is lost.",
+        )
+        return
+    yield note(
+        Code.NOTHING_COMMITTED, COMMITS, "The query has not committed a batch yet: it begins again when it starts."
+    )
+
+
+def _entries(
+    subject: Subject, log: str, batches: Sequence[int], code: Code, parse: Callable[[bytes, str], object]
+) -> Iterator[Finding]:
+    # What a start reads: of commits the newest, of offsets also the batch before and those planned.
+    first_read = subject.commit if log == COMMITS else (subject.commit or 0) - 1
+    for batch in batches:
+        path = f"{log}/{batch}"
+        try:
+            data = subject.folder.read(path)
+        except FileNotFoundError:
+            # Purged since it was listed.
+            continue
+        try:
+            parse(data, f"{subject.live.url}/{path}")
+        except UnknownLayoutError as trouble:
+            yield error(Code.UNKNOWN_VERSION, path, str(trouble))
+        except LiveDirectoryError as trouble:
+            what = "It is empty" if not data else f"It is cut off or damaged ({trouble})"
+            if first_read is not None and batch < first_read:
+                yield warning(code, path, f"{what}. A resume does not read it, but going back to it is impossible.")
+            else:
+                yield error(code, path, f'{what}: Spark fails with "Incomplete log file" or cannot parse it.')
+
+
+def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Iterator[Finding]:
+    present = set(batches)
+    reported = {subject.commit, (subject.commit or 0) - 1} if log == OFFSETS else set()
+    missing = (batch for batch in range(min(batches, default=0), max(batches, default=0)) if batch not in present)
+    for batch in islice(missing, _GAPS_TOLD):
+        if batch in reported:
+            continue
+        if log == OFFSETS and subject.commit is not None and batch > subject.commit:
+            # Told as OFFSETS_AHEAD.
+            continue
+        if _tracked_asynchronously(subject, batch):
+            yield note(
+                code,
+                f"{log}/{batch}",
+                "Neither log has this batch: usual where progress is tracked asynchronously (stateless queries only).",
+            )
+        else:
+            yield warning(code, f"{log}/{batch}", "The log has batches before and after it, but not this one.")
+
+
+def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
+    """Whether a hole is one that asynchronous progress tracking leaves: in both logs, and never beside state."""
+    return not subject.stateful and batch not in subject.commits and batch not in subject.offsets
+
+
+def examine_source_logs(subject: Subject) -> Iterator[Finding]:
+    """Look at every source that the newest committed batch, or the planned one, reads."""
+    if subject.commit is None or (committed := subject.offset_entry(subject.commit)) is None:
+        return
+    before = subject.offset_entry(subject.commit - 1)
+    planned = subject.offset_entry(subject.commit + 1)
+    entries = [entry for entry in (committed, planned) if entry is not None]
+    logged = {name for entry in entries for name, offset in entry.sources.items() if log_offset(offset) is not None}
+    for source in sorted({*subject.folder.list(SOURCES), *logged}):
+        yield from _source(subject, source, _Batches(committed, before, planned), logged=source in logged)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """The batches that a start asks the sources for."""
+
+    committed: OffsetEntry
+    before: OffsetEntry | None
+    planned: OffsetEntry | None
+
+
+def _source(subject: Subject, source: str, batches: _Batches, *, logged: bool) -> Iterator[Finding]:
+    try:
+        files = source_files(subject.folder, source, batches.committed, batches.before, batches.planned)
+    except (FileNotFoundError, IncompleteCutError) as trouble:
+        path = subject.path_in(trouble) or f"{SOURCES}/{source}"
+        yield error(
+            Code.SOURCE_LOG_MISSING,
+            path,
+            f"The log of source {source} misses this entry: Spark asks the source for the batch again when it "
+            "starts, and "
+            'fails with "batch doesn\'t exist".',
+        )
+        return
+    except UnknownLayoutError as trouble:
+        yield error(Code.UNKNOWN_VERSION, subject.path_in(trouble), str(trouble))
+        return
+    except LiveDirectoryError as trouble:
+        yield error(Code.SOURCE_LOG_UNREADABLE, subject.path_in(trouble) or f"{SOURCES}/{source}", str(trouble))
+        return
+    for file in files if logged else ():
+        if entry_id(file.source.rpartition("/")[2]) is None:
+            continue
+        data = file.data if file.data is not None else subject.folder.read(file.source)
+        try:
+            parse_log_lines(data, f"{subject.live.url}/{file.source}")
+        except UnknownLayoutError as trouble:
+            yield error(Code.UNKNOWN_VERSION, file.source, str(trouble))
+        except LiveDirectoryError as trouble:
+            whole = " with the whole history before it" if file.source.endswith(COMPACT) else ""
+            what = "is empty" if not data else f"is cut off or damaged ({trouble})"
+            yield error(
+                Code.SOURCE_LOG_UNREADABLE,
+                file.source,
+                f"This entry of the source's log{whole} {what}: Spark fails on it.",
+            )

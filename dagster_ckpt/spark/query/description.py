@@ -1,0 +1,132 @@
+"""A query that is described and not started: its trigger, its session, its plan as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.config.modes import TimeCharacteristic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str, delay: str) -> DataFrame:
+    """Give a stream the column that its windows and timers go by.
+
+    Ingestion and processing time are Spark's `current_timestamp()`: one time a batch, which Spark writes into the
+    offset log, so that a replayed batch has it again.
+
+    Args:
+        frame: The stream, as its source gives it.
+        characteristic: Event time takes the column that is there; the others put theirs in its place.
+        column: Name of the column.
+        delay: How late rows may be, such as "10 minutes". Processing time has no late rows, and no watermark.
+    """
+    # Imported here: whoever only reads live directories needs no Spark.
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    if characteristic is TimeCharacteristic.EventTime:
+        return frame.withWatermark(column, delay)
+    stamped = frame.withColumn(column, F.current_timestamp())
+    return stamped if characteristic is TimeCharacteristic.ProcessingTime else stamped.withWatermark(column, delay)
+
+
+# What a writer has that was given no trigger (`org.apache.spark.sql.classic.DataStreamWriter`).
+_NO_TRIGGER = "ProcessingTimeTrigger(0)"
+_SINK, _SOURCE, _OPERATOR = "Data Sink", "Data Source", "Operator"
+
+_Node = dict[str, Any]
+
+
+class QueryToStart:
+    """A query that is described when it is first asked for, and again after it was started.
+
+    Args:
+        describe: Describes it.
+    """
+
+    def __init__(self, describe: Callable[[], DataStreamWriter]) -> None:
+        self._describe = describe
+        self._writer: DataStreamWriter | None = None
+
+    def described(self) -> DataStreamWriter:
+        """The description that the next start will take."""
+        if self._writer is None:
+            self._writer = self._describe()
+        return self._writer
+
+    def take(self) -> DataStreamWriter:
+        """The description, for a start."""
+        writer, self._writer = self.described(), None
+        return writer
+
+
+def is_described_query(candidate: object) -> bool:
+    """Whether this is what `DataFrame.writeStream` gives in a classic session: Connect's cannot be looked into."""
+    # Imported here: whoever only reads live directories needs no Spark.
+    from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter  # noqa: PLC0415
+
+    return isinstance(candidate, ClassicWriter)
+
+
+def session_of(writer: DataStreamWriter) -> SparkSession:
+    """The session in which a query was described, and in which it will be started."""
+    return writer._df.sparkSession
+
+
+def same_session(one: SparkSession, other: SparkSession) -> bool:
+    """Whether two handles are of one session, with one set of settings."""
+    return bool(one._jsparkSession.equals(other._jsparkSession))
+
+
+def brings_a_trigger(writer: DataStreamWriter) -> bool:
+    """Whether a query was described with a trigger of its own."""
+    return str(described_field(writer._jwrite, "trigger").toString()) != _NO_TRIGGER
+
+
+def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) -> str:
+    """Describe queries before they are started, as JSON in the form of Flink's execution plans.
+
+    Args:
+        writers: The queries, by name.
+        parallelism: What the plan says of each operator.
+
+    Returns:
+        `{"nodes": [...]}`: each node with `id`, `type`, `pact` (Data Source, Operator, Data Sink), `contents`,
+        `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
+    """
+    nodes: list[_Node] = []
+    for name, writer in writers.items():
+        top = _add_plan(nodes, writer._df._jdf.queryExecution().analyzed(), parallelism)
+        sink = str(described_field(writer._jwrite, "source"))
+        nodes.append(_node(len(nodes) + 1, f"Sink: {sink}", name, parallelism) | {"pact": _SINK, "predecessors": [top]})
+    return json.dumps({"nodes": nodes}, indent=2)
+
+
+def _add_plan(nodes: list[_Node], plan: Any, parallelism: int) -> _Node:
+    """Add the nodes of a logical plan, and return a reference to its topmost."""
+    children = plan.children()
+    below = [_add_plan(nodes, children.apply(index), parallelism) for index in range(children.size())]
+    number, name = len(nodes) + 1, str(plan.nodeName())
+    node = _node(number, name if below else f"Source: {name}", str(plan.simpleString(100)), parallelism)
+    nodes.append(node | ({"pact": _OPERATOR, "predecessors": below} if below else {"pact": _SOURCE}))
+    return {"id": number}
+
+
+def _node(number: int, label: str, contents: str, parallelism: int) -> _Node:
+    return {"id": number, "type": label, "contents": contents, "parallelism": parallelism}
+
+
+def described_field(described: Any, name: str) -> Any:
+    """A field of the JVM's own description of a query, which has no public reader.
+
+    Args:
+        described: An `org.apache.spark.sql.classic.DataStreamWriter`, as py4j gives it.
+        name: Name of the field.
+    """
+    field = described.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(described)

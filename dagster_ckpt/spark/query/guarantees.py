@@ -1,0 +1,150 @@
+"""What a restored query really guarantees in each of Spark's ways to execute one.
+
+Read from Spark 4.3: `MicroBatchExecution`, `AsyncProgressTrackingMicroBatchExecution`, `ContinuousExecution` and the
+real-time trigger. Triggers that only say when a micro-batch is made (processing time, available-now, once) are all
+`MICRO_BATCH`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
+from dagster_ckpt.spark.query.sinks import can_replay_a_batch, is_unproven
+
+
+class ExecutionMode(StrEnum):
+    """How Spark executes a query.
+
+    MICRO_BATCH: One planned batch after the other.
+    ASYNC_PROGRESS: Micro-batches whose offsets and commits are written now and then, in the background.
+    CONTINUOUS: Long-running tasks with epochs; stateless.
+    REAL_TIME: Long-running batches whose offsets are known only at their end.
+    """
+
+    MICRO_BATCH = "MICRO_BATCH"
+    ASYNC_PROGRESS = "ASYNC_PROGRESS"
+    CONTINUOUS = "CONTINUOUS"
+    REAL_TIME = "REAL_TIME"
+
+
+class Guarantee(StrEnum):
+    """How often a row of the input takes effect after a restore."""
+
+    EXACTLY_ONCE = "EXACTLY_ONCE"
+    AT_LEAST_ONCE = "AT_LEAST_ONCE"
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """What holds for a query, and why.
+
+    All of it presumes sources that give the same rows for the same offsets (files, Kafka, rate; not a socket).
+
+    Attributes:
+        mode: How Spark executes it.
+        state: For its state and its place in the input.
+        sink: For what its sinks show.
+        unaligned: Whether an image may carry the running batch, so that exactly it is replayed.
+        why: The reasons, for a person.
+    """
+
+    mode: ExecutionMode
+    state: Guarantee
+    sink: Guarantee
+    unaligned: bool
+    why: str
+
+    def properties(self) -> dict[str, Any]:
+        """What an image says of them."""
+        return {
+            "mode": self.mode.value,
+            "guarantee": {
+                "state": self.state.value,
+                "sink": self.sink.value,
+                "unaligned": self.unaligned,
+                "why": self.why,
+            },
+        }
+
+
+_AT_LEAST_ONCE_MODES = {
+    ExecutionMode.ASYNC_PROGRESS: (
+        "Asynchronous progress tracking leaves batches out of both logs, and what came after the newest batch in both "
+        "is cut into batches anew. The query keeps no state; its sink gets those rows again, under other batch ids. "
+        "Only aligned images are taken."
+    ),
+    ExecutionMode.CONTINUOUS: (
+        "Continuous processing starts again after the newest committed epoch, and its epochs are not repeated as they "
+        "were. The query keeps no state; its sink gets the rows after that epoch again. Only aligned images are taken."
+    ),
+}
+
+
+def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
+    """What holds for a query of a mode that writes to these sinks.
+
+    Args:
+        mode: How Spark executes it.
+        sinks: Its sinks as its progress names them; none means that they are not known.
+    """
+    exactly, at_least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
+    if mode is ExecutionMode.REAL_TIME:
+        why = (
+            "In real-time mode a batch gets its offsets only when it ends, so a batch that was cut off is made anew of "
+            "other rows: state is exact (checkpoint format v2), a sink may show rows twice. Only aligned images are "
+            "taken."
+        )
+        return Guarantees(mode, exactly, at_least, unaligned=False, why=why)
+    if mode in _AT_LEAST_ONCE_MODES:
+        return Guarantees(mode, at_least, at_least, unaligned=False, why=_AT_LEAST_ONCE_MODES[mode])
+    forgetful = [sink for sink in sinks if not can_replay_a_batch(sink)]
+    if sinks and not forgetful:
+        why = "Every batch is replayed with the same offsets and state, and its sink knows batches it has written."
+        return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
+    unsure = _unsure(forgetful[0]) if forgetful else "it is not known which sinks it has"
+    why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may show twice."
+    # Carrying the running batch is right for the state; whether its sink may get it twice is for the user to say.
+    return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
+
+
+def _unsure(sink: str) -> str:
+    if is_unproven(sink):
+        return f"no test with a real table shows that {sink} passes over batches it has written"
+    return f"{sink} does not know batches it has written"
+
+
+def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:
+    """How a query was executed, as far as its offset log shows it.
+
+    The log of a real-time query looks like that of micro-batches, and so does one with asynchronous progress tracking
+    that has no gap: only the running query knows better (`SupervisedQuery.facts`).
+
+    Args:
+        committed: Offsets of the newest committed batch.
+        before: The entry before it.
+    """
+    if committed.continuous:
+        return ExecutionMode.CONTINUOUS
+    if before is not None and before.batch_id < committed.batch_id - 1:
+        return ExecutionMode.ASYNC_PROGRESS
+    return ExecutionMode.MICRO_BATCH
+
+
+def mode_of_execution(execution_class: str, trigger_class: str) -> ExecutionMode:
+    """The mode of a running query.
+
+    Args:
+        execution_class: Simple name of its `StreamExecution`.
+        trigger_class: Simple name of its trigger.
+    """
+    if trigger_class == "RealTimeTrigger":
+        return ExecutionMode.REAL_TIME
+    if execution_class == "ContinuousExecution":
+        return ExecutionMode.CONTINUOUS
+    if execution_class == "AsyncProgressTrackingMicroBatchExecution":
+        return ExecutionMode.ASYNC_PROGRESS
+    return ExecutionMode.MICRO_BATCH

@@ -1,0 +1,161 @@
+"""The folder a described query will write files to, before it is started, and the log it begins there.
+
+A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark refuses at the next
+compaction and at the next read (`CompactibleFileStreamLog.getAllValidBatches`). So a fork's folder is given a log.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.io.folder import local_path
+from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG, SinkEntry, StillMine, roll_back
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.query.description import described_field
+from dagster_ckpt.spark.query.sinks import file_sink_path
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# Spark's built-in file formats; others with a path (Delta, Iceberg) keep their own record of batches.
+_FILE_FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
+# spark.sql.streaming.fileSink.log.compactInterval
+_COMPACT_INTERVAL = 10
+_NOTHING = b"v1"
+# Drivers of one and the same storage.
+_DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
+
+
+@dataclass(frozen=True)
+class NamedOutput:
+    """Where a described query will write.
+
+    Attributes:
+        format: Format of its sink, such as `parquet` or `kafka`.
+        place: The folder, topic or table it names; None where it names none.
+    """
+
+    format: str
+    place: str | None
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of a file sink; None for a sink of another kind."""
+        return self.place if self.format in _FILE_FORMATS else None
+
+    @staticmethod
+    def of_sinks(sinks: Sequence[str]) -> NamedOutput:
+        """Where a query writes that reported these sinks; a query has one of its own, others it calls itself."""
+        folder = next((path for path in map(file_sink_path, sinks) if path is not None), None)
+        return NamedOutput("parquet" if folder is not None else "", folder)
+
+    def is_same(self, other: NamedOutput) -> bool:
+        """Whether both write to one place."""
+        if self.place is None or other.place is None or self.format != other.format:
+            return False
+        return same_folder(self.place, other.place)
+
+
+def named_output(writer: DataStreamWriter) -> NamedOutput | None:
+    """Where a described query will write.
+
+    Returns:
+        None for Spark Connect, whose writer is described elsewhere.
+    """
+    described: Any = getattr(writer, "_jwrite", None)
+    if described is None:
+        return None
+    options = described_field(described, "extraOptions")
+    places = (options.get(name) for name in ("path", "topic", "table"))
+    return NamedOutput(
+        str(described_field(described, "source")).lower(),
+        next((str(place.get()) for place in places if place.isDefined()), None),
+    )
+
+
+def same_folder(one: str, other: str) -> bool:
+    """Whether two spellings of a URL name one folder: Spark writes `file:/a` where a person writes `/a`."""
+    return _plain(one) == _plain(other)
+
+
+def folders_overlap(one: str, other: str) -> bool:
+    """Whether two folders are one, or one lies in the other."""
+    return _lies_in(one, other) or _lies_in(other, one)
+
+
+def logged_batch(path: str) -> int | None:
+    """The newest batch in the log of a file sink's folder, or None where it has none.
+
+    Raises:
+        StorageAccessError: The folder cannot be reached.
+    """
+    return max((number for name in open_folder(path).list(LOG) if (number := entry_id(name)) is not None), default=None)
+
+
+def empty_log(batch_id: int, like: Sequence[str] = ()) -> list[SinkEntry]:
+    """Entries of a log that names no file and ends at a batch.
+
+    Args:
+        batch_id: The batch.
+        like: Names of the entries of another log that ends there; they tell its compact interval.
+    """
+    if like:
+        return [SinkEntry(name, _NOTHING) for name in like]
+    base = (batch_id + 1) // _COMPACT_INTERVAL * _COMPACT_INTERVAL - 1
+    names = [f"{base}{COMPACT}"] if base >= 0 else []
+    return [SinkEntry(name, _NOTHING) for name in [*names, *map(str, range(base + 1, batch_id + 1))]]
+
+
+def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine = nullcontext) -> None:
+    """Give a folder a log that ends at a batch; may be cut off anywhere and done again.
+
+    Args:
+        path: The folder; made if it is not there.
+        batch_id: The batch the query resumes after.
+        entries: The log.
+        still_mine: Asked before each file is written; raises where this process may not (any more).
+
+    Raises:
+        SinkRollbackError: The folder cannot be written.
+    """
+    # Only where there is none yet, and alike whoever writes it: nothing of a successor is destroyed.
+    roll_back(path, batch_id, entries, still_mine=still_mine)
+
+
+def _lies_in(inner: str, outer: str) -> bool:
+    path = local_path(inner)
+    if path is None:
+        return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")
+    path = path.resolve()
+    return _plain(outer) in {_known_by_its_inode(each) for each in (path, *path.parents)}
+
+
+def _plain(url: str) -> str:
+    path = local_path(url)
+    if path is not None:
+        return _known_by_its_inode(path)
+    scheme, _, rest = url.partition("://")
+    authority, _, below = rest.partition("/")
+    # As Hadoop's `Path` normalises it.
+    return f"{_DRIVERS.get(scheme.lower(), scheme.lower())}://{authority}{posixpath.normpath('/' + below.lstrip('/'))}"
+
+
+def _known_by_its_inode(path: Path) -> str:
+    """A local folder, the same for each way to it: links, mounts of one disk in two places, names without case."""
+    path = path.resolve()
+    for there in (path, *path.parents):
+        try:
+            stat = there.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            # It is not made yet: what is to be below the nearest folder that is.
+            continue
+        except OSError:
+            break
+        return f"{stat.st_dev}:{stat.st_ino}/{path.relative_to(there)}"
+    return str(path)

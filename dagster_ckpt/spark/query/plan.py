@@ -1,0 +1,308 @@
+"""Describing what a query keeps state for, from its logical plan.
+
+The description changes when the stateful part of the query does: an operator, its keys, what it computes, the columns
+computed for it, a watermark. Filters, columns that are only passed on, sources, sinks and triggers are not in it, nor
+is the body of a Python function (a code version tells that).
+
+Spark itself compares the types of keys and values only. Names, expressions, windows and watermarks it takes as the
+code says them, so state that was kept by one column goes on as that of another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.spark.query.description import described_field
+from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+WATERMARK = "EventTimeWatermark"
+# What is above these needs of their input what is needed of themselves, and what they name.
+_PASS_ON = {
+    *("Deduplicate", "DeduplicateWithinWatermark", WATERMARK, "Filter", "GlobalLimit", "LocalLimit"),
+    *("Repartition", "RepartitionByExpression", "SubqueryAlias"),
+}
+_WINDOW = re.compile(
+    r"named_struct\('start', knownnullable\(precisetimestampconversion\(\(\(precisetimestampconversion\((?P<time>.+?)\)"
+    r" - CASE WHEN \(\(\(precisetimestampconversion\(.+?\) - (?P<start>-?\d+)L\) % (?P<slide>\d+)L\) <"
+    r".*\+ (?P<size>\d+)L\)+"
+)
+# Seeds are drawn when a plan is made.
+_SEED = re.compile(r"-?\d{5,}L?")
+
+
+def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
+    """Describe the plan of a running or stopped query.
+
+    Args:
+        query: The query; its first batch has been planned.
+
+    Returns:
+        The description, or None where the plan cannot be seen: over Spark Connect, or before Spark has made it.
+    """
+    jvm_query: Any = getattr(query, "_jsq", None)
+    if jvm_query is None:
+        return None
+    return _seen(
+        lambda: describe_plan(jvm_query.streamingQuery().logicalPlan(), jvm_query.streamingQuery().outputMode())
+    )
+
+
+def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
+    """Describe the plan of a query that is described and not started.
+
+    Returns:
+        The description, or None over Spark Connect, where the plan cannot be seen.
+    """
+    jvm_writer: Any = getattr(writer, "_jwrite", None)
+    if jvm_writer is None:
+        return None
+    return _seen(
+        lambda: describe_plan(writer._df._jdf.queryExecution().analyzed(), described_field(jvm_writer, "outputMode"))
+    )
+
+
+def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
+    """Describe a logical plan of the JVM.
+
+    Args:
+        plan: A Catalyst `LogicalPlan`, as py4j gives it.
+        output_mode: The output mode of the query.
+    """
+    walk = _Walk()
+    walk.visit(plan, None)
+    if all(operator.kind == WATERMARK for operator in walk.operators):
+        # A watermark alone keeps nothing.
+        return PlanDescription()
+    return PlanDescription(tuple(walk.operators), str(output_mode) if output_mode is not None else None)
+
+
+def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
+    # Imported here: whoever only reads live directories needs no Spark.
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+
+    try:
+        return describe()
+    except Py4JError:
+        return None
+
+
+class _Walk:
+    """One walk over a plan, inputs first. Columns are followed by Spark's ids, which are of this session alone."""
+
+    def __init__(self) -> None:
+        self.operators: list[PlanOperator] = []
+        # How a computed column is computed, by its id: its name, and expressions.
+        self._computed: dict[int, tuple[str, list[Any]]] = {}
+
+    def visit(self, node: Any, needed: set[int] | None) -> None:
+        """Visit a node.
+
+        Args:
+            node: The node.
+            needed: Ids of the columns that are needed of it; None: all.
+        """
+        name = str(node.nodeName())
+        below = _needed_below(node, name, needed)
+        for child in _items(node.children()):
+            if child.isStreaming():
+                self.visit(child, below)
+        describe = _STATEFUL.get(name)
+        joins_a_table = name == "Join" and not all(child.isStreaming() for child in _items(node.children()))
+        if describe is not None and node.isStreaming() and not joins_a_table:
+            described = describe(node, below)
+            definitions = () if name == WATERMARK else tuple(self._definitions(_used(node, name, below)))
+            self.operators.append(replace(described, kind=name, definitions=definitions))
+        self._note_computed(node, name)
+
+    def _note_computed(self, node: Any, name: str) -> None:
+        if name in ("Project", "Aggregate"):
+            for column in _items(node.projectList() if name == "Project" else node.aggregateExpressions()):
+                if column.nodeName() == "Alias":
+                    self._computed[_id(column)] = (str(column.name()), [column.child()])
+        elif name == "Expand":
+            # Sliding windows: each row once for each window that it is in.
+            rows = [_items(row) for row in _items(node.projections())]
+            for index, column in enumerate(_items(node.output())):
+                expressions = [row[index] for row in rows]
+                if any(each.nodeName() != "AttributeReference" for each in expressions):
+                    self._computed[_id(column)] = (str(column.name()), expressions)
+        elif name == "Generate":
+            for column in _items(node.generatorOutput()):
+                self._computed[_id(column)] = (str(column.name()), [node.generator()])
+        elif name == "Union":
+            first, *others = [_items(child.output()) for child in _items(node.children())]
+            for index, column in enumerate(_items(node.output())):
+                from_others = [other[index] for other in others]
+                known = self._computed.pop(_id(first[index]), None)
+                from_first = known[1] if known is not None else []
+                if known is not None or any(_id(other) in self._computed for other in from_others):
+                    self._computed[_id(column)] = (str(column.name()), [*from_first, *from_others])
+
+    def _definitions(self, used: set[int]) -> Iterable[Pair]:
+        found: dict[int, list[Pair]] = {}
+        to_follow = list(used)
+        while to_follow:
+            number = to_follow.pop()
+            if number in found or number not in self._computed:
+                continue
+            name, expressions = self._computed[number]
+            texts = dict.fromkeys(_sql(expression) for expression in expressions)
+            found[number] = [(name, text) for text in _windows(list(texts)) if text != name]
+            to_follow += [number for expression in expressions for number in _references(expression)]
+        return sorted({pair for pairs in found.values() for pair in pairs})
+
+
+def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | None:
+    if name == "Project":
+        columns = [column for column in _items(node.projectList()) if needed is None or _id(column) in needed]
+        return {number for column in columns for number in _references(column)}
+    if name == "Aggregate":
+        return _references(node)
+    if (name in _PASS_ON or name == "Join") and needed is not None:
+        return needed | _references(node)
+    return None
+
+
+def _used(node: Any, name: str, below: set[int] | None) -> set[int]:
+    """Ids of the columns that an operator keeps, or computes what it keeps from."""
+    if name == "Join":
+        return {_id(column) for column in _items(node.output()) if below is None or _id(column) in below}
+    return _references(node)
+
+
+def _references(node: Any) -> set[int]:
+    return {_id(column) for column in _items(node.references().toSeq())}
+
+
+def _aggregate(node: Any, _needed: set[int] | None) -> PlanOperator:
+    functions: dict[str, Pair] = {}
+    for expression in _items(node.aggregateExpressions()):
+        for function in _functions(expression):
+            functions.setdefault(_sql(function), _column(function))
+    return PlanOperator("", _columns(node.groupingExpressions()), tuple(functions.values()))
+
+
+def _functions(expression: Any) -> Iterable[Any]:
+    if expression.nodeName() == "AggregateExpression":
+        yield expression
+        return
+    for child in _items(expression.children()):
+        yield from _functions(child)
+
+
+def _deduplicate(node: Any, _needed: set[int] | None) -> PlanOperator:
+    return PlanOperator("", _columns(node.keys()))
+
+
+def _distinct(node: Any, _needed: set[int] | None) -> PlanOperator:
+    return PlanOperator("", _columns(node.output()))
+
+
+def _limit(node: Any, _needed: set[int] | None) -> PlanOperator:
+    return PlanOperator("", settings=(("limit", _sql(node.limitExpr())),))
+
+
+def _watermark(node: Any, _needed: set[int] | None) -> PlanOperator:
+    return PlanOperator("", (_column(node.eventTime()),), settings=(("delay", str(node.delay())),))
+
+
+def _join(node: Any, needed: set[int] | None) -> PlanOperator:
+    # Spark keeps the rows of both sides, without the columns that nobody uses.
+    kept = [
+        (f"{side}.{column.name()}", _type(column))
+        for side, child in (("left", node.left()), ("right", node.right()))
+        for column in _items(child.output())
+        if needed is None or _id(column) in needed
+    ]
+    condition = node.condition()
+    on = _sql(condition.get()) if condition.isDefined() else ""
+    return PlanOperator("", values=tuple(kept), settings=(("type", str(node.joinType())), ("condition", on)))
+
+
+def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
+    """State of a function's own, by key; details by the names of the node's methods."""
+
+    def describe(node: Any, _needed: set[int] | None) -> PlanOperator:
+        keys = (
+            _items(node.child().output())[: int(node.groupingAttributesLen())]
+            if node.nodeName() == "TransformWithStateInPySpark"
+            else _items(node.groupingAttributes())
+        )
+        settings = tuple((detail, _setting(node, detail)) for detail in details)
+        return PlanOperator("", tuple(_column(key) for key in keys), settings=settings)
+
+    return describe
+
+
+# Logical operators of Spark 4.3 that keep state when their input is a stream.
+_STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
+    "Aggregate": _aggregate,
+    "Deduplicate": _deduplicate,
+    "DeduplicateWithinWatermark": _deduplicate,
+    "Distinct": _distinct,
+    WATERMARK: _watermark,
+    "FlatMapGroupsInPandasWithState": _groups("stateType", "timeout"),
+    "FlatMapGroupsWithState": _groups("timeout"),
+    "GlobalLimit": _limit,
+    "Join": _join,
+    "TransformWithState": _groups("timeMode"),
+    "TransformWithStateInPySpark": _groups("timeMode"),
+}
+
+
+def _columns(expressions: Any) -> tuple[Pair, ...]:
+    return tuple(_column(expression) for expression in _items(expressions))
+
+
+def _column(expression: Any) -> Pair:
+    is_column = expression.nodeName() == "AttributeReference"
+    return (str(expression.name()) if is_column else _sql(expression), _type(expression))
+
+
+def _type(expression: Any) -> str:
+    return str(expression.dataType().catalogString())
+
+
+def _setting(node: Any, detail: str) -> str:
+    value = getattr(node, detail)()
+    return str(value.catalogString() if detail == "stateType" else value)
+
+
+def _sql(expression: Any) -> str:
+    """An expression by its names: the ids that Spark gives to columns are others in every session."""
+    sql = str(expression.sql())
+    return sql if expression.deterministic() else _SEED.sub("?", sql)
+
+
+def _windows(texts: list[str]) -> list[str]:
+    """Windows as a person writes them; each text that is none as it is."""
+    return list(dict.fromkeys(_window(text) for text in texts))
+
+
+def _window(text: str) -> str:
+    found = _WINDOW.fullmatch(text)
+    if found is None:
+        return text
+    size, slide, start = (int(found[part]) for part in ("size", "slide", "start"))
+    return (
+        f"window({found['time']}, size {_duration(size)}, slide {_duration(slide)}, start {_duration(start % slide)})"
+    )
+
+
+def _duration(micros: int) -> str:
+    return f"{micros / 1_000_000:g} s"
+
+
+def _id(column: Any) -> int:
+    return int(column.exprId().id())
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]

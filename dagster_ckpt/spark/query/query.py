@@ -1,0 +1,252 @@
+"""A running streaming query, as its supervisor sees it.
+
+All calls go to the JVM and belong into one thread. None of them waits for long: a signal that interrupts a
+call into the JVM leaves the bridge in disorder, so waiting is done in short pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.errors import QueryStopError
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.activity import STARTING, QueryActivity, TaskCounts, activity_of, stack_of, tasks_of
+from dagster_ckpt.spark.query.guarantees import ExecutionMode, mode_of_execution
+from dagster_ckpt.spark.query.plan import plan_of_query
+from dagster_ckpt.spark.query.plan_description import PlanDescription
+from dagster_ckpt.spark.query.progress import QueryProgress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+@dataclass(frozen=True)
+class JvmProcess:
+    """The JVM that works for this process, known well enough to tell it from a later one.
+
+    Attributes:
+        pid: Its process id.
+        started_at_ms: When it began.
+    """
+
+    pid: int
+    started_at_ms: int
+
+
+@dataclass(frozen=True)
+class QueryFacts:
+    """What only the running query knows of itself; None where it cannot be seen (over Spark Connect).
+
+    Attributes:
+        mode: How Spark executes it.
+        plan: What it keeps state for.
+        spark_version: Version of the Spark that runs it, and so writes its live directory.
+    """
+
+    mode: ExecutionMode | None = None
+    plan: PlanDescription | None = None
+    spark_version: str | None = None
+
+    @property
+    def plan_fingerprint(self) -> str | None:
+        """Fingerprint of the plan."""
+        return self.plan.fingerprint if self.plan is not None else None
+
+
+def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
+    """Start a query in a live directory.
+
+    A name or checkpoint location that the writer has already is replaced.
+
+    Args:
+        writer: The described query, not started.
+        name: Name of the query in Spark.
+        live_directory: Its checkpoint location.
+    """
+    named = writer.queryName(name).option("checkpointLocation", live_directory.spark_location)
+    return SupervisedQuery(named.start())
+
+
+def trace_of(error: Exception) -> str:
+    """What an error says that a call into the JVM raised: with causes and frames where PySpark has them."""
+    # PySpark keeps these from the message.
+    trace = getattr(error, "_stackTrace", None)
+    return without_secrets(str(trace or error))
+
+
+def jvm_process(spark: SparkSession) -> JvmProcess | None:
+    """The JVM of a classic session; None for Spark Connect, whose server is not ours."""
+    # Imported here: whoever only reads live directories needs no Spark.
+    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+
+    jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
+    if jvm is None:
+        return None
+    handle = jvm.java.lang.ProcessHandle.current()
+    started = handle.info().startInstant()
+    if not started.isPresent():
+        return None
+    return JvmProcess(int(handle.pid()), int(started.get().toEpochMilli()))
+
+
+class SupervisedQuery:
+    """A started query."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._seen = ("", -1)
+        self._facts: QueryFacts | None = None
+
+    @property
+    def query_id(self) -> str:
+        """Id of the query, the same after every restart from its checkpoint."""
+        return str(self._query.id)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the query; True if it has ended, by itself or by an error.
+
+        Args:
+            timeout_s: At most so many seconds; Spark takes whole milliseconds and at least one.
+        """
+        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - see jvm_process
+
+        try:
+            return bool(self._query.awaitTermination(max(timeout_s, 0.001)))  # type: ignore[arg-type]
+        except StreamingQueryException:
+            return True
+
+    def progress(self) -> QueryProgress | None:
+        """The newest report of a batch, or None before the first one."""
+        return next(self._reports(), None)
+
+    def recent_progress(self) -> list[QueryProgress]:
+        """Reports of batches since the last call, oldest first.
+
+        Spark keeps the newest `spark.sql.streaming.numRecentProgressUpdates` (100).
+        """
+        news: list[QueryProgress] = []
+        for report in self._reports():
+            if (report.run_id, report.batch_id) == self._seen:
+                break
+            news.append(report)
+        if news:
+            self._seen = (news[0].run_id, news[0].batch_id)
+        return news[::-1]
+
+    def facts(self) -> QueryFacts:
+        """What the query knows of itself; without its plan until Spark has made one."""
+        if self._facts is not None:
+            return self._facts
+        execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
+        if execution is None:
+            return QueryFacts()
+        planned = not str(self._query.status["message"]).startswith(STARTING)
+        facts = QueryFacts(
+            mode=mode_of_execution(_class_name(execution), _class_name(execution.trigger())),
+            # Asked for before that, the JVM would wait until the sources are there.
+            plan=plan_of_query(self._query) if planned else None,
+            spark_version=str(execution.sparkSession().version()),
+        )
+        if planned:
+            self._facts = facts
+        return facts
+
+    def is_idle(self) -> bool:
+        """Whether no batch runs and none could be made of the data there is."""
+        status = self._query.status
+        starting = str(status["message"]).startswith(STARTING)
+        return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
+
+    def activity(self) -> QueryActivity:
+        """What the query is doing now."""
+        return activity_of(self._query)
+
+    def tasks(self) -> TaskCounts | None:
+        """How far its Spark jobs are, or None where that cannot be seen."""
+        return tasks_of(self._query)
+
+    def stack(self) -> list[str]:
+        """Where its thread is now, innermost first; empty where that cannot be seen."""
+        return stack_of(self._query)
+
+    def stop(self, *, within_ms: int | None = None) -> None:
+        """Stop the query and wait until it has stopped; one that has ended already is no error.
+
+        Args:
+            within_ms: How long to wait; None leaves it to `spark.sql.streaming.stopTimeout`, by default for ever.
+
+        Raises:
+            QueryStopError: It is still running: Spark's stop timed out or failed.
+        """
+        try:
+            if within_ms is not None:
+                self._limit_stop(within_ms)
+            self._query.stop()
+        except Exception as error:  # a stop that fails with the query's own error has stopped it
+            if self._may_run():
+                raise QueryStopError(
+                    f"The query {self._query.name!r} does not stop: {error}. It may still write; stop the "
+                    "Spark application "
+                    "before anything else uses its live directory, or raise spark.sql.streaming.stopTimeout."
+                ) from error
+
+    def _may_run(self) -> bool:
+        try:
+            return bool(self._query.isActive)
+        except Exception:  # noqa: BLE001 - a bridge that is broken says nothing of the JVM behind it
+            return True
+
+    def _limit_stop(self, within_ms: int) -> None:
+        execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
+        if execution is not None:
+            conf = execution.sparkSession().sessionState().conf()
+            conf.setConfString("spark.sql.streaming.stopTimeout", str(within_ms))
+
+    def exception(self) -> str | None:
+        """Why the query failed, with every cause and without secrets, or None if it has not."""
+        error = self._query.exception()
+        if error is None:
+            return None
+        trace = getattr(error, "_stackTrace", None) or getattr(error, "getStackTrace", lambda: None)()
+        causes = [line.strip() for line in str(trace or "").splitlines() if line.startswith("Caused by:")]
+        # What follows is the whole logical plan, which Spark's own log has.
+        text = str(error).partition("=== Streaming Query ===")[0].strip()
+        return without_secrets("\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)]))
+
+    def trace(self) -> str | None:
+        """Why the query failed, as its JVM prints it, with causes and frames and without secrets; None where unseen."""
+        from pyspark import SparkContext  # noqa: PLC0415 - see jvm_process
+
+        query: Any = getattr(self._query, "_jsq", None)
+        jvm: Any = SparkContext._jvm
+        if query is None or jvm is None or not query.exception().isDefined():
+            return None
+        error = query.exception().get()
+        return without_secrets(str(jvm.org.apache.spark.util.Utils.exceptionString(error.getCause() or error)))
+
+    def _reports(self) -> Iterator[QueryProgress]:
+        """Reports of batches that ran, newest first."""
+        for text in self._json_reports():
+            report = QueryProgress.of(json.loads(text))
+            if report.ran:
+                yield report
+
+    def _json_reports(self) -> Iterator[str]:
+        jvm_query: Any = getattr(self._query, "_jsq", None)
+        if jvm_query is None:
+            yield from (report.json for report in reversed(self._query.recentProgress))
+            return
+        # One call into the JVM a report; PySpark's own conversion makes dozens.
+        reports = jvm_query.recentProgress()
+        for index in range(len(reports) - 1, -1, -1):
+            yield str(reports[index].json())
+
+
+def _class_name(jvm_object: Any) -> str:
+    return str(jvm_object.getClass().getSimpleName())

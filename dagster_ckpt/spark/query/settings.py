@@ -1,0 +1,78 @@
+"""Applying settings to a Spark session: those of a state backend, and those that hold while queries are started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.config.redaction import shown_settings
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.errors import OptionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str, str]:
+    """Set a backend's settings on a session; queries started from then on use them.
+
+    A query that resumes keeps the provider it began with: Spark pins it in the offset log.
+
+    Args:
+        spark: The session, classic or Spark Connect.
+        backend: The backend.
+
+    Returns:
+        The settings that were changed, with their new values.
+
+    Raises:
+        OptionError: A setting belongs to the application and can no longer be changed.
+    """
+    return _apply(spark, backend.spark_settings(), "The state backend")
+
+
+@contextmanager
+def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], source: str) -> Iterator[None]:
+    """Let a session have some settings, and give it back those it had before.
+
+    A query takes the settings its session has when it is started, and keeps them.
+
+    Args:
+        spark: The session.
+        settings: The settings, by full name.
+        source: Where they come from, in messages.
+
+    Raises:
+        OptionError: A setting belongs to the application and can no longer be changed; none is changed then.
+    """
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        _apply(spark, settings, source)
+        yield
+    finally:
+        for name, value in before.items():
+            if spark.conf.get(name, None) != value:
+                spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+def _apply(spark: SparkSession, settings: Mapping[str, str], source: str) -> dict[str, str]:
+    changed: dict[str, str] = {}
+    for name, value in settings.items():
+        if spark.conf.get(name, None) == value:
+            continue
+        if not _can_be_set(spark, name):
+            raise OptionError(
+                f"{source} sets {name} to {shown_settings({name: value})[name]!r}, but this session has "
+                f"{shown_settings({name: spark.conf.get(name, None)})[name]!r} and Spark "
+                "reads it only when the application starts. Give it to the Spark resource's configuration "
+                "instead."
+            )
+        spark.conf.set(name, value)
+        changed[name] = value
+    return changed
+
+
+def _can_be_set(spark: SparkSession, name: str) -> bool:
+    # Spark knows the RocksDB settings only inside their provider, and calls them not modifiable.
+    return name.startswith("spark.sql.streaming.") or spark.conf.isModifiable(name)

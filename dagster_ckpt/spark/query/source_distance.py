@@ -1,0 +1,133 @@
+"""How much input lies between two batches, where the offsets of the sources tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.foreign import from_json, reading
+from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id, log_offset
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry
+
+
+@dataclass(frozen=True)
+class SourceDistance:
+    """What is read again from one source.
+
+    Attributes:
+        source: Its name, or its number in the query.
+        kind: "files", "Kafka records", "rows", or "unknown" where its offsets do not count anything.
+        count: How many; None for an unknown kind.
+    """
+
+    source: str
+    kind: str
+    count: int | None
+
+    @property
+    def rows(self) -> int | None:
+        """Rows, where that is what was counted."""
+        return self.count if self.kind in ("Kafka records", "rows") else None
+
+
+@dataclass(frozen=True)
+class Distance:
+    """What lies between two batches.
+
+    Attributes:
+        sources: What is read again, by source.
+        span_ms: Processing time between the planning of the two batches.
+        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 where its entry does not say.
+    """
+
+    sources: tuple[SourceDistance, ...]
+    span_ms: int
+    earlier_at_ms: int = 0
+
+
+def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
+    """What lies between two planned batches of a live directory.
+
+    Args:
+        live: The live directory; its query may run.
+        earlier: The offset log's entry of the earlier batch, from an image; None reads that of the directory.
+        from_batch: The later batch.
+        to_batch: The earlier batch.
+
+    Returns:
+        None where one of the two entries is not there (any more), or cannot be read.
+
+    Raises:
+        StorageAccessError: The directory cannot be reached.
+    """
+    unreadable = f"{live.url} does not say what lies between batch {to_batch} and batch {from_batch}"
+    try:
+        with reading(lambda why: LiveDirectoryError(f"{unreadable}: {why}.")):
+            return _distance(live, earlier, from_batch, to_batch)
+    except (FileNotFoundError, LiveDirectoryError):
+        return None
+
+
+def _distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance:
+    data = live.folder.read(f"{OFFSETS}/{to_batch}") if earlier is None else earlier
+    newer = live.folder.read(f"{OFFSETS}/{from_batch}")
+    before = parse_offset_entry(data, f"{OFFSETS}/{to_batch}")
+    after = parse_offset_entry(newer, f"{OFFSETS}/{from_batch}")
+    sources = [_between(live.folder, name, before.sources.get(name), offset) for name, offset in after.sources.items()]
+    return Distance(tuple(sources), _planned_at_ms(newer) - _planned_at_ms(data), _planned_at_ms(data))
+
+
+def _between(folder: Folder, source: str, before: str | None, after: str | None) -> SourceDistance:
+    if after is None or after == before:
+        return SourceDistance(source, "rows", 0)
+    last = log_offset(after)
+    if last is not None:
+        first = log_offset(before)
+        return SourceDistance(source, "files", _files(folder, source, -1 if first is None else first, last))
+    records = _kafka_records(_json(before) if before else {}, _json(after)) if before else None
+    if records is not None:
+        return SourceDistance(source, "Kafka records", records)
+    old, new = _json(before) if before else {"offset": 0}, _json(after)
+    if isinstance(old, dict) and isinstance(new, dict) and new.keys() == {"offset", "timestamp"}:
+        # RatePerMicroBatchStreamOffset counts rows.
+        return SourceDistance(source, "rows", int(new["offset"]) - int(old["offset"]))
+    return SourceDistance(source, "unknown", None)
+
+
+def _files(folder: Folder, source: str, first: int, last: int) -> int:
+    directory = f"{SOURCES}/{source}"
+    found: set[tuple[object, object]] = set()
+    for name in folder.list(directory):
+        number = entry_id(name)
+        if number is not None and number > first:
+            lines = parse_log_lines(folder.read(f"{directory}/{name}"), f"{directory}/{name}")
+            found |= {(line.get("path"), line.get("batchId")) for line in lines}
+    return sum(1 for _, batch in found if isinstance(batch, int) and first < batch <= last)
+
+
+def _kafka_records(before: Any, after: Any) -> int | None:
+    """Records between two `KafkaSourceOffset`s: topic to partition to offset."""
+    total = 0
+    try:
+        for topic, partitions in after.items():
+            for partition, offset in partitions.items():
+                total += int(offset) - int(before.get(topic, {}).get(partition, 0))
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return total
+
+
+def _planned_at_ms(data: bytes) -> int:
+    line = data.decode("utf-8", "replace").split("\n")[1]
+    metadata = from_json(line) if line.strip() else {}
+    return int(metadata.get("batchTimestampMs") or 0)
+
+
+def _json(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        return None

@@ -1,0 +1,147 @@
+"""One batch of a described query on a copy of a live directory, without output.
+
+Spark checks whether it can go on from a state only while it plans and runs a batch. So the copy is cut one batch before
+the newest commit: then exactly that batch is replayed, state and all, whether or not there is new data. A source is
+told of a batch's commit only when the next one is planned, so Trigger.Once leaves its data alone.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.config.redaction import without_secrets
+from dagster_ckpt.errors import CkptError, LiveDirectoryError
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, retained_batches
+from dagster_ckpt.spark.query.query import SupervisedQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_WAIT_S = 0.25
+# Words in what Spark says where the data of the replayed batch is not there any more, which says nothing of the state.
+_DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KAFKA_DATA_LOSS", "does not exist")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a trial.
+
+    Attributes:
+        batch_id: The batch that was run, None where none could be.
+        error: What Spark said, None where it ran.
+    """
+
+    batch_id: int | None
+    error: str | None = None
+
+    @property
+    def data_is_gone(self) -> bool:
+        """Whether it failed for want of data that the sources do not have any more."""
+        return self.error is not None and any(word in self.error for word in _DATA_GONE)
+
+
+def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_batch: bool) -> bool:
+    """Copy a live directory for a trial, of the same disk blocks where both are local.
+
+    Args:
+        live: The directory, of a running or a stopped query.
+        target: Where the copy is to be; nothing may be there.
+        before_last_batch: As it was before its newest batch, so that this is replayed.
+
+    Returns:
+        False where Spark does not retain what that needs: nothing was copied.
+
+    Raises:
+        LiveDirectoryError: The directory is not whole at its newest batch.
+    """
+    retained = retained_batches(live)
+    if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):
+        return False
+    try:
+        clone(live, target, at_batch=retained[-2] if before_last_batch else None, is_scratch=True)
+    except LiveDirectoryError:
+        if not before_last_batch:
+            raise
+        return False
+    # So that it can run in one session with the original.
+    give_query_id(target, str(uuid.uuid4()))
+    return True
+
+
+def run_trial(
+    describe: Callable[[], DataStreamWriter],
+    scratch: LiveDirectory,
+    name: str,
+    *,
+    replays: bool,
+    timeout_s: float,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Trial:
+    """Run one batch of a query in a copy of a live directory, and throw its rows away.
+
+    Args:
+        describe: Makes the described, unstarted writer; its sink and its trigger are replaced.
+        scratch: The copy; it is written to.
+        name: Name of the query in Spark.
+        replays: The copy has a batch to replay; else a batch is made of the data there is, if any.
+        timeout_s: How long the batch may take.
+        interrupted: Asked while it runs; True ends it.
+
+    Returns:
+        What Spark said; a description that fails and a batch that takes too long are errors too.
+    """
+    before = scratch.positions().commit
+    try:
+        # Format noop replaces the sink, foreachBatch too, so nothing of the job's output is touched.
+        writer = describe().format("noop").queryName(name)
+        writer = writer.trigger(once=True) if replays else writer.trigger(availableNow=True)
+        query = SupervisedQuery(writer.option("checkpointLocation", scratch.spark_location).start())
+    except CkptError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the new code raises is what is to be known
+        return Trial(None, str(error))
+    deadline = time.monotonic() + timeout_s
+    try:
+        while not query.wait(_WAIT_S) and scratch.positions().commit == before:
+            if interrupted() or time.monotonic() >= deadline:
+                return Trial(None, f"the batch was not done within {timeout_s:.0f} s")
+        failure = query.exception()
+    finally:
+        query.stop()
+    after = scratch.positions().commit
+    return Trial(after if after != before else None, failure)
+
+
+# Schemas of a few hundred columns fit.
+_MAX_MESSAGE = 20_000
+_REASONS = {
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": "the state is kept by other keys than the new code groups or joins by",
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE": "the state holds other values than the new code keeps",
+    "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION": "the values in the state cannot be read as the new code keeps them",
+    "STATE_STORE_STATE_SCHEMA": "the state has another schema than the new code keeps",
+    "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA": "the state is of other stateful operators than the new "
+    "code has, or of the same in another order",
+    "STATE_STORE_UNSUPPORTED_OPERATION": "the state store cannot do what the new code needs",
+    "CANNOT_LOAD_STATE_STORE": "the state cannot be loaded",
+    "UNRESOLVED_COLUMN": "the new code names a column that its input does not have",
+}
+
+
+def in_plain_words(error: str) -> str:
+    """What Spark said, as a person who has not written Spark would say it, and Spark's own message."""
+    known = next((words for condition, words in _REASONS.items() if condition in error), None)
+    message = _message(error)
+    return f"{known} (Spark: {message})" if known is not None else f"the new code failed: {message}"
+
+
+def _message(error: str) -> str:
+    """The whole of what Spark says, with the schemas that it compares; without the places in its code."""
+    lines = [line.strip() for line in error.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("at ", "... "))]
+    return without_secrets("\n".join(said))[:_MAX_MESSAGE]

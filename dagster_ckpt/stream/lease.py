@@ -1,0 +1,196 @@
+"""Becoming, and staying, the one writer of a streaming job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import Holder, LeaseRecord
+from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
+from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
+from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held, jvm_of
+
+HolderIsOver = Callable[[LeaseRecord], bool]
+
+
+@dataclass(frozen=True)
+class AcquiredLease:
+    """A lease together with what is known of the holder before.
+
+    Attributes:
+        record: The lease as the catalog holds it: every write of a run takes it, and is refused once another holder
+            has a higher token.
+        predecessor: The lease that had run out, where its holder is not proven to have ended.
+    """
+
+    record: LeaseRecord
+    predecessor: LeaseRecord | None = None
+
+    @property
+    def predecessor_ended(self) -> bool:
+        """False where an earlier holder may still be writing: its query must be fenced off first."""
+        return not self.record.predecessor_unproven
+
+
+def acquire(
+    catalog: Catalog,
+    job_id: str,
+    holder: Holder,
+    *,
+    ttl_ms: int = DEFAULT_TTL_MS,
+    holder_is_over: HolderIsOver = lambda _lease: False,
+    interrupted: Callable[[], bool] = lambda: False,
+    above: int = 0,
+) -> AcquiredLease:
+    """Become the writer of a job.
+
+    Args:
+        catalog: The catalog that keeps the lease.
+        job_id: The job to write.
+        holder: Who asks.
+        ttl_ms: How long the lease lasts without a renewal.
+        holder_is_over: Says of a present holder whether its run is recorded as over. Its
+            process may still live, so its lease is waited for, not taken.
+        interrupted: Asked while waiting; True gives up.
+        above: The token is above this one: see `StreamingJob.token_in_use`.
+
+    Raises:
+        LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
+    """
+    catalog.database.limit_calls(ttl_ms)
+    while True:
+        present = catalog.leases.current(job_id)
+        is_over = present is not None and holder_liveness(present, jvm_grace_s=JVM_GRACE_S) is Liveness.ENDED
+        try:
+            take_over = present.token if present is not None and is_over else None
+            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=take_over, above=above)
+            return AcquiredLease(taken, None if is_over else present)
+        except LeaseHeldError:
+            if present is None or is_over or interrupted() or not holder_is_over(present):
+                raise
+        time.sleep(0.5)
+
+
+def has_living_holder(catalog: Catalog, job_id: str) -> bool:
+    """Whether an execution of a job holds its lease and may be alive."""
+    return is_held(catalog.leases.current(job_id))
+
+
+class LeaseKeeper:
+    """Renews a lease from a thread of its own, and says when it is lost.
+
+    A holder that could not renew stops counting itself as the writer a little before the
+    lease runs out in the catalog, so that a successor never overlaps with a healthy
+    process that merely lost its database.
+    """
+
+    def __init__(self, catalog: Catalog, lease: LeaseRecord, *, ttl_ms: int = DEFAULT_TTL_MS) -> None:
+        self._catalog = catalog
+        self._lease = lease
+        self._ttl_ms = ttl_ms
+        self._stop = threading.Event()
+        self._lost: LeaseLostError | None = None
+        self._renewed_at = time.monotonic()
+        self._trouble = "the catalog did not answer"
+        self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.job_id}", daemon=True)
+
+    @property
+    def record(self) -> LeaseRecord:
+        """The lease as a value, for every write to the catalog."""
+        return self._lease
+
+    @property
+    def lost(self) -> LeaseLostError | None:
+        """Why this process is no longer the writer, or None while it is.
+
+        It is asked of the clock, not of the renewing thread: that one may hang in the catalog.
+        """
+        age_s = time.monotonic() - self._renewed_at
+        if self._lost is None and age_s >= self._give_up_after_s:
+            self._lost = LeaseLostError(
+                f"The lease of job {self._lease.job_id!r} could not be renewed for {age_s:.0f} s and is about to run "
+                f"out ({self._trouble}). The query is stopped so that a successor can take over; bring the catalog "
+                "back and start the job again."
+            )
+        return self._lost
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one short step that changes what a successor would use: the lease is held until it is done.
+
+        Writes to the catalog need no such thing: they are refused by themselves.
+
+        Raises:
+            LeaseLostError: Another execution holds the lease; the step was not begun.
+            CatalogError: The catalog does not say, or did not hold the lease until the end.
+        """
+        lost = self.lost
+        if lost is not None:
+            raise lost
+        try:
+            with self._catalog.leases.held(self._lease):
+                yield
+        except LeaseLostError as error:
+            self._lost = error
+            raise
+
+    def check(self) -> None:
+        """Raise if this process is no longer the writer; asks the catalog.
+
+        Asked before what takes long and destroys nothing that a successor uses.
+
+        Raises:
+            LeaseLostError: Another execution holds the lease.
+            CatalogError: The catalog does not say.
+        """
+        lost = self.lost
+        if lost is not None:
+            raise lost
+        try:
+            self._catalog.leases.check(self._lease.job_id, self._lease.token)
+        except LeaseLostError as error:
+            self._lost = error
+            raise
+
+    def __enter__(self) -> LeaseKeeper:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=self._ttl_ms / 1000)
+        if self._lost is None and not (isinstance(error, QueryStopError) and self._jvm_may_run()):
+            # Where the catalog is away it runs out by itself.
+            with suppress(CatalogError):
+                self._catalog.leases.release(self._lease.job_id, self._lease.token)
+
+    def _jvm_may_run(self) -> bool:
+        """Whether a query that does not stop may still write: a successor needs a proof, or goes on elsewhere."""
+        jvm = jvm_of(self._lease)
+        return jvm is None or jvm.liveness() is not Liveness.ENDED
+
+    @property
+    def _give_up_after_s(self) -> float:
+        return self._ttl_ms / 1000 * GIVE_UP_AFTER
+
+    def _renew(self) -> None:
+        usual_s = self._ttl_ms / 3000
+        wait_s = usual_s
+        while not self._stop.wait(wait_s) and self.lost is None:
+            # The database counts from a moment after this one.
+            asked_at = time.monotonic()
+            try:
+                self._catalog.leases.renew(self._lease.job_id, self._lease.token, self._ttl_ms)
+                self._renewed_at, wait_s = asked_at, usual_s
+            except LeaseLostError as error:
+                self._lost = error
+            except CkptError as error:
+                # The call may have taken long: there is time for another one, not for the usual pause.
+                self._trouble, wait_s = str(error), usual_s / 10

@@ -1,0 +1,177 @@
+"""Where a start is to begin: the words a person may use, parsed once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from dagster_ckpt.config.modes import RecoveryClaimMode
+from dagster_ckpt.config.redaction import refuse_user_info
+from dagster_ckpt.errors import OptionError
+
+
+class StartPoint(Enum):
+    """The kinds of starting point."""
+
+    LATEST = "latest"
+    LATEST_CHECKPOINT = "latest-checkpoint"
+    LATEST_SAVEPOINT = "latest-savepoint"
+    PREFERRED_SAVEPOINT = "preferred-savepoint"
+    EMPTY = "empty"
+    BATCH = "batch"
+    NAMED = "named"
+
+
+_BATCH = re.compile(r"batch-(\d+)", re.IGNORECASE)
+_CHECKPOINT = re.compile(r"chk-\d+", re.IGNORECASE)
+_IMAGE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# What other verbs take for every image.
+_RESERVED = frozenset({"all"})
+LONGEST_LABEL = 128
+
+
+def checked_label(label: str | None) -> str | None:
+    """A label that a person gives to an image, if a start can find the image by it and by nothing else.
+
+    Args:
+        label: The label; None is none.
+
+    Raises:
+        OptionError: It is blank, too long, cannot be printed, or means another starting point.
+    """
+    if label is None:
+        return None
+    why = _why_no_label(label)
+    if why is not None:
+        raise OptionError(
+            f"{label[:LONGEST_LABEL]!r} cannot be the label of an image: {why}. Give a name such as before-release-42."
+        )
+    return label
+
+
+def _why_no_label(label: str) -> str | None:
+    if not label.strip():
+        return "it is blank"
+    if label != label.strip():
+        return "it begins or ends with a blank, which start_from leaves out"
+    if len(label) > LONGEST_LABEL:
+        return f"it has {len(label)} characters, and {LONGEST_LABEL} are the most"
+    if not label.isprintable():
+        return "it has characters that cannot be printed"
+    if is_location(label):
+        return "it looks like a location"
+    if _point(label)[0] is not StartPoint.NAMED or label.lower() in _RESERVED:
+        return "it is a word of start_from with a meaning of its own"
+    if _CHECKPOINT.fullmatch(label) or _IMAGE_ID.fullmatch(label):
+        return "it looks like the number or the id of an image"
+    return None
+
+
+def is_location(reference: str) -> bool:
+    """Whether a reference names an image by where it is."""
+    return reference.startswith("/") or "://" in reference
+
+
+@dataclass(frozen=True)
+class StartFrom:
+    """A starting point.
+
+    Attributes:
+        point: The kind.
+        reference: For NAMED: an image id, `chk-<n>`, a savepoint's label, or a location. For BATCH: its number.
+        new_query_id: Go on as another query: sinks that remember query ids then write the rewound batches again
+            instead of passing over them. For a start from an image or a batch.
+        accept_loss: Start also where a sink would lose rows.
+        claim_mode: Who owns the image that is started from.
+        accept_plan_change: Start also where the code keeps other state than what is there.
+        give_up_state: Confirms that an empty start may give up all state there is.
+        no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
+    """
+
+    point: StartPoint = StartPoint.LATEST
+    reference: str | None = None
+    new_query_id: bool = False
+    accept_loss: bool = False
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
+    accept_plan_change: bool = False
+    give_up_state: bool = False
+    no_safety_savepoint: bool = False
+
+    @staticmethod
+    def parse(
+        text: str,
+        *,
+        new_query_id: bool = False,
+        accept_loss: bool = False,
+        claim_mode: RecoveryClaimMode | str = RecoveryClaimMode.NO_CLAIM,
+        accept_plan_change: bool = False,
+        give_up_state: bool = False,
+        no_safety_savepoint: bool = False,
+    ) -> StartFrom:
+        """Read what a person or a run configuration says.
+
+        Args:
+            text: "latest" (go on where the query stopped: the live directory, else the newest
+                image), "latest-checkpoint", "latest-savepoint", "preferred-savepoint", "empty"
+                (forget all state), "batch-<n>" (back to a batch that Spark still retains), or the name
+                of an image.
+            new_query_id: Go on as another query.
+            accept_loss: Start also where a sink would lose rows.
+            claim_mode: Who owns the image that is started from.
+            accept_plan_change: Start also where the code keeps other state than what is there.
+            give_up_state: Confirms that an empty start may give up all state there is.
+            no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
+
+        Raises:
+            OptionError: The text is empty, a new query id is asked for a start that keeps or gives up all state,
+                an image is claimed by a start that names none, the claim mode is not offered, or state is to be given
+                up by a start that is not empty.
+        """
+        word = text.strip()
+        if not word:
+            raise OptionError(
+                "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, "
+                "preferred-savepoint, empty, batch-<n>, or the id, number (chk-7), label or location of an image."
+            )
+        refuse_user_info("start_from", word)
+        point, reference = _point(word)
+        if new_query_id and point in (StartPoint.LATEST, StartPoint.EMPTY):
+            raise OptionError(
+                f"new_query_id is for a start from an image or a batch, but start_from is {word!r}: "
+                "latest goes on as the query it is, and empty begins as a new one anyway. Leave it out."
+            )
+        claim = RecoveryClaimMode(claim_mode)
+        if claim is RecoveryClaimMode.CLAIM and point in (StartPoint.LATEST, StartPoint.EMPTY, StartPoint.BATCH):
+            raise OptionError(
+                f"claim_mode CLAIM is for a start from an image, but start_from is {word!r}, which names none. "
+                "Name the image that the job is to own, or leave claim_mode out."
+            )
+        if give_up_state and point is not StartPoint.EMPTY:
+            raise OptionError(
+                f"give_up_state confirms an empty start, but start_from is {word!r}, which keeps state. Leave it out, "
+                "or start from empty."
+            )
+        return StartFrom(
+            point, reference, new_query_id, accept_loss, claim, accept_plan_change, give_up_state, no_safety_savepoint
+        )
+
+    @property
+    def batch_id(self) -> int | None:
+        """The batch to go back to, for BATCH."""
+        return int(self.reference or 0) if self.point is StartPoint.BATCH else None
+
+    def __str__(self) -> str:
+        if self.point is StartPoint.BATCH:
+            return f"batch-{self.reference}"
+        return self.reference or self.point.value
+
+
+def _point(word: str) -> tuple[StartPoint, str | None]:
+    batch = _BATCH.fullmatch(word)
+    if batch is not None:
+        return StartPoint.BATCH, str(int(batch[1]))
+    for point in StartPoint:
+        if point not in (StartPoint.NAMED, StartPoint.BATCH) and word.lower() == point.value:
+            return point, None
+    return StartPoint.NAMED, word

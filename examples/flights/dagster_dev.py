@@ -1,0 +1,197 @@
+"""A real `dagster dev`, page and daemon, as a child process; what a person clicks goes through its GraphQL API."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+from dagster import DagsterRunStatus
+from dagster_graphql import DagsterGraphQLClient
+
+from dagster_ckpt.errors import CkptError
+from examples.flights.workspace import HOME_VARIABLE, Workspace
+
+START_TIMEOUT_S = 120.0
+POLL_S = 0.5
+TERMINAL = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+
+_FAILED_TICK = re.compile(r"Error occurred during the execution (of evaluation_fn for sensor|function for schedule) ")
+INSTANCE_SETTINGS = Path(__file__).parent / "dagster.yaml"
+
+
+@dataclass(frozen=True)
+class DagsterDev:
+    """A running `dagster dev`.
+
+    Attributes:
+        process: The child process; it leads a process group of its own.
+        port: Port of the page.
+        log: File with everything it prints.
+    """
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def client(self) -> DagsterGraphQLClient:
+        """Dagster's own client of the page's API."""
+        return DagsterGraphQLClient("localhost", port_number=self.port)
+
+    def launch(self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> str:
+        """Launch a job as the launchpad does; returns the run id."""
+        return self.client.submit_job_execution(job, run_config=dict(config or {}), tags=dict(tags or {}))
+
+    def terminate(self, run_id: str) -> None:
+        """Terminate a run as the page's button does."""
+        self.client.terminate_run(run_id)
+
+    def status(self, run_id: str) -> DagsterRunStatus:
+        """Status of a run."""
+        return self.client.get_run_status(run_id)
+
+    def await_end(self, run_id: str, *, timeout_s: float) -> DagsterRunStatus:
+        """Wait until a run is over; returns its status.
+
+        Raises:
+            CkptError: It is not over in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (status := self.status(run_id)) not in TERMINAL:
+            if time.monotonic() >= deadline:
+                raise CkptError(f"Run {run_id} is {status.value} after {timeout_s:.0f} s. Log: {self.log}")
+            time.sleep(POLL_S)
+        return status
+
+    def query(self, document: str, variables: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Any other GraphQL question."""
+        answer = requests.post(
+            f"http://localhost:{self.port}/graphql",
+            json={"query": document, "variables": dict(variables or {})},
+            timeout=30,
+        )
+        answer.raise_for_status()
+        body: dict[str, Any] = answer.json()
+        if body.get("errors"):
+            raise CkptError(f"GraphQL at localhost:{self.port}: {body['errors']}")
+        data: dict[str, Any] = body["data"]
+        return data
+
+    def failed_ticks(self) -> list[str]:
+        """What the log says of sensors and schedules whose own code failed; a killed code server is none of these."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if _FAILED_TICK.search(line)]
+
+    def is_up(self) -> bool:
+        """Whether the page answers and has loaded the code location."""
+        try:
+            data = self.query("{ repositoriesOrError { __typename ... on RepositoryConnection { nodes { name } } } }")
+        except (requests.RequestException, CkptError):
+            return False
+        return bool(data["repositoriesOrError"].get("nodes"))
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def prepare_home(workspace: Workspace) -> None:
+    """Make the workspace and give its Dagster home the settings that a stream wants."""
+    workspace.create()
+    settings = workspace.dagster_home / "dagster.yaml"
+    if not settings.exists():
+        settings.write_text(INSTANCE_SETTINGS.read_text())
+
+
+def environment(workspace: Workspace) -> dict[str, str]:
+    """The environment in which Dagster runs the example."""
+    return {
+        **os.environ,
+        HOME_VARIABLE: str(workspace.root),
+        "DAGSTER_HOME": str(workspace.dagster_home),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def command(definitions: Path, port: int) -> list[str]:
+    """The command line of `dagster dev`."""
+    return [
+        *(sys.executable, "-m", "dagster", "dev", "-f", str(definitions)),
+        *("--host", "localhost", "--port", str(port)),
+    ]
+
+
+@contextmanager
+def running_dagster_dev(workspace: Workspace, definitions: Path, *, port: int | None = None) -> Iterator[DagsterDev]:
+    """Start `dagster dev`, wait until it answers, and end it with all its children.
+
+    Args:
+        workspace: Where everything is.
+        definitions: The file with the definitions.
+        port: Port of the page; None takes a free one.
+
+    Raises:
+        CkptError: It ended or did not answer in time; the message names its log.
+    """
+    prepare_home(workspace)
+    log = workspace.root / "dagster-dev.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command(definitions, chosen := port or free_port()),
+            env=environment(workspace),
+            cwd=workspace.root,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    dev = DagsterDev(process, chosen, log)
+    try:
+        _await_page(dev)
+        yield dev
+    finally:
+        _end_group(process)
+
+
+def _await_page(dev: DagsterDev) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not dev.is_up():
+        if dev.process.poll() is not None or time.monotonic() >= deadline:
+            tail = "\n".join(dev.log.read_text(errors="replace").splitlines()[-20:])
+            raise CkptError(f"dagster dev did not come up. The end of its log {dev.log}:\n{tail}")
+        time.sleep(POLL_S)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    for sign, patience_s in ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, sign)
+        except ProcessLookupError:
+            return
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            process.poll()
+            if not _group_lives(process.pid):
+                return
+            time.sleep(0.2)
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,376 @@
+"""`make demo`: everything that usually loses a stream, done to one on purpose, and the outcome compared.
+
+The streams run under a real `dagster dev` while the flights of 2013 arrive. One is killed in the middle
+of a batch, the other loses its live directory, a savepoint is taken and later rewound to. In the end
+the table of every asset is compared, row for row, with that of an uninterrupted run of the same feed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+from dagster import DagsterRunStatus
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from examples.flights.assets import SPARK, airport_day_summary_job, departure_delays, flights_with_weather
+from examples.flights.compare import TableComparison, compare_tables
+from examples.flights.dagster_dev import DagsterDev, running_dagster_dev
+from examples.flights.reference import run_reference
+from examples.flights.replayer import FeedPlan, Replayer
+from examples.flights.report import checkpoint_table, comparison_table
+from examples.flights.streams import final_watermarks
+from examples.flights.workspace import Workspace
+
+DEFINITIONS = Path(__file__).parents[2] / "definitions.py"
+SAVEPOINT_LABEL = "before-the-bad-deployment"
+STEP_TIMEOUT_S = 120.0
+# A stream that still reports to be idle this long after the last file has come has seen that file.
+SETTLED_MS = 3_000
+# A JVM writes the stacks of its threads when it comes to a safepoint.
+STACKS_S = 3.0
+# So many days before its end the feed stops, to go on after the savepoint, and when nothing is killed any more. However
+# slow the machine, there is data then for the batches that are waited for: a query that Spark starts again makes none
+# without data, which only moves the watermark on, until new data has come.
+STOPS_BEFORE_THE_END = (28, 14)
+WIDTH = 170
+DAYS_PER_SECOND = 4.0
+STREAMS = (departure_delays, flights_with_weather)
+
+
+class Drill:
+    """The steps of the drill, each of which waits for what it says.
+
+    Args:
+        workspace: An empty workspace.
+        dev: A running `dagster dev` on it.
+        console: Where progress is told.
+    """
+
+    def __init__(self, workspace: Workspace, dev: DagsterDev, console: Console) -> None:
+        self._workspace = workspace
+        self._dev = dev
+        self._console = console
+        self._catalog = Catalog(workspace.catalog_url)
+
+    def start(self, stream: StreamingAsset) -> None:
+        """Launch a stream as the launchpad does."""
+        self._dev.launch(f"{stream.name}_stream")
+
+    def await_checkpoint(self, stream: StreamingAsset) -> None:
+        """Wait until a stream has completed a checkpoint."""
+        self._await(lambda: bool(self._catalog.images.completed(stream.job_id)), f"a checkpoint of {stream.job_id}")
+
+    def kill_in_the_middle_of_a_batch(self, stream: StreamingAsset) -> str:
+        """SIGKILL to the stream's process and its JVM while a batch is planned and not committed."""
+        execution = self._running(stream)
+        live = LiveDirectory(_known(execution.live_directory))
+        lease = self._catalog.leases.current(stream.job_id)
+        if lease is None:
+            raise CkptError(f"{stream.job_id} holds no lease although it runs.")
+        victims = [psutil.Process(lease.pid), *([psutil.Process(lease.jvm_pid)] if lease.jvm_pid else [])]
+
+        def in_the_middle() -> bool:
+            positions = live.positions()
+            return positions.offset is not None and positions.offset > (positions.commit or -1)
+
+        self._await(in_the_middle, f"a batch of {stream.job_id} under way", poll_s=0.01)
+        for victim in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.send_signal(signal.SIGKILL)
+        positions = live.positions()
+        self._say(f"killed {stream.job_id} in batch {positions.offset}; committed was {positions.commit}")
+        return execution.execution_id
+
+    def delete_live_directory(self, stream: StreamingAsset) -> str:
+        """Remove Spark's checkpoint directory under the running query."""
+        execution = self._running(stream)
+        directory = _known(execution.live_directory)
+        LiveDirectory(directory).delete()
+        self._say(f"deleted {directory} under the running query")
+        return execution.execution_id
+
+    def await_successor(self, stream: StreamingAsset, execution_id: str) -> None:
+        """Wait until another execution of a stream runs; tell what it started from."""
+
+        def runs() -> bool:
+            latest = self._catalog.executions.latest(stream.job_id)
+            return (
+                latest is not None and latest.execution_id != execution_id and latest.status is ExecutionStatus.RUNNING
+            )
+
+        self._await(runs, f"a new execution of {stream.job_id}")
+        successor = self._running(stream)
+        reason = (successor.recovery or {}).get("reason", "")
+        self._say(f"{stream.job_id} runs again ({successor.cause.value.lower().replace('_', ' ')}): {reason}")
+
+    def take_savepoint(self, stream: StreamingAsset, label: str) -> None:
+        """Trigger a savepoint through its job, while the stream runs."""
+        self._run_job("trigger_savepoint_job", "trigger_savepoint", {"job_id": stream.job_id, "label": label})
+
+    def rewind(self, stream: StreamingAsset, label: str) -> None:
+        """Restart a running stream from a savepoint."""
+        before = self._running(stream).execution_id
+        self._run_job("restart_stream_job", "restart_stream", {"job_id": stream.job_id, "start_from": label})
+        self.await_successor(stream, before)
+
+    def await_caught_up(self, stream: StreamingAsset, final_watermark: str) -> None:
+        """Wait until a stream has processed the whole feed: idle for a while, at the watermark the feed ends with."""
+        complete_at_ms = time.time_ns() // 1_000_000
+
+        def caught_up() -> bool:
+            execution = self._running(stream)
+            progress = execution.progress or {}
+            seen_since = execution.heartbeat_at_ms > complete_at_ms + SETTLED_MS
+            return seen_since and bool(progress.get("idle")) and progress.get("watermark") == final_watermark
+
+        self._await(caught_up, f"{stream.job_id} at watermark {final_watermark}")
+        self._say(f"{stream.job_id} has processed the whole feed")
+
+    def await_batches_after(self, stream: StreamingAsset, label: str, *, batches: int) -> None:
+        """Wait until a stream has committed batches after a savepoint, so that there is something to rewind."""
+        savepoint = next(image for image in self._catalog.images.completed(stream.job_id) if image.label == label)
+        live = LiveDirectory(_known(self._running(stream).live_directory))
+        wanted = (savepoint.batch_id or 0) + batches
+        self._await(lambda: (live.positions().commit or 0) >= wanted, f"batch {wanted} of {stream.job_id}")
+        self._say(f"{stream.job_id} has committed batch {wanted}; the savepoint is at batch {savepoint.batch_id}")
+
+    def stop_all(self, streams: Sequence[StreamingAsset]) -> None:
+        """Stop streams with a savepoint each, at the same time."""
+        job = "stop_with_savepoint_job"
+        runs = [
+            self._dev.launch(job, _config("stop_with_savepoint", {"job_id": stream.job_id, "label": "the-end"}))
+            for stream in streams
+        ]
+        for run_id in runs:
+            self._expect_success(job, run_id)
+
+    def summarise(self) -> None:
+        """Materialize the batch asset once the streams have ended."""
+        self._await_idle_downstream()
+        run_id = self._dev.launch(airport_day_summary_job.name)
+        self._expect_success(airport_day_summary_job.name, run_id)
+
+    def refuse_failed_ticks(self) -> None:
+        """Make sure that no sensor failed meanwhile: what it then leaves undone, the next tick hides."""
+        failed = self._dev.failed_ticks()
+        if failed:
+            raise CkptError(f"{len(failed)} ticks failed, the first with: {failed[0]}. Log: {self._dev.log}")
+
+    def _run_job(self, job: str, op: str, config: dict[str, Any]) -> None:
+        run_id = self._dev.launch(job, _config(op, config))
+        self._expect_success(job, run_id)
+
+    def _expect_success(self, job: str, run_id: str) -> None:
+        status = self._dev.await_end(run_id, timeout_s=STEP_TIMEOUT_S)
+        if status is not DagsterRunStatus.SUCCESS:
+            raise CkptError(f"{job} ended {status.value}; run {run_id}, log {self._dev.log}")
+        self._say(f"{job}: done")
+
+    def _await_idle_downstream(self) -> None:
+        question = """query($job: String!) {
+            runsOrError(filter: {pipelineName: $job, statuses: [STARTED, STARTING, NOT_STARTED, QUEUED]})
+            { ... on Runs { results { runId } } } }"""
+        job = {"job": airport_day_summary_job.name}
+        self._await(
+            lambda: not self._dev.query(question, job)["runsOrError"]["results"],
+            f"{airport_day_summary_job.name} to be idle",
+        )
+
+    def _running(self, stream: StreamingAsset) -> ExecutionRecord:
+        latest = self._catalog.executions.latest(stream.job_id)
+        if latest is None:
+            raise CkptError(f"{stream.job_id} was never started.")
+        return latest
+
+    def _await(self, condition: Callable[[], bool], what: str, *, poll_s: float = 0.25) -> None:
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        while not condition():
+            if time.monotonic() >= deadline:
+                self._have_stacks_logged()
+                raise CkptError(f"Waited {STEP_TIMEOUT_S:.0f} s for {what}, in vain. Log: {self._dev.log}")
+            time.sleep(poll_s)
+
+    def _have_stacks_logged(self) -> None:
+        """Have the JVM of each stream write what its threads are at into its log, before everything is stopped."""
+        for stream in STREAMS:
+            lease = self._catalog.leases.current(stream.job_id)
+            if lease is not None and lease.jvm_pid is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    psutil.Process(lease.jvm_pid).send_signal(signal.SIGQUIT)
+        time.sleep(STACKS_S)
+
+    def _say(self, sentence: str) -> None:
+        self._console.log(sentence, markup=False)
+
+
+def _config(op: str, config: dict[str, Any]) -> dict[str, Any]:
+    return {"ops": {op: {"config": config}}}
+
+
+def _known(directory: str | None) -> str:
+    if directory is None:
+        raise CkptError("The execution has no live directory yet.")
+    return directory
+
+
+class Feed:
+    """The feed, laid in the background while the drill goes on; its last days only when they are asked for.
+
+    Args:
+        landing: The landing directory.
+        pace: Days per second.
+    """
+
+    def __init__(self, landing: Path, pace: float) -> None:
+        self._replayer = Replayer(landing)
+        self._pace = pace
+        self._stopped = threading.Event()
+        self._stops = {self.plan.days - before: threading.Event() for before in STOPS_BEFORE_THE_END}
+        self._days = 0
+        self._thread = threading.Thread(target=self._lay, name="feed", daemon=True)
+
+    @property
+    def plan(self) -> FeedPlan:
+        """What the whole feed holds."""
+        return self._replayer.plan
+
+    @property
+    def share(self) -> float:
+        """How much of the year has arrived, 0 to 1."""
+        return self._days / self.plan.days
+
+    def await_end(self) -> None:
+        """Let the whole year arrive, and wait for it."""
+        self._pass_all()
+        self._thread.join()
+
+    def go_on(self) -> None:
+        """Let the days up to the next stop arrive."""
+        next(stop for stop in self._stops.values() if not stop.is_set()).set()
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Lay the feed until the end of the context, or of the year."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            self._pass_all()
+            self._thread.join()
+
+    def _pass_all(self) -> None:
+        for stop in self._stops.values():
+            stop.set()
+
+    def _lay(self) -> None:
+        for _ in self._replayer.replay(self._pace, stopped=self._stopped.is_set):
+            self._days += 1
+            if (stop := self._stops.get(self._days)) is not None:
+                stop.wait()
+
+
+def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[str, TableComparison]:
+    """Do everything to the streams while the year arrives, stop them, and compare what they wrote.
+
+    Raises:
+        CkptError: Something did not happen in time, or a job failed.
+    """
+    feed = Feed(workspace.landing, pace)
+    with ThreadPoolExecutor(1) as aside:
+        with running_dagster_dev(workspace, DEFINITIONS) as dev, feed.arriving():
+            console.log(f"dagster dev runs at http://localhost:{dev.port}; flights arrive at {pace:g} days a second")
+            drill = Drill(workspace, dev, console)
+            for stream in STREAMS:
+                drill.start(stream)
+            drill.await_checkpoint(departure_delays)
+            console.log("[bold]1. SIGKILL in the middle of a batch[/bold]")
+            killed = drill.kill_in_the_middle_of_a_batch(departure_delays)
+            console.log("[bold]2. The live directory is deleted[/bold]")
+            drill.await_checkpoint(flights_with_weather)
+            robbed = drill.delete_live_directory(flights_with_weather)
+            drill.await_successor(flights_with_weather, robbed)
+            drill.await_successor(departure_delays, killed)
+            console.log("[bold]3. A savepoint while it runs[/bold]")
+            drill.take_savepoint(departure_delays, SAVEPOINT_LABEL)
+            feed.go_on()
+            drill.await_batches_after(departure_delays, SAVEPOINT_LABEL, batches=2)
+            console.log("[bold]4. A bad deployment, rewound to the savepoint[/bold]")
+            drill.rewind(departure_delays, SAVEPOINT_LABEL)
+            console.log(f"the rest of the year: {feed.share:.0%} has arrived")
+            feed.await_end()
+            # The feed is whole, so the run it is compared with can begin beside the last steps.
+            uninterrupted = aside.submit(run_uninterrupted, workspace)
+            watermarks = final_watermarks(feed.plan)
+            for stream in STREAMS:
+                drill.await_caught_up(stream, watermarks[stream.job_id])
+            console.log("[bold]5. The end: stop with savepoint, summarise[/bold]")
+            drill.stop_all(STREAMS)
+            drill.summarise()
+            drill.refuse_failed_ticks()
+        console.log("[bold]6. Compare with an uninterrupted run of the same feed[/bold]")
+        spark, root = uninterrupted.result()
+        try:
+            assets = [*(stream.job_id for stream in STREAMS), "airport_day_summary"]
+            return {asset: compare_tables(spark, str(workspace.output / asset), str(root / asset)) for asset in assets}
+        finally:
+            spark.stop()
+
+
+def run_uninterrupted(workspace: Workspace) -> tuple[SparkSession, Path]:
+    """Process the whole feed without interruption; returns the session and the folder of its tables."""
+    builder = SparkSession.builder
+    for name, value in SPARK.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    root = workspace.root / "uninterrupted"
+    run_reference(spark, str(workspace.landing), str(root))
+    return spark, root
+
+
+@click.command()
+@click.option("--home", type=click.Path(path_type=Path), default=Path(".demo/drill"), show_default=True)
+@click.option("--pace", default=DAYS_PER_SECOND, show_default=True, help="Days of 2013 that arrive per second.")
+def main(home: Path, pace: float) -> None:
+    """Kill, rob and rewind two streams, and compare what they wrote with an uninterrupted run."""
+    # A file or a pipe has no width of its own, and the tables need some.
+    console = Console(log_path=False) if sys.stdout.isatty() else Console(width=WIDTH, log_path=False)
+    began = time.monotonic()
+    shutil.rmtree(home, ignore_errors=True)
+    workspace = Workspace(home.resolve())
+    try:
+        comparisons = run_drill(workspace, console, pace=pace)
+    except CkptError as error:
+        console.print(f"[red]The drill did not come to its end:[/red] {error}")
+        sys.exit(1)
+    catalog = Catalog(workspace.catalog_url)
+    images = [image for stream in STREAMS for image in reversed(catalog.images.of_job(stream.job_id))]
+    console.print(checkpoint_table(images))
+    console.print(comparison_table(comparisons))
+    console.print(f"{time.monotonic() - began:.0f} seconds. Everything is in {workspace.root}")
+    if not all(comparison.equal for comparison in comparisons.values()):
+        console.print("[red]The outputs differ.[/red]")
+        sys.exit(1)
+    console.print("[green]Every asset is what an uninterrupted run would have written.[/green]")
+
+
+if __name__ == "__main__":
+    main()

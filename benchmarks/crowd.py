@@ -10,8 +10,9 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import EventType, ImageStatus, ImageTrigger
-from dagster_ckpt.catalog.tables import event_counter, events, executions, images, jobs
+from dagster_ckpt.catalog.records import EventType, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.catalog.tables import event_counter, events, executions, snapshots
+from dagster_ckpt.catalog.tables import streams as stream_table
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
@@ -51,8 +52,8 @@ class Crowd:
 
     def sensors(self) -> dict[str, dg.SensorDefinition]:
         """The sensors of a code location with all these streams."""
-        retention = next(job for job in build_operator_jobs(self.streams) if job.name == "apply_retention_job")
-        roll_back = next(job for job in build_desired_state_jobs(self.streams) if job.name == ROLL_BACK_JOB)
+        retention = next(stream for stream in build_operator_jobs(self.streams) if stream.name == "apply_retention_job")
+        roll_back = next(stream for stream in build_desired_state_jobs(self.streams) if stream.name == ROLL_BACK_JOB)
         return {
             "catalog": build_catalog_sensor(self.streams),
             "supervisor": build_supervisor_sensor(self.streams, retention, roll_back),
@@ -71,10 +72,10 @@ class Crowd:
 
     def go_on(self, streams: int) -> None:
         """Let so many of the streams take their next checkpoint, a minute after the one before."""
-        job_ids = [stream.job_id for stream in self.streams[:streams]]
+        stream_ids = [stream.stream_id for stream in self.streams[:streams]]
         sequence = self.catalog.events.latest_sequence()
         at_ms = wall_clock_ms() + self.rounds * MINUTE_MS
-        _checkpoints(self.catalog, job_ids, self.rounds, sequence, at_ms=at_ms, deleted=False)
+        _checkpoints(self.catalog, stream_ids, self.rounds, sequence, at_ms=at_ms, deleted=False)
         self.rounds += 1
 
     def store(self, result: Any) -> None:
@@ -83,13 +84,13 @@ class Crowd:
             self.instance.report_runless_asset_event(event)
 
 
-def crowd(folder: Path, *, streams: int, images_each: int) -> Crowd:
+def crowd(folder: Path, *, streams: int, snapshots_each: int) -> Crowd:
     """Make streams that all run, each with checkpoints once a minute up to now.
 
     Args:
         folder: An empty folder.
         streams: How many.
-        images_each: Checkpoints of each.
+        snapshots_each: Checkpoints of each.
     """
     url = f"sqlite:///{folder / 'catalog.db'}"
     catalog = Catalog(url)
@@ -97,20 +98,20 @@ def crowd(folder: Path, *, streams: int, images_each: int) -> Crowd:
     instance = dg.DagsterInstance.local_temp(str(folder / "dagster"))
     assets = [_stream(f"stream_{number:04}") for number in range(streams)]
     now_ms = wall_clock_ms()
-    _jobs(catalog, instance, assets, now_ms)
-    began_ms = now_ms - (images_each + 1) * MINUTE_MS
+    _streams(catalog, instance, assets, now_ms)
+    began_ms = now_ms - (snapshots_each + 1) * MINUTE_MS
     sequence = 0
-    for number in range(images_each):
+    for number in range(snapshots_each):
         sequence = _checkpoints(
             catalog,
-            [stream.job_id for stream in assets],
+            [stream.stream_id for stream in assets],
             number,
             sequence,
             at_ms=began_ms + number * MINUTE_MS,
-            deleted=number < images_each - _RETAINED,
+            deleted=number < snapshots_each - _RETAINED,
         )
-    rows = 2 * streams + images_each * streams + sequence
-    return Crowd(assets, catalog, instance, CheckpointCatalogResource(url=url), rows, sequence, images_each)
+    rows = 2 * streams + snapshots_each * streams + sequence
+    return Crowd(assets, catalog, instance, CheckpointCatalogResource(url=url), rows, sequence, snapshots_each)
 
 
 def _stream(name: str) -> StreamingAsset:
@@ -120,17 +121,18 @@ def _stream(name: str) -> StreamingAsset:
     return stream
 
 
-def _jobs(catalog: Catalog, instance: dg.DagsterInstance, streams: list[StreamingAsset], now_ms: int) -> None:
+def _streams(catalog: Catalog, instance: dg.DagsterInstance, streams: list[StreamingAsset], now_ms: int) -> None:
     runs = [
         instance.add_run(dg.DagsterRun(f"{stream.name}_stream", status=dg.DagsterRunStatus.STARTED))
         for stream in streams
     ]
     with catalog.database.writing() as connection:
         connection.execute(
-            jobs.insert(),
+            stream_table.insert(),
             [
                 {
-                    "job_id": stream.job_id, "name": stream.job_id, "asset_key": stream.job_id, "options": "{}",
+                    "stream_id": stream.stream_id, "name": stream.stream_id,
+                    "asset_key": stream.stream_id, "options": "{}",
                     "live_generation": 1, "timeline": 0, "next_number": 1, "created_at_ms": 1, "updated_at_ms": 1,
                 }
                 for stream in streams
@@ -140,7 +142,7 @@ def _jobs(catalog: Catalog, instance: dg.DagsterInstance, streams: list[Streamin
             executions.insert(),
             [
                 {
-                    "execution_id": f"execution-{stream.job_id}", "job_id": stream.job_id, "ordinal": 1,
+                    "execution_id": f"execution-{stream.stream_id}", "stream_id": stream.stream_id, "ordinal": 1,
                     "run_id": run.run_id, "cause": "MANUAL", "status": "RUNNING", "settled": False, "host": "host",
                     "pid": 1, "started_at_ms": 1, "heartbeat_at_ms": now_ms, "progress": '{"batch_id":7,"sources":[]}',
                     "recovery": "{}",
@@ -150,26 +152,29 @@ def _jobs(catalog: Catalog, instance: dg.DagsterInstance, streams: list[Streamin
         )  # fmt: skip
 
 
-def _checkpoints(catalog: Catalog, job_ids: list[str], number: int, sequence: int, *, at_ms: int, deleted: bool) -> int:
-    """One checkpoint of each of these jobs, with its events; returns the last sequence."""
-    taken = [f"{job_id}-{number}" for job_id in job_ids]
-    status = ImageStatus.DELETED if deleted else ImageStatus.COMPLETED
-    told = [EventType.CHECKPOINT_COMPLETED, *([EventType.IMAGE_DELETED] if deleted else [])]
+def _checkpoints(
+    catalog: Catalog, stream_ids: list[str], number: int, sequence: int, *, at_ms: int, deleted: bool
+) -> int:
+    """One checkpoint of each of these streams, with its events; returns the last sequence."""
+    taken = [f"{stream_id}-{number}" for stream_id in stream_ids]
+    status = SnapshotStatus.DELETED if deleted else SnapshotStatus.COMPLETED
+    told = [EventType.CHECKPOINT_COMPLETED, *([EventType.SNAPSHOT_DELETED] if deleted else [])]
     with catalog.database.writing() as connection:
         connection.execute(
-            images.insert(),
+            snapshots.insert(),
             [
                 {
-                    "image_id": image_id, "job_id": job_id, "kind": "CHECKPOINT", "number": number + 1,
-                    "status": status.value, "trigger": ImageTrigger.PERIODIC.value, "timeline": 0,
-                    "location": f"file:///images/{job_id}/chk-{number + 1}", "batch_id": number, "full_bytes": 10**9,
+                    "snapshot_id": snapshot_id, "stream_id": stream_id, "kind": "CHECKPOINT", "number": number + 1,
+                    "status": status.value, "trigger": SnapshotTrigger.PERIODIC.value, "timeline": 0,
+                    "location": f"file:///snapshots/{stream_id}/chk-{number + 1}",
+                    "batch_id": number, "full_bytes": 10**9,
                     "incremental_bytes": 10**6, "rows": 1000, "state_rows": 10**6, "duration_ms": 300,
                     "properties": "{}", "created_at_ms": at_ms - 300, "completed_at_ms": at_ms,
                 }
-                for image_id, job_id in zip(taken, job_ids, strict=True)
+                for snapshot_id, stream_id in zip(taken, stream_ids, strict=True)
             ],
         )  # fmt: skip
-        rows = list(_events(taken, job_ids, told, sequence, at_ms))
+        rows = list(_events(taken, stream_ids, told, sequence, at_ms))
         connection.execute(events.insert(), rows)
         last = sequence + len(rows)
         connection.execute(event_counter.update().values(last_sequence=last))
@@ -177,12 +182,12 @@ def _checkpoints(catalog: Catalog, job_ids: list[str], number: int, sequence: in
 
 
 def _events(
-    taken: list[str], job_ids: list[str], told: list[EventType], sequence: int, at_ms: int
+    taken: list[str], stream_ids: list[str], told: list[EventType], sequence: int, at_ms: int
 ) -> Iterator[dict[str, Any]]:
-    for image_id, job_id in zip(taken, job_ids, strict=True):
+    for snapshot_id, stream_id in zip(taken, stream_ids, strict=True):
         for kind in told:
             sequence += 1
             yield {
-                "sequence": sequence, "job_id": job_id, "type": kind.value, "image_id": image_id,
+                "sequence": sequence, "stream_id": stream_id, "type": kind.value, "snapshot_id": snapshot_id,
                 "payload": '{"batch_id":7}', "at_ms": at_ms,
             }  # fmt: skip

@@ -1,4 +1,4 @@
-"""How far the memory of a process grows that takes images: `python -m benchmarks.driver_memory FOLDER SST_BYTES`.
+"""How far the memory of a process grows that takes snapshots: `python -m benchmarks.driver_memory FOLDER SST_BYTES`.
 
 The result is one line of JSON. The kernel keeps the peak of the resident memory, and forgets it when told to.
 """
@@ -29,7 +29,7 @@ class Step:
 
     Attributes:
         what: What.
-        files: Files in the image.
+        files: Files in the snapshot.
         grown_bytes: Peak of the resident memory above what it was before.
         kept_bytes: What of that is still resident afterwards.
         wall_s: How long it took.
@@ -43,35 +43,35 @@ class Step:
 
 
 def main(folder: Path, sst_bytes: int) -> list[Step]:
-    """Take a first, an incremental and an unchanged image, and restore one.
+    """Take a first, an incremental and an unchanged snapshot, and restore one.
 
     Args:
         folder: An empty folder.
         sst_bytes: Bytes of each partition's SST.
     """
     _warm_up(folder / "small")
-    engine = Engine(folder / "job", f"file://{folder}/images")
+    engine = Engine(folder / "stream", f"file://{folder}/snapshots")
     shape = {"partitions": PARTITIONS, "changelog_bytes": CHANGELOG_BYTES, "sst_bytes": sst_bytes}
     write_batches(engine.live, first=0, last=BATCHES - 2, **shape)
     locations: list[str] = []
     counts: list[int] = []
 
-    def image() -> None:
+    def snapshot() -> None:
         stored = engine.checkpoint(locations[-1] if locations else None)
         locations.append(stored.location)
         counts.append(stored.file_count)
 
-    steps = [_observed("first image", image, counts)]
+    steps = [_observed("first snapshot", snapshot, counts)]
     write_batches(engine.live, first=BATCHES - 1, last=BATCHES - 1, **shape)
-    steps.append(_observed("image after one more batch", image, counts))
-    steps.append(_observed("image, nothing changed", image, counts))
+    steps.append(_observed("snapshot after one more batch", snapshot, counts))
+    steps.append(_observed("snapshot, nothing changed", snapshot, counts))
     steps.append(_observed("restore", lambda: engine.restore(locations[-1], "live-2", DonorCheck.DIGEST), counts))
     return steps
 
 
 def _warm_up(folder: Path) -> None:
-    """Load everything once: what the code itself needs is not what an image needs."""
-    engine = Engine(folder / "job", f"file://{folder}/images")
+    """Load everything once: what the code itself needs is not what a snapshot needs."""
+    engine = Engine(folder / "stream", f"file://{folder}/snapshots")
     write_batches(engine.live, partitions=4, first=0, last=3, changelog_bytes=CHANGELOG_BYTES, sst_bytes=100_000)
     location = engine.checkpoint().location
     engine.restore(engine.checkpoint(location).location, "live-2", DonorCheck.DIGEST)

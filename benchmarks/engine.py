@@ -13,14 +13,14 @@ from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, take_snapshot
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
 from dagster_ckpt.recovery.prepare import restore_into
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.snapshot.store import StoredImage
+from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.handle import StreamingJob, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 
-JOB = "bench"
+STREAM = "bench"
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ DEFAULTS = Settings()
 
 
 class Engine:
-    """One streaming job, its live directory and its images.
+    """One stream, its live directory and its snapshots.
 
     Attributes:
-        live: The job's live directory; the first of its generations.
+        live: The stream's live directory; the first of its generations.
 
     Args:
         root: Folder of this machine for live directories and the catalog.
-        images: URL of the place for images.
+        snapshots: URL of the place for snapshots.
         storage_options: Arguments of its file system.
-        newest: Number of the newest image that is there already.
-        settings: How images are written and read.
+        newest: Number of the newest snapshot that is there already.
+        settings: How snapshots are written and read.
     """
 
     def __init__(
         self,
         root: Path,
-        images: str,
+        snapshots: str,
         storage_options: Mapping[str, Any] | None = None,
         *,
         newest: int = 0,
@@ -66,62 +66,62 @@ class Engine:
     ) -> None:
         root.mkdir(parents=True, exist_ok=True)
         storage = FileSystemCheckpointStorage(
-            images,
+            snapshots,
             settings.file_state_size_threshold,
             settings.write_buffer_size,
-            savepoint_path=f"{images}/savepoints",
+            savepoint_path=f"{snapshots}/savepoints",
             storage_options=storage_options or {},
         )
-        self._job = StreamingJob(
-            job_id=JOB,
-            name=JOB,
-            asset_key=JOB,
+        self._stream = StreamHandle(
+            stream_id=STREAM,
+            name=STREAM,
+            asset_key=STREAM,
             catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
-            store=open_store(storage, JOB, transfer_threads=settings.transfer_threads),
+            store=open_store(storage, STREAM, transfer_threads=settings.transfer_threads),
             options=CheckpointConfig().options,
             restart=RestartStrategies.no_restart(),
             live_root=f"{root}/live",
         )
         self._number = newest
-        self.live = root / "live" / JOB / "live-1"
+        self.live = root / "live" / STREAM / "live-1"
         self.live.parent.mkdir(parents=True, exist_ok=True)
         self._running = LiveDirectory(str(self.live))
 
-    def checkpoint(self, base: str | None = None) -> StoredImage:
+    def checkpoint(self, base: str | None = None) -> StoredSnapshot:
         """Take a checkpoint of the live directory.
 
         Args:
-            base: Location of the image before; None takes everything.
+            base: Location of the snapshot before; None takes everything.
         """
-        return self._take(ImageKind.CHECKPOINT, base)
+        return self._take(SnapshotKind.CHECKPOINT, base)
 
-    def savepoint(self, base: str | None = None) -> StoredImage:
+    def savepoint(self, base: str | None = None) -> StoredSnapshot:
         """Take a savepoint of the live directory.
 
         Args:
-            base: Location of the image before.
+            base: Location of the snapshot before.
         """
-        return self._take(ImageKind.SAVEPOINT, base)
+        return self._take(SnapshotKind.SAVEPOINT, base)
 
     def discard(self, location: str) -> None:
-        """Delete an image, and the bytes that no other one needs."""
-        self._job.store.discard(location)
+        """Delete a snapshot, and the bytes that no other one needs."""
+        self._stream.store.discard(location)
 
     def restore(self, location: str, name: str, check: DonorCheck | None = None) -> Path:
-        """Make a live directory of an image, ready for Spark; beside the job's own.
+        """Make a live directory of a snapshot, ready for Spark; beside the stream's own.
 
         Args:
-            location: The image.
+            location: The snapshot.
             name: Name of the directory.
-            check: How the files of the job's own directory are made sure of before they are linked; None: all is read
-                from the image.
+            check: How the files of the stream's own directory are made sure of before they are linked; None: all is
+                read from the snapshot.
         """
         target = self.live.with_name(name)
         donor = Donor(self._running, check) if check is not None else None
-        restore_into(self._job, location, LiveDirectory(str(target)), donor=donor)
+        restore_into(self._stream, location, LiveDirectory(str(target)), donor=donor)
         return target
 
-    def _take(self, kind: ImageKind, base: str | None) -> StoredImage:
+    def _take(self, kind: SnapshotKind, base: str | None) -> StoredSnapshot:
         self._number += 1
         order = SnapshotOrder(kind=kind, number=self._number, base=base)
-        return take_snapshot(self._job, self._running, order, now_ms=wall_clock_ms()).stored
+        return take_snapshot(self._stream, self._running, order, now_ms=wall_clock_ms()).stored

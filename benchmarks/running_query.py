@@ -1,4 +1,4 @@
-"""A query that runs as fast as it can, with and without an image every second, in turn.
+"""A query that runs as fast as it can, with and without a snapshot every second, in turn.
 
 `python -m benchmarks.running_query FOLDER ROUNDS`; the result is one line of JSON.
 """
@@ -25,11 +25,11 @@ KEYS = 100_000
 PARTITIONS = 4
 # Short windows: what drifts (compilation, the heap, other work) is then the same in all of a round.
 BATCHES_OF_A_WINDOW = 4
-# A round: with images or without. Spark's snapshots come every ten batches, and a window and what parts it from the
+# A round: with snapshots or without. Spark's snapshots come every ten batches, and a window and what parts it from the
 # next one are five: only so have both kinds the same batches of ten, the first five and the last.
 ROUND = (True, False, False, True)
 WARM_UP_BATCHES = 16
-IMAGES_EVERY_S = 1.0
+SNAPSHOTS_EVERY_S = 1.0
 RETAINED = 3
 
 
@@ -38,22 +38,22 @@ class Window:
     """Some batches of the query.
 
     Attributes:
-        images: Images that were taken meanwhile.
+        snapshots: Snapshots that were taken meanwhile.
         rows: Rows processed.
         wall_s: Seconds they took.
         cpu_s: CPU seconds of the JVM and of the driver's Python process.
-        python_s: Those of the Python process alone, which takes the images.
+        python_s: Those of the Python process alone, which takes the snapshots.
     """
 
-    images: int
+    snapshots: int
     rows: int
     wall_s: float
     cpu_s: float
     python_s: float
 
 
-class _Imager:
-    """Takes an image every second, where it is told to, and makes room as a job with three retained ones does."""
+class _Snapshotter:
+    """Takes a snapshot every second, where it is told to, and makes room as a stream with three retained ones does."""
 
     def __init__(self, engine: Engine) -> None:
         self.taken = 0
@@ -74,7 +74,7 @@ class _Imager:
     def _run(self, end: threading.Event) -> None:
         due = time.monotonic()
         while not end.wait(max(0.0, due - time.monotonic())):
-            due += IMAGES_EVERY_S
+            due += SNAPSHOTS_EVERY_S
             base = self._locations[-1] if self._locations else None
             self._locations.append(self._engine.checkpoint(base).location)
             self.taken += 1
@@ -85,7 +85,7 @@ class _Imager:
 def main(folder: Path, rounds: int) -> list[Window]:
     """Run the query, and return its windows, in the order of `ROUND`."""
     spark = session("running query", PARTITIONS, {})
-    engine = Engine(folder / "job", f"file://{folder}/images")
+    engine = Engine(folder / "stream", f"file://{folder}/snapshots")
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_OF_A_BATCH).load()
     query = (
         rows.select((F.hash("value") % KEYS).alias("k"), F.sha2(F.col("value").cast("string"), 256).alias("p"))
@@ -97,7 +97,7 @@ def main(folder: Path, rounds: int) -> list[Window]:
         .start()
     )
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    imager = _Imager(engine)
+    snapshotter = _Snapshotter(engine)
 
     def wait_for(batch: int) -> None:
         commit = engine.live / "commits" / str(batch)
@@ -107,11 +107,11 @@ def main(folder: Path, rounds: int) -> list[Window]:
             time.sleep(0.01)
 
     def window(first: int) -> Window:
-        taken, wall, cpu, python = imager.taken, time.monotonic(), _cpu_s(processes), time.process_time()
+        taken, wall, cpu, python = snapshotter.taken, time.monotonic(), _cpu_s(processes), time.process_time()
         wait_for(first + BATCHES_OF_A_WINDOW - 1)
-        # What has begun belongs to the window, and its image to the figure.
+        # What has begun belongs to the window, and its snapshot to the figure.
         return Window(
-            imager.taken - taken,
+            snapshotter.taken - taken,
             BATCHES_OF_A_WINDOW * ROWS_OF_A_BATCH,
             time.monotonic() - wall,
             _cpu_s(processes) - cpu,
@@ -123,10 +123,10 @@ def main(folder: Path, rounds: int) -> list[Window]:
     engine.checkpoint()
     batch = WARM_UP_BATCHES + 1
     wait_for(batch - 1)
-    for with_images in ROUND * rounds:
-        with imager.running() if with_images else contextlib.nullcontext():
+    for with_snapshots in ROUND * rounds:
+        with snapshotter.running() if with_snapshots else contextlib.nullcontext():
             windows.append(window(batch))
-        # The last image may reach into the next batch, which counts for nobody.
+        # The last snapshot may reach into the next batch, which counts for nobody.
         batch += BATCHES_OF_A_WINDOW + 1
         wait_for(batch - 1)
     query.stop()

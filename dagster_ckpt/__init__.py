@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         StateBackend,
     )
     from dagster_ckpt.driver.driver import (
-        run_streaming_job,
+        run_stream,
     )
     from dagster_ckpt.flink.environment import (
         StreamExecutionEnvironment,
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
         build_health_sensor,
     )
     from dagster_ckpt.orchestration.component.component import (
-        StreamingJobsComponent,
+        StreamsComponent,
     )
     from dagster_ckpt.orchestration.jobs.desired_state_jobs import (
         build_desired_state_jobs,
@@ -184,7 +184,7 @@ _MODULES = {
         "CustomStateBackend",
         "StateBackend",
     ),
-    "driver.driver": ("run_streaming_job",),
+    "driver.driver": ("run_stream",),
     "flink.environment": ("StreamExecutionEnvironment",),
     "flink.program": (
         "JobExecutionResult",
@@ -206,7 +206,7 @@ _MODULES = {
         "streaming_multi_asset",
     ),
     "orchestration.checks.health_checks": ("build_health_sensor",),
-    "orchestration.component.component": ("StreamingJobsComponent",),
+    "orchestration.component.component": ("StreamsComponent",),
     "orchestration.jobs.desired_state_jobs": ("build_desired_state_jobs",),
     "orchestration.jobs.operator_jobs": ("build_operator_jobs",),
     "orchestration.jobs.schedules": (
@@ -289,7 +289,7 @@ __all__ = [
     "StreamRunConfig",
     "StreamSpec",
     "StreamingAsset",
-    "StreamingJobsComponent",
+    "StreamsComponent",
     "TimeCharacteristic",
     "UpgradeMode",
     "UpgradePolicy",
@@ -304,7 +304,7 @@ __all__ = [
     "external_streaming_asset",
     "kafka_delivery",
     "reading_checkpoint",
-    "run_streaming_job",
+    "run_stream",
     "stream_definitions",
     "streaming_asset",
     "streaming_multi_asset",

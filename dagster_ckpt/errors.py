@@ -26,12 +26,12 @@ class StorageAccessError(CkptError, OSError):
     """A storage path cannot be reached, read or written."""
 
 
-class ImageNotFoundError(CkptError, FileNotFoundError):
+class SnapshotNotFoundError(CkptError, FileNotFoundError):
     """No checkpoint or savepoint is where one was looked for."""
 
 
-class ImageHeldError(CkptError):
-    """An image is not deleted, because something or somebody needs it.
+class SnapshotHeldError(CkptError):
+    """A snapshot is not deleted, because something or somebody needs it.
 
     Args:
         message: What holds it.
@@ -43,12 +43,12 @@ class ImageHeldError(CkptError):
         self.passes = passes
 
 
-class ImageCorruptError(CkptError):
-    """An image is there but cannot be trusted: truncated, altered, or with data missing."""
+class SnapshotCorruptError(CkptError):
+    """A snapshot is there but cannot be trusted: truncated, altered, or with data missing."""
 
 
-class ImageTooLargeError(CkptError):
-    """An image is larger than the storage accepts."""
+class SnapshotTooLargeError(CkptError):
+    """A snapshot is larger than the storage accepts."""
 
 
 class LiveDirectoryError(CkptError):
@@ -56,7 +56,7 @@ class LiveDirectoryError(CkptError):
 
 
 class RecoveryExhaustedError(LiveDirectoryError):
-    """Every point that a job could be recovered from has failed: a person has to decide."""
+    """Every point that a stream could be recovered from has failed: a person has to decide."""
 
 
 class UnknownLayoutError(LiveDirectoryError):
@@ -64,11 +64,11 @@ class UnknownLayoutError(LiveDirectoryError):
 
 
 class NothingCommittedError(LiveDirectoryError):
-    """The query has not committed a batch yet, so there is nothing to take an image of."""
+    """The query has not committed a batch yet, so there is nothing to take a snapshot of."""
 
 
 class IncompleteCutError(LiveDirectoryError):
-    """Something that a restore would need is not in the live directory, so no image was taken."""
+    """Something that a restore would need is not in the live directory, so no snapshot was taken."""
 
 
 class CutOvertakenError(IncompleteCutError):
@@ -76,7 +76,7 @@ class CutOvertakenError(IncompleteCutError):
 
 
 class RestoreError(CkptError):
-    """An image could not be turned into a live directory."""
+    """A snapshot could not be turned into a live directory."""
 
 
 class StateBackendChangeError(CkptError, ValueError):
@@ -91,8 +91,8 @@ class StatePartitionsError(CkptError, ValueError):
     """A query's state is kept in another number of partitions than is wanted, and Spark does not change it."""
 
 
-class JobFailedError(CkptError):
-    """A streaming job failed, and its restart strategy gave up."""
+class StreamFailedError(CkptError):
+    """A stream failed, and its restart strategy gave up."""
 
 
 class QueryStopError(CkptError):
@@ -100,7 +100,7 @@ class QueryStopError(CkptError):
 
 
 class StandstillError(CkptError):
-    """A query made no batch and did not rest for longer than its job allows; a new process may do better."""
+    """A query made no batch and did not rest for longer than its stream allows; a new process may do better."""
 
 
 class SinkRollbackError(RestoreError):
@@ -116,7 +116,7 @@ class StateAtRiskError(RestoreError):
 
 
 class RestartWithdrawnError(CkptError):
-    """A start or restart was launched, and was taken back before it began, or the job was cancelled or suspended."""
+    """A start or restart was launched, and was taken back before it began, or the stream was cancelled or suspended."""
 
 
 class SharedSinkError(CkptError):
@@ -127,12 +127,12 @@ class CatalogError(CkptError):
     """The checkpoint catalog cannot be used: unreachable, or of another schema version."""
 
 
-class JobNotFoundError(CkptError, LookupError):
-    """The catalog knows no streaming job of this id."""
+class StreamNotFoundError(CkptError, LookupError):
+    """The catalog knows no stream of this id."""
 
 
 class LeaseHeldError(CkptError):
-    """Another execution holds the job's lease: a streaming job has one writer at a time."""
+    """Another execution holds the stream's lease: a stream has one writer at a time."""
 
 
 class LeaseLostError(CkptError):
@@ -151,5 +151,5 @@ class RequestTimeoutError(CkptError, TimeoutError):
     """The running execution did not answer a request in time; the request was withdrawn."""
 
 
-class ImageAbortedError(CkptError):
-    """An image was given up while it was written; what was written of it is removed."""
+class SnapshotAbortedError(CkptError):
+    """A snapshot was given up while it was written; what was written of it is removed."""

@@ -178,7 +178,7 @@ def _checkpoint_config() -> list[str]:
         "## CheckpointConfig",
         "",
         *_table(("keyword", "PyFlink's methods", "default", "range", "effect on Spark"), rows),
-        "`unaligned` with `max_concurrent` above 1 is refused, as in Flink. What is kept at the end of a job is in "
+        "`unaligned` with `max_concurrent` above 1 is refused, as in Flink. What is kept at the end of a stream is in "
         "[operations](operations.md#retention-what-is-kept-at-the-end).",
         "",
     ]
@@ -201,7 +201,7 @@ def _backends() -> list[str]:
         "",
         "A backend becomes settings of the Spark session before the query starts. A query keeps the provider that it "
         "was begun with: a start with a backend of another provider is refused before anything is changed. A backend "
-        "that names a place for images (Memory, Fs, RocksDB) comes before the job's own storage, as in Flink.",
+        "that names a place for snapshots (Memory, Fs, RocksDB) comes before the stream's own storage, as in Flink.",
         "",
         "`set_db_storage_paths` is `spark.local.dir`, which Spark reads when the application starts: give it to the "
         "Spark resource as well. A start in an application that has other directories is refused and says so; where "

@@ -1,4 +1,4 @@
-"""Servers that the tests of several rooms share: each is started once, by the first test that asks for it."""
+"""Servers that the tests of several packages share: each is started once, by the first test that asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images beside Flink's savepoints and checkpoints, on as much state."""
+"""Snapshots beside Flink's savepoints and checkpoints, on as much state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLINK = "apache-flink==1.20.5"
 COMPACTED_SHARE = 0.1
 # One that follows another at once has less than the 1 % to write.
 LEAST_SHARE = 0.005
-WHAT = ("savepoint", "image with 1 % changed", "restore, live directory there", "restore, live directory lost")
+WHAT = ("savepoint", "snapshot with 1 % changed", "restore, live directory there", "restore, live directory lost")
 SAVEPOINT, INCREMENTAL, BESIDE, LOST = WHAT
 
 
@@ -46,7 +46,7 @@ def _measure(bench: Bench) -> Findings:
 
 
 def _repeat(root: Path, kept: KeptDirectory, ours: Series, sizes: dict[str, int]) -> None:
-    engine = Engine(root / "job", f"file://{root}/images")
+    engine = Engine(root / "stream", f"file://{root}/snapshots")
     copy_of(kept.stages[0], engine.live)
     before = engine.checkpoint()
     grow(engine.live, kept.stages[1])
@@ -70,19 +70,19 @@ def _flink(bench: Bench) -> dict[str, list[float]]:
 
     Raises:
         PeerMissingError: It could not be installed.
-        RuntimeError: Its job failed.
+        RuntimeError: Its stream failed.
     """
     python = environment(bench.folder, FLINK) / "python"
     folder = bench.scratch / "flink"
     folder.mkdir()
     shape = FEW_PARTITIONS
     numbers = (shape.keys, shape.changed, shape.partitions, bench.repetitions)
-    job = Path(__file__).parents[1] / "flink_job.py"
+    stream = Path(__file__).parents[1] / "flink_job.py"
     done = subprocess.run(
-        [str(python), str(job), str(folder), *map(str, numbers)], check=False, capture_output=True, text=True
+        [str(python), str(stream), str(folder), *map(str, numbers)], check=False, capture_output=True, text=True
     )
     if done.returncode != 0:
-        raise RuntimeError(f"Flink's job failed: {done.stderr.strip().splitlines()[-1:]}")
+        raise RuntimeError(f"Flink's stream failed: {done.stderr.strip().splitlines()[-1:]}")
     measured: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     return measured
 

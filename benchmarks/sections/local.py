@@ -1,4 +1,4 @@
-"""Images on a local disk, beside `cp` and `rsync`."""
+"""Snapshots on a local disk, beside `cp` and `rsync`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.packages import require_debian_packages
 from benchmarks.results import Table, Target, at_least, at_most, megabytes, seconds, timing_table
 from dagster_ckpt.spark.checkpoint_dir.donors import DonorCheck
 
-OURS = "image"
+OURS = "snapshot"
 CLEAN = "restore after a stop in order, live directory there"
 CHECKED = "restore, live directory there, every file compared"
 LOST = "restore, live directory lost"
@@ -52,19 +52,19 @@ def _measure(bench: Bench) -> Findings:
 
 
 def _repeat(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int) -> None:
-    engine = Engine(root / "job", f"file://{root}/images")
+    engine = Engine(root / "stream", f"file://{root}/snapshots")
     live = copy_of(kept.stages[0], engine.live)
     # Hard links change the times of their sources, so the peers have a copy of their own.
     theirs = copy_of(kept.stages[0], root / "theirs")
-    images, backup, base, linked = root / "images", root / "backup", root / "base", root / "linked"
+    snapshots, backup, base, linked = root / "snapshots", root / "backup", root / "base", root / "linked"
     locations: list[str] = []
 
-    def image() -> Sample:
+    def snapshot() -> Sample:
         return timed(lambda: locations.append(engine.checkpoint(locations[-1] if locations else None).location))
 
     figures.full.interleave(
         {
-            OURS: image,
+            OURS: snapshot,
             "cp -a": lambda: run("cp", "-a", str(theirs), str(root / "copy")),
             RSYNC: lambda: run("rsync", "-a", f"{theirs}/", str(backup)),
         },
@@ -73,35 +73,35 @@ def _repeat(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int)
     run("rsync", "-a", f"{theirs}/", str(base))
     grow(live, kept.stages[1])
     grow(theirs, kept.stages[1])
-    before = {name: tree_size(path) for name, path in ((OURS, images), (RSYNC, backup), (LINK_DEST, base))}
+    before = {name: tree_size(path) for name, path in ((OURS, snapshots), (RSYNC, backup), (LINK_DEST, base))}
     figures.incremental.interleave(
         {
-            OURS: image,
+            OURS: snapshot,
             LINK_DEST: lambda: run("rsync", "-a", f"--link-dest={base}", f"{theirs}/", str(linked)),
             RSYNC: lambda: run("rsync", "-a", f"{theirs}/", str(backup)),
         },
         repetition,
     )
-    for name, path in ((OURS, images), (RSYNC, backup), (LINK_DEST, linked)):
+    for name, path in ((OURS, snapshots), (RSYNC, backup), (LINK_DEST, linked)):
         after = tree_size(path, without=before[name])
         new = after.files if name == LINK_DEST else after.files - before[name].files
         figures.cells[name] = (str(new), megabytes(after.bytes))
         if name == OURS:
             figures.new_files.append(new)
     figures.live_files = tree_size(live).files
-    figures.unchanged.add(OURS, image())
+    figures.unchanged.add(OURS, snapshot())
     first, last = LARGE.stages[1], LARGE.stages[2]
     for batch in range(first, last - 1):
         next_batch = partial(grow, towards=kept.stages[2], until_ns=committed_at_ns(kept.stages[2], batch))
         written = root / f"one-write-{batch}"
-        # Each has files of its own, made right before: an image is the first to read what Spark has just written.
+        # Each has files of its own, made right before: a snapshot is the first to read what Spark has just written.
         competitors: dict[str, Callable[[], Sample]] = {
-            OURS: partial(_image_of, partial(next_batch, live), image),
+            OURS: partial(_snapshot_of, partial(next_batch, live), snapshot),
             LIMIT: partial(_limit_of, partial(next_batch, theirs), written),
         }
         figures.every_batch.interleave(competitors, batch)
     grow(live, kept.stages[2])
-    image()
+    snapshot()
     _restore(root, engine, locations[-1], figures, repetition)
 
 
@@ -125,9 +125,9 @@ def _restore(root: Path, engine: Engine, location: str, figures: _Figures, repet
         figures.restore.add(LOST, timed(partial(engine.restore, location, f"live-lost-{turn}")))
 
 
-def _image_of(next_batch: Callable[[], object], image: Callable[[], Sample]) -> Sample:
+def _snapshot_of(next_batch: Callable[[], object], snapshot: Callable[[], Sample]) -> Sample:
     next_batch()
-    return image()
+    return snapshot()
 
 
 def _limit_of(next_batch: Callable[[], list[Path]], written: Path) -> Sample:
@@ -138,7 +138,7 @@ def _limit_of(next_batch: Callable[[], list[Path]], written: Path) -> Sample:
 def _read_and_write(paths: Sequence[Path], target: Path) -> None:
     """The physical limit: every new file that a restore needs is read once, and all of it written once and for good.
 
-    As an image is on the disk when it is reported, with its name, so is this.
+    As a snapshot is on the disk when it is reported, with its name, so is this.
     """
     with target.open("wb") as stream:
         for path in paths:
@@ -157,20 +157,21 @@ def _per_ten_thousand_files(figures: _Figures) -> float:
 def _tables(figures: _Figures) -> tuple[Table, ...]:
     batches = figures.every_batch
     return (
-        timing_table("First full image", figures.full, ours=OURS),
+        timing_table("First full snapshot", figures.full, ours=OURS),
         timing_table(
-            "Image after ten more batches",
+            "Snapshot after ten more batches",
             figures.incremental,
             ours=OURS,
             headings=("new files", "MB written"),
             cells={name: tuple(cells) for name, cells in figures.cells.items()},
         ),
         timing_table(
-            "Image at every batch",
+            "Snapshot at every batch",
             batches,
             ours=OURS,
             note=(
-                "The limit is flushed to the disk, as an image is, and leaves out checksum files, as an image does. "
+                "The limit is flushed to the disk, as a snapshot is, and leaves out checksum files, as a snapshot "
+                "does. "
                 "Each has files of its own, written right before."
             ),
         ),
@@ -186,7 +187,7 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
                     f"{_per_ten_thousand_files(figures):.0f}",
                 ),
             ),
-            note="The whole image of it: listing, comparing, and publishing.",
+            note="The whole snapshot of it: listing, comparing, and publishing.",
         ),
         timing_table(
             "Restore on the same file system",
@@ -204,11 +205,11 @@ def _targets(figures: _Figures) -> tuple[Target, ...]:
     incremental, restore, batches = figures.incremental, figures.restore, figures.every_batch
     every_batch = paired_ratio(batches.walls(OURS), batches.walls(LIMIT))
     return (
-        at_least("first full image: `cp -a` / ours", 1, figures.full.ratio("cp -a", OURS)),
+        at_least("first full snapshot: `cp -a` / ours", 1, figures.full.ratio("cp -a", OURS)),
         at_least("incremental: `rsync -a --link-dest` / ours", 4, incremental.ratio(LINK_DEST, OURS)),
         at_least("incremental: `rsync -a` / ours", 2, incremental.ratio(RSYNC, OURS)),
         at_most("incremental: new files", 20, statistics.median(figures.new_files)),
-        at_most("image at every batch: ours / the new bytes read and written once, durably", 1.5, every_batch),
+        at_most("snapshot at every batch: ours / the new bytes read and written once, durably", 1.5, every_batch),
         at_least("restore after a stop in order: `cp -al` / ours", 1, restore.ratio("cp -al", CLEAN)),
         at_most("nothing changed, per 10,000 files", 50, _per_ten_thousand_files(figures), unit="ms"),
     )
@@ -216,12 +217,12 @@ def _targets(figures: _Figures) -> tuple[Target, ...]:
 
 LOCAL = Section(
     name="local",
-    title="Images on a local disk",
+    title="Snapshots on a local disk",
     method=(
         "A live directory of one million keys in 200 partitions, RocksDB with changelogs, as Spark left it after 13, "
         "23 and 33 batches of which each but the first changes 1 % of the keys. A copy of it grows from one to the "
-        "next; images are taken of the copy, and the peers have a copy of their own. The peers are whole processes, "
-        "an image is a call in a process that runs already, as a driver's. Page cache warm; an image is "
+        "next; snapshots are taken of the copy, and the peers have a copy of their own. The peers are whole processes, "
+        "a snapshot is a call in a process that runs already, as a driver's. Page cache warm; a snapshot is "
         "flushed to the disk, which the peers leave to the kernel."
     ),
     measure=_measure,

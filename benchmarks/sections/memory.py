@@ -29,7 +29,7 @@ def _measure(bench: Bench) -> Findings:
 def _table(title: str, steps: Sequence[Step]) -> Table:
     return Table(
         title=title,
-        headings=("", "files in the image", "peak growth MiB", "kept MiB", "s", "ms per 10,000 files"),
+        headings=("", "files in the snapshot", "peak growth MiB", "kept MiB", "s", "ms per 10,000 files"),
         rows=tuple(
             (
                 step.what,
@@ -48,8 +48,8 @@ def _targets(steps: Sequence[Step]) -> tuple[Target, ...]:
     worst = max(step.grown_bytes for step in steps) / MIB
     unchanged = min(_per_ten_thousand_files(step) for step in steps if "nothing changed" in step.what)
     return (
-        at_most("memory of the driver grows, 100,000-file image", 64, worst, unit="MiB"),
-        at_most("nothing changed, per 10,000 files of a 100,000-file image", 50, unchanged, unit="ms"),
+        at_most("memory of the driver grows, 100,000-file snapshot", 64, worst, unit="MiB"),
+        at_most("nothing changed, per 10,000 files of a 100,000-file snapshot", 50, unchanged, unit="ms"),
     )
 
 
@@ -63,7 +63,7 @@ MEMORY = Section(
     method=(
         f"A directory written in the exact layout of a stopped query, because Spark would need an hour: {PARTITIONS} "
         f"partitions, each with a snapshot and {BATCHES - 1} changelogs, twice: with small and with large SSTs. A "
-        "process of its own takes the images, after a small one that loads all code. Growth is the peak of its "
+        "process of its own takes the snapshots, after a small one that loads all code. Growth is the peak of its "
         "resident memory above what it was before the step."
     ),
     measure=_measure,

@@ -1,4 +1,4 @@
-"""What images cost a query that runs."""
+"""What snapshots cost a query that runs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def _measure(bench: Bench) -> Findings:
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     windows = [Window(**window) for window in json.loads(done.stdout.splitlines()[-1])]
     of_rounds = [windows[first : first + len(ROUND)] for first in range(0, len(windows), len(ROUND))]
-    with_images = [_together(window for window in windows if window.images) for windows in of_rounds]
-    without = [_together(window for window in windows if not window.images) for windows in of_rounds]
-    per_cpu = [[each.rows / each.cpu_s for each in group] for group in (with_images, without)]
-    per_wall = [[each.rows / each.wall_s for each in group] for group in (with_images, without)]
+    with_snapshots = [_together(window for window in windows if window.snapshots) for windows in of_rounds]
+    without = [_together(window for window in windows if not window.snapshots) for windows in of_rounds]
+    per_cpu = [[each.rows / each.cpu_s for each in group] for group in (with_snapshots, without)]
+    per_wall = [[each.rows / each.wall_s for each in group] for group in (with_snapshots, without)]
     cpu_ratio, wall_ratio = paired_ratio(*per_cpu), paired_ratio(*per_wall)
     rows = (
         (
-            "an image every second",
+            "a snapshot every second",
             f"{statistics.median(per_wall[0]):.0f}",
             f"{statistics.median(per_cpu[0]):.0f}",
-            str(sum(window.images for window in with_images)),
-            f"{_python_share(with_images):.2f}",
+            str(sum(window.snapshots for window in with_snapshots)),
+            f"{_python_share(with_snapshots):.2f}",
         ),
         (
             "none",
@@ -48,17 +48,18 @@ def _measure(bench: Bench) -> Findings:
     )
     table = Table(
         title=f"Throughput of a running query ({rounds} rounds)",
-        headings=("images", "rows per second", "rows per CPU second", "images taken", "% of CPU in Python"),
+        headings=("snapshots", "rows per second", "rows per CPU second", "snapshots taken", "% of CPU in Python"),
         rows=rows,
         note=(
-            "The driver's Python process waits for the query and takes the images, nothing else: the difference of the "
-            "last column is what images cost. Ratios of single rounds: "
+            "The driver's Python process waits for the query and takes the snapshots, nothing else: the difference of "
+            "the "
+            "last column is what snapshots cost. Ratios of single rounds: "
             f"{', '.join(f'{over / under:.2f}' for over, under in zip(*per_cpu, strict=True))}."
         ),
     )
     targets = (
-        at_least("running query, image every second: rows per second, with / without", 0.98, wall_ratio),
-        at_least("running query, image every second: rows per CPU second, with / without", 0.98, cpu_ratio),
+        at_least("running query, snapshot every second: rows per second, with / without", 0.98, wall_ratio),
+        at_least("running query, snapshot every second: rows per CPU second, with / without", 0.98, cpu_ratio),
     )
     return Findings((table,), targets, {})
 
@@ -79,7 +80,7 @@ RUNNING = Section(
     method=(
         f"A query that takes rows as fast as it can: count and max of a hash over {KEYS} keys, {PARTITIONS} "
         "partitions, RocksDB with changelogs, Spark's defaults elsewhere; most keys change in every batch. Windows of "
-        f"{BATCHES_OF_A_WINDOW} batches with an image every second, of which three are retained, take turns with "
+        f"{BATCHES_OF_A_WINDOW} batches with a snapshot every second, of which three are retained, take turns with "
         "windows without, in one run of the query. A round is two of each, in such an order that both kinds have the "
         "batches of which Spark makes snapshots as often. CPU seconds are those of the JVM and of the driver's Python "
         "process."

@@ -1,4 +1,4 @@
-"""Images in object storage, beside `rclone`, `s3fs`, `restic` and `tar`."""
+"""Snapshots in object storage, beside `rclone`, `s3fs`, `restic` and `tar`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.results import Table, Target, at_least, at_most, timing_table
 from benchmarks.s3_server import S3Server, counted, s3_server
 
 OURS, RCLONE, S3FS, RESTIC, TAR = (
-    "image",
+    "snapshot",
     "rclone sync",
     "s3fs put of the new files",
     "restic backup",
@@ -66,12 +66,12 @@ class _Round:
         self.server = server
         self.kept = kept
         self.figures = figures
-        self.engine = Engine(root / "job", "s3://ours/images", server.storage_options)
+        self.engine = Engine(root / "stream", "s3://ours/snapshots", server.storage_options)
         copy_of(kept.stages[0], self.engine.live)
         self.theirs = copy_of(kept.stages[0], root / "theirs")
         self.location: str | None = None
 
-    def image(self) -> None:
+    def snapshot(self) -> None:
         self.location = self.engine.checkpoint(self.location).location
 
     def rclone(self, *arguments: str) -> Sample:
@@ -108,7 +108,7 @@ class _Round:
 
 def _repeat(round_: _Round, repetition: int) -> None:
     figures = round_.figures
-    figures.full.interleave({OURS: lambda: timed(round_.image), TAR: lambda: round_.tar("1.tar")}, repetition)
+    figures.full.interleave({OURS: lambda: timed(round_.snapshot), TAR: lambda: round_.tar("1.tar")}, repetition)
     round_.sync()
     if not figures.without_restic:
         round_.restic("init")
@@ -117,7 +117,7 @@ def _repeat(round_: _Round, repetition: int) -> None:
     added = grow(round_.theirs, round_.kept.stages[1])
     names = [str(path.relative_to(round_.theirs)) for path in added]
     competitors: dict[str, Callable[[], Sample]] = {
-        OURS: lambda: timed(round_.image),
+        OURS: lambda: timed(round_.snapshot),
         RCLONE: round_.sync,
         S3FS: lambda: round_.s3fs(names),
     }
@@ -149,14 +149,14 @@ def _restore(round_: _Round, repetition: int) -> None:
 def _count_requests(round_: _Round) -> None:
     """The same increments again, through a proxy, untimed."""
     figures = round_.figures
-    round_.image()
+    round_.snapshot()
     if not figures.without_restic:
         round_.restic("init")
         round_.restic("backup", str(round_.theirs))
     grow(round_.engine.live, round_.kept.stages[1])
     grow(round_.theirs, round_.kept.stages[1])
     with counted(round_.server) as (through, counter):
-        engine = Engine(round_.root / "job", "s3://ours/images", through.storage_options, newest=1)
+        engine = Engine(round_.root / "stream", "s3://ours/snapshots", through.storage_options, newest=1)
         engine.checkpoint(round_.location)
         figures.puts[OURS] = counter.puts
     if not figures.without_restic:
@@ -171,9 +171,9 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
         f" restic: {figures.without_restic}." if figures.without_restic else ""
     )
     return (
-        timing_table("First full image to S3", figures.full, ours=OURS),
+        timing_table("First full snapshot to S3", figures.full, ours=OURS),
         timing_table(
-            "Image to S3 after ten more batches",
+            "Snapshot to S3 after ten more batches",
             figures.incremental,
             ours=OURS,
             headings=("PUT requests",),
@@ -194,7 +194,7 @@ def _targets(figures: _Figures) -> tuple[Target, ...]:
     without = figures.without_restic
     restic = None if without else incremental.ratio(RESTIC, OURS)
     return (
-        at_least("S3, first full image: `tar, rclone rcat` / ours", 1, figures.full.ratio(TAR, OURS)),
+        at_least("S3, first full snapshot: `tar, rclone rcat` / ours", 1, figures.full.ratio(TAR, OURS)),
         at_least("S3, incremental: `rclone sync` / ours", 10, incremental.ratio(RCLONE, OURS)),
         at_least("S3, incremental: `s3fs put` / ours", 10, incremental.ratio(S3FS, OURS)),
         at_least("S3, incremental: `restic` / ours", 3, restic, reason=without),
@@ -206,10 +206,11 @@ def _targets(figures: _Figures) -> tuple[Target, ...]:
 
 S3 = Section(
     name="s3",
-    title="Images in object storage",
+    title="Snapshots in object storage",
     method=(
         "The same live directory, and `rclone serve s3` on the same machine as the server, whose work competes for the "
-        "same processors. First image after 13 batches, the next after 23. `s3fs put` is given the list of new files: "
+        "same processors. First snapshot after 13 batches, the next after 23. `s3fs put` is given the list of new "
+        "files: "
         "it has no incremental of its own. The restore is that of a lost machine: nothing of the live directory is "
         "there."
     ),

@@ -16,14 +16,14 @@ from benchmarks.bench import Bench, Findings, Section
 from benchmarks.crowd import Crowd, crowd
 from benchmarks.measuring import Sample, timed, tree_size
 from benchmarks.results import Table, Target, at_most
-from dagster_ckpt.catalog.records import EventRecord, EventType, ImageTally
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotTally
 from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.orchestration.checks.health_checks import STREAMS_PER_TICK
 from dagster_ckpt.orchestration.sensors.catalog_sensor import EVENTS_IN_FIRST_TICK, EVENTS_PER_TICK, SensorCursor
 from dagster_ckpt.orchestration.sensors.snapshot_report import failure_observation, materialization
 
 STREAMS = 1000
-IMAGES_EACH = 35
+SNAPSHOTS_EACH = 35
 # Of 1,000 streams with a checkpoint a minute, so many complete between two ticks of five seconds.
 FRESH = 84
 TICK_MS = 100
@@ -34,7 +34,7 @@ CHECKPOINT_EVERY_S = (1, 10, 60)
 
 
 def _measure(bench: Bench) -> Findings:
-    many = crowd(bench.repetition(0), streams=STREAMS, images_each=IMAGES_EACH)
+    many = crowd(bench.repetition(0), streams=STREAMS, snapshots_each=SNAPSHOTS_EACH)
     _settle_in(many)
     times = 3 * bench.repetitions
     sensors = many.sensors()
@@ -99,13 +99,13 @@ def _timed(many: Crowd, sensor: dg.SensorDefinition, cursor: str) -> tuple[Sampl
 def _bytes_of_events(folder: Path, many: Crowd) -> dict[str, float]:
     """Bytes that a Dagster instance on SQLite grows by with one event of each kind."""
     stream = many.streams[0]
-    image = many.catalog.images.newest_of([stream.job_id])[stream.job_id]
-    tally = ImageTally(60, 60_000, 60_000_000)
-    event = EventRecord(1, stream.job_id, EventType.CHECKPOINT_COMPLETED, image.image_id, None, {}, 1)
+    snapshot = many.catalog.snapshots.newest_of([stream.stream_id])[stream.stream_id]
+    tally = SnapshotTally(60, 60_000, 60_000_000)
+    event = EventRecord(1, stream.stream_id, EventType.CHECKPOINT_COMPLETED, snapshot.snapshot_id, None, {}, 1)
     failed = replace(event, type=EventType.CHECKPOINT_FAILED, payload={"reason": "IO_EXCEPTION: the disk is full"})
     [check, *_] = many.tick(many.sensors()["health"], str(STREAMS_PER_TICK)).asset_events
     kinds: dict[str, Callable[[int], Any]] = {
-        "checkpoint": lambda n: materialization(stream.key, replace(event, sequence=n), image, tally),
+        "checkpoint": lambda n: materialization(stream.key, replace(event, sequence=n), snapshot, tally),
         "failed checkpoint": lambda n: failure_observation(stream.key, replace(failed, sequence=n)),
         "health check": lambda _: check,
     }
@@ -202,7 +202,8 @@ SENSORS = Section(
     name="sensors",
     title="Sensors",
     method=(
-        f"{STREAMS:,} streams that all run, each with {IMAGES_EACH} checkpoints in a catalog on SQLite, and a Dagster "
+        f"{STREAMS:,} streams that all run, each with {SNAPSHOTS_EACH} checkpoints in a catalog on SQLite, and a "
+        "Dagster "
         "instance on SQLite with a run of each, and a report of those that a tick looks at. A tick is the evaluation "
         "that the daemon asks for, from opening the catalog to its result; storing what it reports is Dagster's part, "
         "and is not in it."

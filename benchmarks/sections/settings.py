@@ -39,7 +39,7 @@ def _measure(bench: Bench) -> Findings:
     large, small = bench.directory(LARGE), bench.directory(BASE)
     for repetition in range(min(bench.repetitions, MOST_REPETITIONS)):
         root = bench.repetition(repetition)
-        with s3_server(rclone, root / "server", "images") as server:
+        with s3_server(rclone, root / "server", "snapshots") as server:
             _threads(root / "threads", server, large, figures, repetition)
             _thresholds(root / "thresholds", server, small, figures, repetition)
         _buffers(root / "buffers", large, figures, repetition)
@@ -52,13 +52,13 @@ def _threads(root: Path, server: S3Server, kept: KeptDirectory, figures: _Figure
     for name, count in THREADS.items():
         engine = _engine(root / str(count), server, Settings(transfer_threads=count))
         copy_of(kept.stages[0], engine.live)
-        images: list[str] = []
+        snapshots: list[str] = []
 
-        def upload(engine: Engine = engine, images: list[str] = images) -> None:
-            images.append(engine.checkpoint().location)
+        def upload(engine: Engine = engine, snapshots: list[str] = snapshots) -> None:
+            snapshots.append(engine.checkpoint().location)
 
-        def download(engine: Engine = engine, images: list[str] = images) -> None:
-            engine.restore(images[-1], "live-2")
+        def download(engine: Engine = engine, snapshots: list[str] = snapshots) -> None:
+            engine.restore(snapshots[-1], "live-2")
 
         uploads[name], downloads[name] = partial(timed, upload), partial(timed, download)
     figures.upload.interleave(uploads, repetition)
@@ -90,21 +90,21 @@ def _buffers(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int
     competitors: dict[str, Callable[[], Sample]] = {}
     for name, size in BUFFERS.items():
         folder = root / str(size)
-        engine = Engine(folder / "job", f"file://{folder}/images", settings=Settings(write_buffer_size=size))
+        engine = Engine(folder / "stream", f"file://{folder}/snapshots", settings=Settings(write_buffer_size=size))
         copy_of(kept.stages[0], engine.live)
 
-        def image(engine: Engine = engine, name: str = name) -> Sample:
+        def snapshot(engine: Engine = engine, name: str = name) -> Sample:
             before = _write_calls()
             sample = timed(engine.checkpoint)
             figures.writes[name] = (str(_write_calls() - before),)
             return sample
 
-        competitors[name] = image
+        competitors[name] = snapshot
     figures.buffer.interleave(competitors, repetition)
 
 
 def _engine(root: Path, server: S3Server, settings: Settings, *, newest: int = 0) -> Engine:
-    url = f"s3://images/{root.parent.name}-{root.name}"
+    url = f"s3://snapshots/{root.parent.name}-{root.name}"
     return Engine(root, url, server.storage_options, newest=newest, settings=settings)
 
 
@@ -117,10 +117,10 @@ def _write_calls() -> int:
 def _tables(figures: _Figures) -> tuple[Table, ...]:
     default = "4 threads (default)"
     return (
-        timing_table("Threads of transfers: first full image to S3", figures.upload, ours=default),
+        timing_table("Threads of transfers: first full snapshot to S3", figures.upload, ours=default),
         timing_table("Threads of transfers: restore from S3", figures.download, ours=default),
         timing_table(
-            "Threshold of small files: image to S3 after one batch of a small state",
+            "Threshold of small files: snapshot to S3 after one batch of a small state",
             figures.threshold,
             ours="20 KiB (default)",
             headings=("PUT requests",),
@@ -128,7 +128,7 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             note="What is below the threshold goes with the metadata, if it is little: one object instead of two.",
         ),
         timing_table(
-            "Write buffer: first full image to a local disk",
+            "Write buffer: first full snapshot to a local disk",
             figures.buffer,
             ours="4 KiB (default)",
             headings=("write calls",),
@@ -142,7 +142,7 @@ SETTINGS = Section(
     name="settings",
     title="What settings change",
     method=(
-        "The large live directory again, first images and restores after 13 batches, with other numbers of threads "
+        "The large live directory again, first snapshots and restores after 13 batches, with other numbers of threads "
         "(`state.backend.rocksdb.checkpoint.transfer.thread.num`) to `rclone serve s3` on the same two processors, and "
         "with other write buffers on the local disk. For the threshold a state of 100,000 keys in 20 partitions, of "
         "which a batch changes 1,000. The rows refer to the default."

@@ -1,4 +1,4 @@
-"""What an image costs when the state is ten times as large, and when ten times as much changed."""
+"""What a snapshot costs when the state is ten times as large, and when ten times as much changed."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _measure(bench: Bench) -> Findings:
     small, large, changed = SHAPES
     by_state = paired_ratio(incremental.walls(large), incremental.walls(small))
     by_change = paired_ratio(incremental.walls(changed), incremental.walls(large))
-    headings = ("", "first image s", "MB", "image after three batches s", "min s", "MB written")
+    headings = ("", "first snapshot s", "MB", "snapshot after three batches s", "min s", "MB written")
     slopes = Table(
-        title="Slopes of the incremental image",
+        title="Slopes of the incremental snapshot",
         headings=("", "time", "slope"),
         rows=(
             ("state x 10, change the same", f"x {by_state:.2f}", f"{math.log10(by_state):.2f}"),
@@ -55,17 +55,17 @@ def _measure(bench: Bench) -> Findings:
         ),
         note="Slope 0: the time does not depend on it; slope 1: the time grows as it does.",
     )
-    return Findings((Table(title="Images", headings=headings, rows=rows), slopes), (), {})
+    return Findings((Table(title="Snapshots", headings=headings, rows=rows), slopes), (), {})
 
 
 def _repeat(root: Path, name: str, kept: KeptDirectory, first: Series, incremental: Series) -> tuple[int, int]:
-    engine = Engine(root / "job", f"file://{root}/images")
+    engine = Engine(root / "stream", f"file://{root}/snapshots")
     copy_of(kept.stages[0], engine.live)
-    images = []
-    first.add(name, timed(lambda: images.append(engine.checkpoint())))
+    snapshots = []
+    first.add(name, timed(lambda: snapshots.append(engine.checkpoint())))
     grow(engine.live, kept.stages[1])
-    incremental.add(name, timed(lambda: images.append(engine.checkpoint(images[0].location))))
-    return images[0].incremental_bytes, images[1].incremental_bytes
+    incremental.add(name, timed(lambda: snapshots.append(engine.checkpoint(snapshots[0].location))))
+    return snapshots[0].incremental_bytes, snapshots[1].incremental_bytes
 
 
 SLOPES = Section(
@@ -73,7 +73,8 @@ SLOPES = Section(
     title="What the cost grows with",
     method=(
         f"Three live directories made by Spark, {BASE.partitions} partitions each: the second has ten times the keys "
-        "of the first, and in the third ten times as many of them change. An image after three batches, then one after "
+        "of the first, and in the third ten times as many of them change. A snapshot after three batches, then one "
+        "after "
         "three more."
     ),
     measure=_measure,

@@ -1,13 +1,14 @@
-"""The SQL record of jobs, executions, leases, images, requests and events; it outlives every process.
+"""The SQL record of streams, executions, leases, snapshots, requests and events; it outlives every process.
 
-No bytes of images and no decisions live here: it keeps what others decided, in transactions, and tells of each change
+No bytes of snapshots and no decisions live here: it keeps what others decided, in transactions, and tells of each
+    change
 through an outbox of events. Start with `catalog.py`, then `records.py` for what is kept and `tables.py` for how.
 """
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import (
-    CompletedImage,
+    CompletedSnapshot,
     EventRecord,
     EventType,
     ExecutionRecord,
@@ -15,23 +16,23 @@ from dagster_ckpt.catalog.records import (
     Holder,
     HoldKind,
     HoldRecord,
-    ImageRecord,
-    ImageStatus,
-    ImageTally,
-    ImageTrigger,
-    JobRecord,
     LaunchRecord,
     LeaseRecord,
     RequestKind,
     RequestRecord,
     RequestStatus,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTally,
+    SnapshotTrigger,
     StartCause,
+    StreamRecord,
 )
 from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
 
 __all__ = [
     "Catalog",
-    "CompletedImage",
+    "CompletedSnapshot",
     "DesiredRecord",
     "EventRecord",
     "EventType",
@@ -40,11 +41,6 @@ __all__ = [
     "HoldKind",
     "HoldRecord",
     "Holder",
-    "ImageRecord",
-    "ImageStatus",
-    "ImageTally",
-    "ImageTrigger",
-    "JobRecord",
     "LaunchRecord",
     "LeaseRecord",
     "OriginKind",
@@ -53,8 +49,13 @@ __all__ = [
     "RequestKind",
     "RequestRecord",
     "RequestStatus",
+    "SnapshotRecord",
+    "SnapshotStatus",
+    "SnapshotTally",
+    "SnapshotTrigger",
     "StartCause",
     "StateOrigin",
+    "StreamRecord",
     "UpgradePhase",
     "UpgradeRecord",
 ]

@@ -17,14 +17,14 @@ from dagster_ckpt.catalog.rebuilding import RebuildStore
 from dagster_ckpt.catalog.recoveries import RecoveryStore
 from dagster_ckpt.catalog.requests import RequestStore
 from dagster_ckpt.catalog.schema import upgrade
-from dagster_ckpt.catalog.snapshots import ImageStore
-from dagster_ckpt.catalog.streams import JobStore
-from dagster_ckpt.catalog.tables import deployment, images, jobs
+from dagster_ckpt.catalog.snapshots import SnapshotStore
+from dagster_ckpt.catalog.streams import StreamStore
+from dagster_ckpt.catalog.tables import deployment, snapshots, streams
 from dagster_ckpt.errors import CatalogError
 
 
 class Catalog:
-    """The record of jobs, executions, leases, images, holds, requests, events and desired states.
+    """The record of streams, executions, leases, snapshots, holds, requests, events and desired states.
 
     Opening it makes or migrates its tables. Safe for several threads and processes at once; pickles as its URL.
 
@@ -38,7 +38,7 @@ class Catalog:
 
     Example:
         >>> catalog = Catalog("sqlite:////var/lib/catalog.db")
-        >>> [job.job_id for job in catalog.jobs.all()]
+        >>> [stream.stream_id for stream in catalog.streams.all()]
         ['orders']
     """
 
@@ -47,10 +47,10 @@ class Catalog:
         self._clock = clock
         self.database = Database(url, clock)
         upgrade(self.database)
-        self.jobs = JobStore(self.database)
+        self.streams = StreamStore(self.database)
         self.executions = ExecutionStore(self.database)
         self.leases = LeaseStore(self.database)
-        self.images = ImageStore(self.database)
+        self.snapshots = SnapshotStore(self.database)
         self.holds = HoldStore(self.database)
         self.rebuilding = RebuildStore(self.database)
         self.requests = RequestStore(self.database)
@@ -61,35 +61,37 @@ class Catalog:
 
     @property
     def deployment_id(self) -> str:
-        """Id of the deployment that this catalog is the record of: made with it, carried by each image."""
+        """Id of the deployment that this catalog is the record of: made with it, carried by each snapshot."""
         # Asked for each time: another process may have had it take the place of a lost one.
         with self.database.reading() as connection:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
     def take_over_deployment(self, deployment_id: str, *, only_if_unused: bool = False) -> None:
-        """Go on as the record of a deployment whose catalog was lost, so that its images are this catalog's own.
+        """Go on as the record of a deployment whose catalog was lost, so that its snapshots are this catalog's own.
 
         Args:
-            deployment_id: Its id, as its images carry it.
-            only_if_unused: Refuse also where a job was started under the id that this catalog has.
+            deployment_id: Its id, as its snapshots carry it.
+            only_if_unused: Refuse also where a stream was started under the id that this catalog has.
 
         Raises:
-            CatalogError: An image was completed under the id that this catalog has, or a job was started.
+            CatalogError: A snapshot was completed under the id that this catalog has, or a stream was started.
         """
         with self.database.writing() as connection:
             before = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
-            completed = images.c.location.is_not(None)
-            if before != deployment_id and connection.execute(select(images.c.image_id).where(completed)).first():
+            completed = snapshots.c.location.is_not(None)
+            if before != deployment_id and connection.execute(select(snapshots.c.snapshot_id).where(completed)).first():
                 raise CatalogError(
-                    f"This catalog is the record of deployment {before} and lists images of it, so it cannot become "
+                    f"This catalog is the record of deployment {before} and lists snapshots of it, so it cannot become "
                     f"that of deployment {deployment_id}. Use a catalog in which nothing was completed yet."
                 )
-            started = connection.execute(select(jobs.c.job_id).where(jobs.c.live_generation > 0)).scalars().all()
+            started = (
+                connection.execute(select(streams.c.stream_id).where(streams.c.live_generation > 0)).scalars().all()
+            )
             if before != deployment_id and only_if_unused and started:
                 raise CatalogError(
                     f"This catalog is the record of deployment {before}, in which {', '.join(started)} was started, "
                     f"and what is to be registered is of deployment {deployment_id}. Nothing was changed. Rebuild in a "
-                    "new, empty catalog. If these jobs are of that deployment as well, say so first: "
+                    "new, empty catalog. If these streams are of that deployment as well, say so first: "
                     f"Catalog(url).take_over_deployment({deployment_id!r})."
                 )
             connection.execute(deployment.update().values(deployment_id=deployment_id))

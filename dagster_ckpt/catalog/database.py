@@ -96,7 +96,7 @@ class Database:
 
     @contextmanager
     def writing_under(self, lease: LeaseRecord) -> Iterator[Connection]:
-        """A transaction of the job's one writer: all of it is done while the lease is held, or nothing.
+        """A transaction of the stream's one writer: all of it is done while the lease is held, or nothing.
 
         Every write of a run goes through here. To look first whether the lease is held and to write then is not
         enough: the process may be stopped in between, and its lease taken over.
@@ -105,7 +105,7 @@ class Database:
             LeaseLostError: The lease is not held any more.
         """
         with self.writing() as connection:
-            require_lease(connection, lease.job_id, lease.token)
+            require_lease(connection, lease.stream_id, lease.token)
             yield connection
 
     @contextmanager
@@ -133,10 +133,10 @@ class Database:
     def tell(
         self,
         connection: Connection,
-        job_id: str,
+        stream_id: str,
         what: EventType,
         *,
-        image_id: str | None = None,
+        snapshot_id: str | None = None,
         execution_id: str | None = None,
         payload: dict[str, Any] | None = None,
     ) -> None:
@@ -146,9 +146,9 @@ class Database:
         connection.execute(
             events.insert().values(
                 sequence=sequence,
-                job_id=job_id,
+                stream_id=stream_id,
                 type=what.value,
-                image_id=image_id,
+                snapshot_id=snapshot_id,
                 execution_id=execution_id,
                 payload=as_text({name: _to_keep(name, value) for name, value in (payload or {}).items()}),
                 at_ms=self.now_ms(connection),

@@ -68,7 +68,7 @@ class UpgradeRecord:
         old_execution_id: The newest execution before the new code was started.
         starts: How often a start was asked for.
         started_at_ms: When the first execution of the new code began.
-        image_id: The image that a rollback goes back to.
+        snapshot_id: The snapshot that a rollback goes back to.
     """
 
     phase: UpgradePhase
@@ -80,16 +80,16 @@ class UpgradeRecord:
     old_execution_id: str | None = None
     starts: int = 0
     started_at_ms: int | None = None
-    image_id: str | None = None
+    snapshot_id: str | None = None
 
 
 @dataclass(frozen=True)
 class PreflightRecord:
-    """What came of running new code on a copy of a job's state.
+    """What came of running new code on a copy of a stream's state.
 
     Attributes:
         code_version: Version of the code that was tried.
-        passed: Whether a running job may be stopped for it.
+        passed: Whether a running stream may be stopped for it.
         reason: What happened, for a person.
         batch_id: The batch that was run, None where none could be.
         at_ms: When it ended.
@@ -106,23 +106,23 @@ class PreflightRecord:
 
 @dataclass(frozen=True)
 class DesiredRecord:
-    """A managed job.
+    """A managed stream.
 
     Attributes:
-        job_id: The job.
+        stream_id: The stream.
         desired: What was last asked for; None leaves it to the asset's definition.
         generation: Rises with each change of what is wanted and with each upgrade.
         reached: The generation that the world was last brought to.
-        request_id: The request that the sensor itself made last for this job.
+        request_id: The request that the sensor itself made last for this stream.
         upgrade: The last upgrade, also when it is over.
         preflight: The last preflight.
         alert: What a person has to know, until it is resolved.
         origin: Who changed it last.
         changed_at_ms: When what is wanted was last changed.
-        broken: Why the row could not be read as it is, or None; nothing is done for such a job.
+        broken: Why the row could not be read as it is, or None; nothing is done for such a stream.
     """
 
-    job_id: str
+    stream_id: str
     desired: DesiredState | None
     generation: int
     reached: int
@@ -137,7 +137,7 @@ class DesiredRecord:
 
 
 class DesiredStateStore:
-    """What the catalog knows of managed jobs.
+    """What the catalog knows of managed streams.
 
     Two write here: people, who say what they want, and the sensor, which says how far it is. The sensor's word counts
     only for the generation it was thought out for, so that it never undoes a person's.
@@ -146,41 +146,41 @@ class DesiredStateStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def find(self, job_id: str) -> DesiredRecord | None:
-        """A managed job; None where nobody has ever said what it is to be."""
+    def find(self, stream_id: str) -> DesiredRecord | None:
+        """A managed stream; None where nobody has ever said what it is to be."""
         with self._database.reading() as connection:
-            return _find(connection, job_id)
+            return _find(connection, stream_id)
 
     def all(self) -> dict[str, DesiredRecord]:
-        """Every managed job by its id."""
+        """Every managed stream by its id."""
         with self._database.reading() as connection:
-            rows = connection.execute(select(desired_states).order_by(desired_states.c.job_id))
-            return {row.job_id: _record(row) for row in rows}
+            rows = connection.execute(select(desired_states).order_by(desired_states.c.stream_id))
+            return {row.stream_id: _record(row) for row in rows}
 
-    def of(self, job_ids: Sequence[str]) -> dict[str, DesiredRecord]:
-        """Those of these jobs that are managed."""
+    def of(self, stream_ids: Sequence[str]) -> dict[str, DesiredRecord]:
+        """Those of these streams that are managed."""
         with self._database.reading() as connection:
-            rows = connection.execute(select(desired_states).where(desired_states.c.job_id.in_(job_ids)))
-            return {row.job_id: _record(row) for row in rows}
+            rows = connection.execute(select(desired_states).where(desired_states.c.stream_id.in_(stream_ids)))
+            return {row.stream_id: _record(row) for row in rows}
 
-    def ensure(self, job_id: str, *, origin: str) -> DesiredRecord:
-        """The row of a job that the catalog knows; a new one leaves the desired state to the definition."""
+    def ensure(self, stream_id: str, *, origin: str) -> DesiredRecord:
+        """The row of a stream that the catalog knows; a new one leaves the desired state to the definition."""
         with self._database.writing() as connection:
-            return self._ensure(connection, job_id, origin)
+            return self._ensure(connection, stream_id, origin)
 
     def say(
-        self, job_id: str, desired: DesiredState | None, *, origin: str, retry_refused: bool = False
+        self, stream_id: str, desired: DesiredState | None, *, origin: str, retry_refused: bool = False
     ) -> DesiredRecord:
-        """Say what a job is to be.
+        """Say what a stream is to be.
 
         Args:
-            job_id: A job that the catalog knows.
+            stream_id: A stream that the catalog knows.
             desired: The state; None leaves it to the asset's definition.
             origin: Who says so.
             retry_refused: Forget that a code version was refused or rolled back.
         """
         with self._database.writing() as connection:
-            before = self._ensure(connection, job_id, origin)
+            before = self._ensure(connection, stream_id, origin)
             values: dict[str, Any] = {
                 "desired": desired.value if desired is not None else None,
                 "generation": desired_states.c.generation + 1,
@@ -190,10 +190,10 @@ class DesiredStateStore:
             }
             if retry_refused and before.upgrade is not None and before.upgrade.phase.refuses:
                 values["upgrade"] = None
-            _change(connection, job_id, values["changed_at_ms"], values)
+            _change(connection, stream_id, values["changed_at_ms"], values)
             payload = {"desired": values["desired"], "origin": origin}
-            self._database.tell(connection, job_id, EventType.DESIRED_STATE_SET, payload=payload)
-            return _get(connection, job_id)
+            self._database.tell(connection, stream_id, EventType.DESIRED_STATE_SET, payload=payload)
+            return _get(connection, stream_id)
 
     def advance(
         self,
@@ -215,7 +215,7 @@ class DesiredStateStore:
             request_id: The sensor's last request.
             reached: The world is now what the row asks for.
             begins: An upgrade begins: the generation rises.
-            lease: The lease of the job, where this is the result of work done under it.
+            lease: The lease of the stream, where this is the result of work done under it.
 
         Returns:
             False where somebody has changed what is wanted meanwhile: nothing is recorded.
@@ -224,8 +224,8 @@ class DesiredStateStore:
             LeaseLostError: The lease is not held any more: nothing is recorded.
         """
         with self._database.writing_as(lease) as connection:
-            _hold(connection, before.job_id)
-            row = _find(connection, before.job_id)
+            _hold(connection, before.stream_id)
+            row = _find(connection, before.stream_id)
             if row is None or row.generation != before.generation:
                 return False
             values = {
@@ -235,53 +235,53 @@ class DesiredStateStore:
                 "generation": row.generation + int(begins),
                 "reached": row.generation if reached else row.reached,
             }
-            _change(connection, row.job_id, self._database.now_ms(connection), values)
+            _change(connection, row.stream_id, self._database.now_ms(connection), values)
             if upgrade is not None and upgrade != row.upgrade:
                 payload = {"phase": upgrade.phase.value, "to_version": upgrade.to_version, "reason": upgrade.reason}
-                self._database.tell(connection, row.job_id, EventType.UPGRADE_CHANGED, payload=payload)
+                self._database.tell(connection, row.stream_id, EventType.UPGRADE_CHANGED, payload=payload)
             if alert is not None and alert != row.alert:
-                self._database.tell(connection, row.job_id, EventType.ALERT, payload={"alert": alert})
+                self._database.tell(connection, row.stream_id, EventType.ALERT, payload={"alert": alert})
             return True
 
-    def note_preflight(self, job_id: str, preflight: PreflightRecord) -> None:
-        """Record what came of a preflight of a job that the catalog knows."""
+    def note_preflight(self, stream_id: str, preflight: PreflightRecord) -> None:
+        """Record what came of a preflight of a stream that the catalog knows."""
         with self._database.writing() as connection:
-            self._ensure(connection, job_id, "preflight")
+            self._ensure(connection, stream_id, "preflight")
             now_ms = self._database.now_ms(connection)
-            _change(connection, job_id, now_ms, {"preflight": as_text(_to_keep(preflight))})
+            _change(connection, stream_id, now_ms, {"preflight": as_text(_to_keep(preflight))})
 
-    def _ensure(self, connection: Connection, job_id: str, origin: str) -> DesiredRecord:
+    def _ensure(self, connection: Connection, stream_id: str, origin: str) -> DesiredRecord:
         now_ms = self._database.now_ms(connection)
         new = {"generation": 1, "reached": 0, "origin": origin, "changed_at_ms": now_ms, "updated_at_ms": now_ms}
-        self._database.insert_if_absent(connection, desired_states, job_id=job_id, **new)
-        _hold(connection, job_id)
-        return _get(connection, job_id)
+        self._database.insert_if_absent(connection, desired_states, stream_id=stream_id, **new)
+        _hold(connection, stream_id)
+        return _get(connection, stream_id)
 
 
 def _to_keep(record: UpgradeRecord | PreflightRecord) -> dict[str, Any]:
     return asdict(replace(record, reason=without_secrets(record.reason)))
 
 
-def _of(job_id: str) -> Any:
-    return desired_states.c.job_id == job_id
+def _of(stream_id: str) -> Any:
+    return desired_states.c.stream_id == stream_id
 
 
-def _hold(connection: Connection, job_id: str) -> None:
+def _hold(connection: Connection, stream_id: str) -> None:
     """On PostgreSQL the row is ours from here to the commit; on SQLite everything is, from the begin."""
-    connection.execute(select(desired_states.c.job_id).where(_of(job_id)).with_for_update())
+    connection.execute(select(desired_states.c.stream_id).where(_of(stream_id)).with_for_update())
 
 
-def _change(connection: Connection, job_id: str, now_ms: int, values: dict[str, Any]) -> None:
-    connection.execute(desired_states.update().where(_of(job_id)).values(**values, updated_at_ms=now_ms))
+def _change(connection: Connection, stream_id: str, now_ms: int, values: dict[str, Any]) -> None:
+    connection.execute(desired_states.update().where(_of(stream_id)).values(**values, updated_at_ms=now_ms))
 
 
-def _find(connection: Connection, job_id: str) -> DesiredRecord | None:
-    row = connection.execute(select(desired_states).where(_of(job_id))).one_or_none()
+def _find(connection: Connection, stream_id: str) -> DesiredRecord | None:
+    row = connection.execute(select(desired_states).where(_of(stream_id))).one_or_none()
     return _record(row) if row is not None else None
 
 
-def _get(connection: Connection, job_id: str) -> DesiredRecord:
-    return _record(connection.execute(select(desired_states).where(_of(job_id))).one())
+def _get(connection: Connection, stream_id: str) -> DesiredRecord:
+    return _record(connection.execute(select(desired_states).where(_of(stream_id))).one())
 
 
 def _record(row: Row[Any]) -> DesiredRecord:

@@ -9,7 +9,7 @@ from sqlalchemy import Row, and_, func, select
 
 from dagster_ckpt.catalog.database import Database, as_dict, cells
 from dagster_ckpt.catalog.records import EventRecord, EventType
-from dagster_ckpt.catalog.tables import event_counter, events, jobs
+from dagster_ckpt.catalog.tables import event_counter, events, streams
 
 _KNOWN = {event.value: event for event in EventType}
 
@@ -32,41 +32,43 @@ class EventStore:
             return [_record(row) for row in connection.execute(query)]
 
     def last_of(
-        self, job_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
+        self, stream_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
     ) -> dict[str, list[EventRecord]]:
-        """The last events of some types of each of these jobs, oldest first, by one query.
+        """The last events of some types of each of these streams, oldest first, by one query.
 
         Args:
-            job_ids: Jobs that the catalog knows.
+            stream_ids: Streams that the catalog knows.
             types: The types.
             up_to: No later sequence than this.
-            each: At most so many of each job.
+            each: At most so many of each stream.
         """
         names = [kind.value for kind in types]
         past = events.alias("past")
-        # From the job's side: the index finds where to begin, however long the history of a job is.
+        # From the stream's side: the index finds where to begin, however long the history of a stream is.
         begin = (
             select(past.c.sequence)
-            .where(past.c.job_id == jobs.c.job_id, past.c.sequence <= up_to, past.c.type.in_(names))
+            .where(past.c.stream_id == streams.c.stream_id, past.c.sequence <= up_to, past.c.type.in_(names))
             .order_by(past.c.sequence.desc())
             .offset(each - 1)
             .limit(1)
-            .correlate(jobs)
+            .correlate(streams)
             .scalar_subquery()
         )
         recent = and_(
-            events.c.job_id == jobs.c.job_id, events.c.sequence >= func.coalesce(begin, 0), events.c.sequence <= up_to
+            events.c.stream_id == streams.c.stream_id,
+            events.c.sequence >= func.coalesce(begin, 0),
+            events.c.sequence <= up_to,
         )
         query = (
             select(events)
-            .select_from(jobs.join(events, recent))
-            .where(jobs.c.job_id.in_(job_ids), events.c.type.in_(names))
+            .select_from(streams.join(events, recent))
+            .where(streams.c.stream_id.in_(stream_ids), events.c.type.in_(names))
             .order_by(events.c.sequence)
         )
-        found: dict[str, list[EventRecord]] = {job_id: [] for job_id in job_ids}
+        found: dict[str, list[EventRecord]] = {stream_id: [] for stream_id in stream_ids}
         with self._database.reading() as connection:
             for row in connection.execute(query):
-                found[row.job_id].append(_record(row))
+                found[row.stream_id].append(_record(row))
         return found
 
     def latest_sequence(self) -> int:

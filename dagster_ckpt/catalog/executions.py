@@ -1,4 +1,4 @@
-"""Executions of jobs."""
+"""Executions of streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagster_ckpt.catalog.records import (
     RunFailure,
     StartCause,
 )
-from dagster_ckpt.catalog.tables import events, executions, jobs, leases
+from dagster_ckpt.catalog.tables import events, executions, leases, streams
 from dagster_ckpt.errors import CatalogError
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
@@ -45,19 +45,19 @@ class ExecutionStore:
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the begin of an execution of the job whose lease this is.
+        """Record the begin of an execution of the stream whose lease this is.
 
         Earlier executions that nobody settled are settled by this one: it goes on from what they left.
 
         Raises:
             LeaseLostError: The lease is not held any more.
         """
-        job_id = lease.job_id
+        stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
-            of_job = executions.c.job_id == job_id
-            ordinal = connection.execute(select(func.max(executions.c.ordinal)).where(of_job)).scalar() or 0
-            lost = of_job & executions.c.status.not_in(_ENDED)
+            of_stream = executions.c.stream_id == stream_id
+            ordinal = connection.execute(select(func.max(executions.c.ordinal)).where(of_stream)).scalar() or 0
+            lost = of_stream & executions.c.status.not_in(_ENDED)
             connection.execute(
                 executions.update()
                 .where(lost)
@@ -67,11 +67,11 @@ class ExecutionStore:
                     reason=f"its process was gone when execution {execution_id} began",
                 )
             )
-            connection.execute(executions.update().where(of_job).values(settled=True))
+            connection.execute(executions.update().where(of_stream).values(settled=True))
             connection.execute(
                 executions.insert().values(
                     execution_id=execution_id,
-                    job_id=job_id,
+                    stream_id=stream_id,
                     ordinal=ordinal + 1,
                     run_id=run_id,
                     cause=cause.value,
@@ -88,7 +88,7 @@ class ExecutionStore:
             )
             self._database.tell(
                 connection,
-                job_id,
+                stream_id,
                 EventType.EXECUTION_STARTED,
                 execution_id=execution_id,
                 payload={"run_id": run_id, "cause": cause.value},
@@ -110,7 +110,7 @@ class ExecutionStore:
             LeaseLostError: The lease is not held any more.
         """
         with self._database.writing_under(lease) as connection:
-            job_id = connection.execute(
+            stream_id = connection.execute(
                 executions.update()
                 .where(_of_writer(lease, execution_id))
                 .values(
@@ -120,12 +120,12 @@ class ExecutionStore:
                     application=as_text(application) if application is not None else None,
                     heartbeat_at_ms=self._database.now_ms(connection),
                 )
-                .returning(executions.c.job_id)
+                .returning(executions.c.stream_id)
             ).scalar_one_or_none()
-            if job_id is not None:
+            if stream_id is not None:
                 told = {name: recovery[name] for name in _TOLD_OF_RECOVERY if recovery.get(name) is not None}
                 self._database.tell(
-                    connection, job_id, EventType.EXECUTION_RUNNING, execution_id=execution_id, payload=told
+                    connection, stream_id, EventType.EXECUTION_RUNNING, execution_id=execution_id, payload=told
                 )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class ExecutionStore:
     def end(
         self, lease: LeaseRecord, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False
     ) -> None:
-        """Record the end of an execution, as the job's writer; one that has ended already stays as it is.
+        """Record the end of an execution, as the stream's writer; one that has ended already stays as it is.
 
         Raises:
             LeaseLostError: The lease is not held any more.
@@ -174,7 +174,7 @@ class ExecutionStore:
             if found:
                 payload = {"status": status.value, "reason": reason}
                 self._database.tell(
-                    connection, lease.job_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
+                    connection, lease.stream_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
                 )
         return bool(found)
 
@@ -193,28 +193,28 @@ class ExecutionStore:
         alive = (executions.c.execution_id == execution_id) & executions.c.status.not_in(_ENDED)
         now_ms = self._database.now_ms(connection)
         values = {"status": status.value, "ended_at_ms": now_ms, "reason": reason, "settled": settled}
-        job_id = connection.execute(
-            executions.update().where(alive).values(**values).returning(executions.c.job_id)
+        stream_id = connection.execute(
+            executions.update().where(alive).values(**values).returning(executions.c.stream_id)
         ).scalar_one_or_none()
-        if job_id is not None:
+        if stream_id is not None:
             payload = {"status": status.value, "reason": reason}
             self._database.tell(
-                connection, job_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
+                connection, stream_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
             )
 
     def gave_up(self, execution_id: str, reason: str) -> None:
-        """Tell once, as an event, that the job is not restarted any more after this execution.
+        """Tell once, as an event, that the stream is not restarted any more after this execution.
 
         Where one before gave up, and each since was a restart whose query was never started, it is told already.
         """
-        job_id = self.get(execution_id).job_id
-        told = (events.c.job_id == job_id) & (events.c.type == EventType.GAVE_UP.value)
+        stream_id = self.get(execution_id).stream_id
+        told = (events.c.stream_id == stream_id) & (events.c.type == EventType.GAVE_UP.value)
         with self._database.writing() as connection:
-            alike = _refused_alike(connection, job_id, execution_id)
+            alike = _refused_alike(connection, stream_id, execution_id)
             if connection.execute(select(events.c.sequence).where(told, events.c.execution_id.in_(alike))).first():
                 return
             self._database.tell(
-                connection, job_id, EventType.GAVE_UP, execution_id=execution_id, payload={"reason": reason}
+                connection, stream_id, EventType.GAVE_UP, execution_id=execution_id, payload={"reason": reason}
             )
 
     def of_run(self, run_id: str) -> list[ExecutionRecord]:
@@ -239,22 +239,22 @@ class ExecutionStore:
         if not found:
             raise CatalogError(
                 f"The catalog {self._database.shown_url} knows no execution {execution_id!r}. "
-                "Look at the job's executions for its id."
+                "Look at the stream's executions for its id."
             )
         return found[0]
 
-    def of_job(self, job_id: str, *, limit: int | None = None) -> list[ExecutionRecord]:
-        """Executions of a job, newest first."""
-        return self._all(_newest_first(job_id).limit(limit))
+    def of_stream(self, stream_id: str, *, limit: int | None = None) -> list[ExecutionRecord]:
+        """Executions of a stream, newest first."""
+        return self._all(_newest_first(stream_id).limit(limit))
 
-    def latest(self, job_id: str) -> ExecutionRecord | None:
-        """The newest execution of a job."""
-        return next(iter(self.of_job(job_id, limit=1)), None)
+    def latest(self, stream_id: str) -> ExecutionRecord | None:
+        """The newest execution of a stream."""
+        return next(iter(self.of_stream(stream_id, limit=1)), None)
 
-    def latest_of(self, job_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
-        """The newest execution of each of these jobs that has one, by one query."""
+    def latest_of(self, stream_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
+        """The newest execution of each of these streams that has one, by one query."""
         with self._database.reading() as connection:
-            return {row.job_id: _record(row) for row in connection.execute(_newest_of(job_ids))}
+            return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
         """Runs whose unsettled executions have given a sign of life since a time, ms since the epoch."""
@@ -263,10 +263,10 @@ class ExecutionStore:
             return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
 
     def unsettled_runs(self) -> dict[str, str]:
-        """Runs with an execution for which something is left to do, or that runs, and the job of each."""
-        query = select(executions.c.run_id, executions.c.job_id).where(executions.c.settled.is_(False))
+        """Runs with an execution for which something is left to do, or that runs, and the stream of each."""
+        query = select(executions.c.run_id, executions.c.stream_id).where(executions.c.settled.is_(False))
         with self._database.reading() as connection:
-            return {row.run_id: row.job_id for row in connection.execute(query)}
+            return {row.run_id: row.stream_id for row in connection.execute(query)}
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
         """Executions for which something is left to do, or that run, oldest first.
@@ -279,11 +279,11 @@ class ExecutionStore:
         query = select(executions).where(executions.c.settled.is_(False))
         if run_ids is not None:
             query = query.where(executions.c.run_id.in_(run_ids))
-        return self._all(query.order_by(executions.c.job_id, executions.c.ordinal))
+        return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
-    def failures_since_manual_start(self, job_id: str) -> list[int]:
-        """When executions failed since a person last started the job, in ms since the epoch, oldest first."""
-        query = _newest_first(job_id).with_only_columns(
+    def failures_since_manual_start(self, stream_id: str) -> list[int]:
+        """When executions failed since a person last started the stream, in ms since the epoch, oldest first."""
+        query = _newest_first(stream_id).with_only_columns(
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
         failed: list[int] = []
@@ -295,30 +295,30 @@ class ExecutionStore:
                     break
         return failed[::-1]
 
-    def failed_since(self, job_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
-        """The executions of these jobs that failed after a moment, oldest first, by one query.
+    def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
+        """The executions of these streams that failed after a moment, oldest first, by one query.
 
         Args:
-            job_ids: The jobs; one without a failure is left out.
+            stream_ids: The streams; one without a failure is left out.
             since_ms: That moment, ms since the epoch.
         """
         query = (
-            select(executions.c.job_id, executions.c.ended_at_ms, executions.c.reason)
-            .where(executions.c.job_id.in_(job_ids), executions.c.ended_at_ms > since_ms)
+            select(executions.c.stream_id, executions.c.ended_at_ms, executions.c.reason)
+            .where(executions.c.stream_id.in_(stream_ids), executions.c.ended_at_ms > since_ms)
             .where(executions.c.status == ExecutionStatus.FAILED.value)
             .order_by(executions.c.ended_at_ms, executions.c.ordinal)
         )
         failed: dict[str, list[RunFailure]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(query):
-                failed.setdefault(row.job_id, []).append(
+                failed.setdefault(row.stream_id, []).append(
                     RunFailure(row.ended_at_ms, row.reason or "no reason recorded")
                 )
         return failed
 
-    def last_batch(self, job_id: str, live_directory: str | None) -> int | None:
+    def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
         """The newest batch that an execution reported as committed in a live directory, or None."""
-        for execution in self.of_job(job_id):
+        for execution in self.of_stream(stream_id):
             if execution.live_directory != live_directory:
                 continue
             batch_id = (execution.progress or {}).get("batch_id")
@@ -326,33 +326,33 @@ class ExecutionStore:
                 return batch_id
         return None
 
-    def beside(self, job_id: str) -> list[ExecutionRecord]:
-        """The executions of other jobs whose lease somebody holds, and for which something is left to do, or that run.
+    def beside(self, stream_id: str) -> list[ExecutionRecord]:
+        """The executions of other streams whose lease is held, and for which something is left to do, or that run.
 
         Args:
-            job_id: The job whose own are left out.
+            stream_id: The stream whose own are left out.
         """
-        held = select(leases.c.job_id).where(leases.c.execution_id.is_not(None), leases.c.job_id != job_id)
-        return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.job_id.in_(held)))
+        held = select(leases.c.stream_id).where(leases.c.execution_id.is_not(None), leases.c.stream_id != stream_id)
+        return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
-    def last_sinks(self, job_id: str) -> list[str]:
+    def last_sinks(self, stream_id: str) -> list[str]:
         """The sinks that the newest execution which reported any wrote to, as Spark names them."""
-        for execution in self.of_job(job_id):
+        for execution in self.of_stream(stream_id):
             sinks = (execution.progress or {}).get("sinks")
             if isinstance(sinks, list) and sinks:
                 return [str(sink) for sink in sinks]
         return []
 
-    def sinks_of_others(self, job_id: str) -> list[str]:
-        """The sinks that each other job wrote to last, as Spark names them."""
+    def sinks_of_others(self, stream_id: str) -> list[str]:
+        """The sinks that each other stream wrote to last, as Spark names them."""
         others = executions.alias("others")
         newest = (
-            select(others.c.job_id, func.max(others.c.ordinal).label("ordinal"))
-            .where(others.c.job_id != job_id, others.c.progress.contains('"sinks":["', autoescape=True))
-            .group_by(others.c.job_id)
+            select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
+            .where(others.c.stream_id != stream_id, others.c.progress.contains('"sinks":["', autoescape=True))
+            .group_by(others.c.stream_id)
             .subquery()
         )
-        is_newest = (executions.c.job_id == newest.c.job_id) & (executions.c.ordinal == newest.c.ordinal)
+        is_newest = (executions.c.stream_id == newest.c.stream_id) & (executions.c.ordinal == newest.c.ordinal)
         query = select(executions).join(newest, is_newest)
         return [str(sink) for each in self._all(query) for sink in (each.progress or {}).get("sinks", ())]
 
@@ -361,11 +361,11 @@ class ExecutionStore:
             return [_record(row) for row in connection.execute(query)]
 
 
-def _refused_alike(connection: Connection, job_id: str, execution_id: str) -> list[str]:
+def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
     """An execution and those right before it, up to the last one that ran or that a person began."""
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
-    for row in connection.execute(_newest_first(job_id).with_only_columns(*columns)):
+    for row in connection.execute(_newest_first(stream_id).with_only_columns(*columns)):
         if alike or row.execution_id == execution_id:
             alike.append(row.execution_id)
         if alike and (row.recovery is not None or row.cause == StartCause.MANUAL.value):
@@ -374,19 +374,21 @@ def _refused_alike(connection: Connection, job_id: str, execution_id: str) -> li
 
 
 def _of_writer(lease: LeaseRecord, execution_id: str) -> ColumnElement[bool]:
-    return (executions.c.execution_id == execution_id) & (executions.c.job_id == lease.job_id)
+    return (executions.c.execution_id == execution_id) & (executions.c.stream_id == lease.stream_id)
 
 
-def _newest_first(job_id: str) -> Select[Any]:
-    return select(executions).where(executions.c.job_id == job_id).order_by(executions.c.ordinal.desc())
+def _newest_first(stream_id: str) -> Select[Any]:
+    return select(executions).where(executions.c.stream_id == stream_id).order_by(executions.c.ordinal.desc())
 
 
-def _newest_of(job_ids: Sequence[str]) -> Select[Any]:
+def _newest_of(stream_ids: Sequence[str]) -> Select[Any]:
     others = executions.alias("others")
-    # From the job's side: one look at the index for each, however often it was restarted.
-    newest = select(func.max(others.c.ordinal)).where(others.c.job_id == jobs.c.job_id).correlate(jobs)
-    is_newest = (executions.c.job_id == jobs.c.job_id) & (executions.c.ordinal == newest.scalar_subquery())
-    return select(executions).select_from(jobs.join(executions, is_newest)).where(jobs.c.job_id.in_(job_ids))
+    # From the stream's side: one look at the index for each, however often it was restarted.
+    newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)
+    is_newest = (executions.c.stream_id == streams.c.stream_id) & (executions.c.ordinal == newest.scalar_subquery())
+    return (
+        select(executions).select_from(streams.join(executions, is_newest)).where(streams.c.stream_id.in_(stream_ids))
+    )
 
 
 def _record(row: Row[Any]) -> ExecutionRecord:

@@ -1,7 +1,7 @@
-"""Holds: what keeps an image from being deleted while somebody needs it.
+"""Holds: what keeps a snapshot from being deleted while somebody needs it.
 
-A hold and the mark that an image is being deleted are each made while the image's row is locked, so one of the two is
-there first: a reader that has its hold never loses a byte, and one that comes too late is told so before it reads.
+A hold and the mark that a snapshot is being deleted are each made while the snapshot's row is locked, so one of the two
+is there first: a reader that has its hold never loses a byte, and one that comes too late is told so before it reads.
 """
 
 from __future__ import annotations
@@ -14,41 +14,48 @@ from sqlalchemy import Connection, Row, and_, exists, or_, select
 
 from dagster_ckpt.catalog.database import Database, optional_dict
 from dagster_ckpt.catalog.desired_states import UpgradePhase
-from dagster_ckpt.catalog.records import HoldKind, HoldRecord, ImageRecord, ImageStatus, LeaseRecord, RequestStatus
-from dagster_ckpt.catalog.tables import desired_states, holds, images, jobs, requests
-from dagster_ckpt.errors import ImageNotFoundError
+from dagster_ckpt.catalog.records import (
+    HoldKind,
+    HoldRecord,
+    LeaseRecord,
+    RequestStatus,
+    SnapshotRecord,
+    SnapshotStatus,
+)
+from dagster_ckpt.catalog.tables import desired_states, holds, requests, snapshots, streams
+from dagster_ckpt.errors import SnapshotNotFoundError
 
 _CHECKPOINT = "CHECKPOINT"
-_THERE = (ImageStatus.COMPLETED.value, ImageStatus.IN_PROGRESS.value)
+_THERE = (SnapshotStatus.COMPLETED.value, SnapshotStatus.IN_PROGRESS.value)
 _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_over)
 _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class HoldStore:
-    """What holds images, by the database's clock."""
+    """What holds snapshots, by the database's clock."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def use(self, wanted: Sequence[ImageRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Hold images while they are read; the holds run out unless they are renewed.
+    def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
+        """Hold snapshots while they are read; the holds run out unless they are renewed.
 
         Args:
-            wanted: The images. One that the catalog does not list at this place is left out: nothing deletes it.
+            wanted: The snapshots. One that the catalog does not list at this place is left out: nothing deletes it.
             holder: Who reads, for a person.
             ttl_ms: How long the holds last without a renewal.
 
         Raises:
-            ImageNotFoundError: One of them has been deleted, or is being deleted.
+            SnapshotNotFoundError: One of them has been deleted, or is being deleted.
         """
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             run_out = (holds.c.kind == HoldKind.USE.value) & (holds.c.expires_at_ms <= now_ms)
             connection.execute(holds.delete().where(run_out))
             made = []
-            for image in wanted:
-                row = lock_image(connection, image.image_id)
-                if row is not None and (row.location is None or row.location == image.location):
+            for snapshot in wanted:
+                row = lock_snapshot(connection, snapshot.snapshot_id)
+                if row is not None and (row.location is None or row.location == snapshot.location):
                     _refuse_if_gone(connection, row)
                     expires_at_ms = now_ms + ttl_ms
                     made.append(_insert(connection, row, HoldKind.USE, holder, now_ms, expires_at_ms=expires_at_ms))
@@ -66,121 +73,127 @@ class HoldStore:
         with self._database.writing() as connection:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
-    def tag(self, image_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep an image until its tag is released; with a label it can be started from by that name.
+    def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
+        """Keep a snapshot until its tag is released; with a label it can be started from by that name.
 
         Args:
-            image_id: The image.
+            snapshot_id: The snapshot.
             label: The label, if it gets one.
             holder: Who keeps it, for a person to read.
-            lease: The lease of the job, where its run does that.
+            lease: The lease of the stream, where its run does that.
 
         Raises:
             LeaseLostError: The lease is not held any more.
-            ImageNotFoundError: There is none of this id, or it is being deleted.
+            SnapshotNotFoundError: There is none of this id, or it is being deleted.
         """
         with self._database.writing_as(lease) as connection:
-            row = lock_image(connection, image_id)
-            if row is None or row.status != ImageStatus.COMPLETED.value:
-                raise ImageNotFoundError(gone(connection, row.job_id, image_id) if row else _unknown(image_id))
-            connection.execute(holds.delete().where(_tags(image_id)))
+            row = lock_snapshot(connection, snapshot_id)
+            if row is None or row.status != SnapshotStatus.COMPLETED.value:
+                raise SnapshotNotFoundError(
+                    gone(connection, row.stream_id, snapshot_id) if row else _unknown(snapshot_id)
+                )
+            connection.execute(holds.delete().where(_tags(snapshot_id)))
             if label is not None:
-                connection.execute(images.update().where(images.c.image_id == image_id).values(label=label))
+                connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(label=label))
             return _insert(connection, row, HoldKind.TAG, holder, self._database.now_ms(connection))
 
-    def release_tag(self, image_id: str) -> bool:
+    def release_tag(self, snapshot_id: str) -> bool:
         """Take a tag, and the label of a checkpoint, back; False where there was none."""
         with self._database.writing() as connection:
-            lock_image(connection, image_id)
-            if not connection.execute(holds.delete().where(_tags(image_id))).rowcount:
+            lock_snapshot(connection, snapshot_id)
+            if not connection.execute(holds.delete().where(_tags(snapshot_id))).rowcount:
                 return False
-            checkpoint = (images.c.image_id == image_id) & (images.c.kind == _CHECKPOINT)
-            connection.execute(images.update().where(checkpoint).values(label=None))
+            checkpoint = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.kind == _CHECKPOINT)
+            connection.execute(snapshots.update().where(checkpoint).values(label=None))
             return True
 
-    def tagged(self, job_id: str) -> frozenset[str]:
-        """Ids of the images of a job that are tagged."""
-        query = select(holds.c.image_id).where(holds.c.job_id == job_id, holds.c.kind == HoldKind.TAG.value)
+    def tagged(self, stream_id: str) -> frozenset[str]:
+        """Ids of the snapshots of a stream that are tagged."""
+        query = select(holds.c.snapshot_id).where(holds.c.stream_id == stream_id, holds.c.kind == HoldKind.TAG.value)
         with self._database.reading() as connection:
             return frozenset(connection.execute(query).scalars())
 
-    def on(self, image_id: str) -> list[HoldRecord]:
-        """What holds an image now."""
+    def on(self, snapshot_id: str) -> list[HoldRecord]:
+        """What holds a snapshot now."""
         with self._database.reading() as connection:
-            row = connection.execute(select(images).where(images.c.image_id == image_id)).one_or_none()
+            row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
             return list(standing(connection, row, self._database.now_ms(connection))) if row is not None else []
 
 
-def lock_image(connection: Connection, image_id: str) -> Row[Any] | None:
-    """The row of an image, which on PostgreSQL is ours to the commit; on SQLite everything is, from the begin."""
-    return connection.execute(select(images).where(images.c.image_id == image_id).with_for_update()).one_or_none()
+def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
+    """The row of a snapshot, which on PostgreSQL is ours to the commit; on SQLite everything is, from the begin."""
+    return connection.execute(
+        select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
+    ).one_or_none()
 
 
-def refer(connection: Connection, image_id: str, *, request_id: str, now_ms: int) -> None:
-    """Hold an image in the transaction that makes a request, as long as that is not answered.
+def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
+    """Hold a snapshot in the transaction that makes a request, as long as that is not answered.
 
     Raises:
-        ImageNotFoundError: It has been deleted, or is being deleted.
+        SnapshotNotFoundError: It has been deleted, or is being deleted.
     """
-    row = lock_image(connection, image_id)
+    row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)
         _insert(connection, row, HoldKind.REFERENCE, f"request {request_id}", now_ms, request_id=request_id)
 
 
-def standing(connection: Connection, image: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
-    """What holds an image, in the transaction of who asks: the recorded holds, and what other tables refer to."""
+def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
+    """What holds a snapshot, in the transaction of who asks: the recorded holds, and what other tables refer to."""
     is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(_OPEN))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,
         and_(holds.c.kind == HoldKind.USE.value, holds.c.expires_at_ms > now_ms),
         and_(holds.c.kind == HoldKind.REFERENCE.value, is_open),
     )
-    for row in connection.execute(select(holds).where(holds.c.image_id == image.image_id, stands)):
+    for row in connection.execute(select(holds).where(holds.c.snapshot_id == snapshot.snapshot_id, stands)):
         yield HoldRecord(**{**row._mapping, "kind": HoldKind(row.kind)})
-    for holder in _referring(connection, image):
-        yield HoldRecord("", image.image_id, image.job_id, HoldKind.REFERENCE, holder, None, None, now_ms)
+    for holder in _referring(connection, snapshot):
+        yield HoldRecord("", snapshot.snapshot_id, snapshot.stream_id, HoldKind.REFERENCE, holder, None, None, now_ms)
 
 
-def _referring(connection: Connection, image: Row[Any]) -> Iterator[str]:
-    pending = select(jobs.c.job_id, jobs.c.pending_restore).where(jobs.c.pending_restore.is_not(None))
+def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
+    pending = select(streams.c.stream_id, streams.c.pending_restore).where(streams.c.pending_restore.is_not(None))
     for row in connection.execute(pending):
         restore = optional_dict(row.pending_restore) or {}
-        is_place = image.location is not None and restore.get("location") == image.location
-        if is_place or restore.get("image_id") == image.image_id:
-            yield f"a start of job {row.job_id} that is not finished"
-    upgrades = select(desired_states.c.upgrade).where(desired_states.c.job_id == image.job_id)
+        is_place = snapshot.location is not None and restore.get("location") == snapshot.location
+        if is_place or restore.get("snapshot_id") == snapshot.snapshot_id:
+            yield f"a start of stream {row.stream_id} that is not finished"
+    upgrades = select(desired_states.c.upgrade).where(desired_states.c.stream_id == snapshot.stream_id)
     upgrade = optional_dict(connection.execute(upgrades).scalar_one_or_none()) or {}
-    if upgrade.get("image_id") == image.image_id and upgrade.get("phase") not in _UPGRADE_IS_OVER:
+    if upgrade.get("snapshot_id") == snapshot.snapshot_id and upgrade.get("phase") not in _UPGRADE_IS_OVER:
         yield "an upgrade that is not over may be rolled back to it"
 
 
-def gone(connection: Connection, job_id: str, image_id: str) -> str:
-    """What a reader is told of an image that it comes too late for."""
-    row = connection.execute(select(images).where(images.c.image_id == image_id)).one()
-    name = f"chk-{row.number}" if row.kind == _CHECKPOINT else f"savepoint {row.label or image_id}"
-    there = select(images.c.number, images.c.kind, images.c.label, images.c.image_id).where(
-        images.c.job_id == job_id, images.c.status == ImageStatus.COMPLETED.value
+def gone(connection: Connection, stream_id: str, snapshot_id: str) -> str:
+    """What a reader is told of a snapshot that it comes too late for."""
+    row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one()
+    name = f"chk-{row.number}" if row.kind == _CHECKPOINT else f"savepoint {row.label or snapshot_id}"
+    there = select(snapshots.c.number, snapshots.c.kind, snapshots.c.label, snapshots.c.snapshot_id).where(
+        snapshots.c.stream_id == stream_id, snapshots.c.status == SnapshotStatus.COMPLETED.value
     )
-    newest = connection.execute(there.order_by(images.c.number.desc()).limit(8)).all()
+    newest = connection.execute(there.order_by(snapshots.c.number.desc()).limit(8)).all()
     known = ", ".join(
-        f"chk-{each.number}" if each.kind == _CHECKPOINT else str(each.label or each.image_id) for each in newest
+        f"chk-{each.number}" if each.kind == _CHECKPOINT else str(each.label or each.snapshot_id) for each in newest
     )
     return (
-        f"{name} of job {job_id!r} (image {image_id}) is {row.status} since it was listed: newer images took its "
-        f"place, or somebody deleted it. It was whole until then. The job has now: {known or 'no image'}. Name one of "
+        f"{name} of stream {stream_id!r} (snapshot {snapshot_id}) is {row.status} since it was listed: newer "
+        "snapshots took its "
+        f"place, or somebody deleted it. It was whole until then. The stream has now: {known or 'no snapshot'}. Name "
+        "one of "
         "these, or tag a checkpoint to keep it."
     )
 
 
 def _refuse_if_gone(connection: Connection, row: Row[Any]) -> None:
     if row.status not in _THERE:
-        raise ImageNotFoundError(gone(connection, row.job_id, row.image_id))
+        raise SnapshotNotFoundError(gone(connection, row.stream_id, row.snapshot_id))
 
 
 def _insert(
     connection: Connection,
-    image: Row[Any],
+    snapshot: Row[Any],
     kind: HoldKind,
     holder: str,
     now_ms: int,
@@ -188,14 +201,16 @@ def _insert(
     request_id: str | None = None,
     expires_at_ms: int | None = None,
 ) -> HoldRecord:
-    hold = HoldRecord(str(uuid.uuid4()), image.image_id, image.job_id, kind, holder, request_id, expires_at_ms, now_ms)
+    hold = HoldRecord(
+        str(uuid.uuid4()), snapshot.snapshot_id, snapshot.stream_id, kind, holder, request_id, expires_at_ms, now_ms
+    )
     connection.execute(holds.insert().values(**{**vars(hold), "kind": kind.value}))
     return hold
 
 
-def _tags(image_id: str) -> Any:
-    return (holds.c.image_id == image_id) & (holds.c.kind == HoldKind.TAG.value)
+def _tags(snapshot_id: str) -> Any:
+    return (holds.c.snapshot_id == snapshot_id) & (holds.c.kind == HoldKind.TAG.value)
 
 
-def _unknown(image_id: str) -> str:
-    return f"The catalog knows no image {image_id!r}. List the job's images for one it knows."
+def _unknown(snapshot_id: str) -> str:
+    return f"The catalog knows no snapshot {snapshot_id!r}. List the stream's snapshots for one it knows."

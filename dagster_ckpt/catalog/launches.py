@@ -21,7 +21,7 @@ class LaunchStore:
         self,
         request_id: str,
         *,
-        job_id: str,
+        stream_id: str,
         run_id: str,
         host: str,
         boot_id: str,
@@ -36,7 +36,7 @@ class LaunchStore:
             connection.execute(
                 launches.insert().values(
                     request_id=request_id,
-                    job_id=job_id,
+                    stream_id=stream_id,
                     run_id=run_id,
                     host=host,
                     boot_id=boot_id,
@@ -54,10 +54,13 @@ class LaunchStore:
         """The launch that answers a START request, or None."""
         return self._first(select(launches).where(launches.c.request_id == request_id))
 
-    def latest(self, job_id: str) -> LaunchRecord | None:
-        """The newest launch of a job, or None."""
+    def latest(self, stream_id: str) -> LaunchRecord | None:
+        """The newest launch of a stream, or None."""
         return self._first(
-            select(launches).where(launches.c.job_id == job_id).order_by(launches.c.launched_at_ms.desc()).limit(1)
+            select(launches)
+            .where(launches.c.stream_id == stream_id)
+            .order_by(launches.c.launched_at_ms.desc())
+            .limit(1)
         )
 
     def _first(self, query: Select[Any]) -> LaunchRecord | None:

@@ -1,4 +1,4 @@
-"""Is a lease still that of the job's writer? Asked in the transaction of the write that depends on the answer."""
+"""Is a lease still that of the stream's writer? Asked in the transaction of the write that depends on the answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.errors import LeaseLostError
 
 
-def lease_row(connection: Connection, job_id: str) -> Row[Any] | None:
-    """The lease of a job as it is stored, or None where nobody ever held it."""
-    return connection.execute(select(leases).where(leases.c.job_id == job_id)).one_or_none()
+def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
+    """The lease of a stream as it is stored, or None where nobody ever held it."""
+    return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
 
 
-def require_lease(connection: Connection, job_id: str, token: int) -> None:
-    """Keep a job's lease as it is until this transaction ends, and make sure that it has this token.
+def require_lease(connection: Connection, stream_id: str, token: int) -> None:
+    """Keep a stream's lease as it is until this transaction ends, and make sure that it has this token.
 
     On PostgreSQL the row is locked: a take-over waits for this transaction, and a transaction that begins after a
     take-over finds the new token. On SQLite a transaction that writes excludes every other from its begin.
@@ -24,17 +24,17 @@ def require_lease(connection: Connection, job_id: str, token: int) -> None:
     Raises:
         LeaseLostError: Another execution holds the lease, or nobody does.
     """
-    query = select(leases).where(leases.c.job_id == job_id).with_for_update(read=True)
+    query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
     if row is None or row.token != token or row.execution_id is None:
-        raise LeaseLostError(lost(job_id, row))
+        raise LeaseLostError(lost(stream_id, row))
 
 
-def lost(job_id: str, row: Row[Any] | None) -> str:
+def lost(stream_id: str, row: Row[Any] | None) -> str:
     """What a holder from before is told."""
     if row is None or row.execution_id is None:
-        return f"The lease of job {job_id!r} is no longer held by this execution: it was released. Start the job again."
+        return f"The lease of stream {stream_id!r} was released: this execution holds it no longer. Start it again."
     return (
-        f"The lease of job {job_id!r} is held by run {row.run_id} (process {row.pid} on {row.host}) now. This "
+        f"The lease of stream {stream_id!r} is held by run {row.run_id} (process {row.pid} on {row.host}) now. This "
         "execution had not renewed it in time, and stops its query so that there is one writer."
     )

@@ -1,4 +1,4 @@
-"""Leases: one writer for each job."""
+"""Leases: one writer for each stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
 
-_KEPT = ("job_id", "token", "predecessor_unproven")
+_KEPT = ("stream_id", "token", "predecessor_unproven")
 _EMPTY = {column.name: None for column in leases.columns if column.name not in _KEPT}
 
 # What the lease of a holder has.
@@ -23,18 +23,18 @@ _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 
 class LeaseStore:
-    """Who may write which job, by the database's clock."""
+    """Who may write which stream, by the database's clock."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def acquire(
-        self, job_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
+        self, stream_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
     ) -> LeaseRecord:
-        """Become the holder of a job's lease, if nobody is or the one who was has run out.
+        """Become the holder of a stream's lease, if nobody is or the one who was has run out.
 
         Args:
-            job_id: The job.
+            stream_id: The stream.
             holder: Who asks.
             ttl_ms: How long the lease lasts without a renewal.
             take_over: Token of a lease that is to be taken although it has not run out, because its
@@ -45,8 +45,8 @@ class LeaseStore:
             LeaseHeldError: Somebody holds it.
         """
         with self._database.writing() as connection:
-            self._database.insert_if_absent(connection, leases, job_id=job_id, token=0)
-            row = connection.execute(select(leases).where(leases.c.job_id == job_id).with_for_update()).one()
+            self._database.insert_if_absent(connection, leases, stream_id=stream_id, token=0)
+            row = connection.execute(select(leases).where(leases.c.stream_id == stream_id).with_for_update()).one()
             # Asked for once the row is ours: PostgreSQL may have kept us waiting for it.
             now_ms = self._database.now_ms(connection)
             before = _record(row, now_ms) if row.execution_id is not None else None
@@ -60,18 +60,18 @@ class LeaseStore:
                 "expires_at_ms": now_ms + ttl_ms,
                 "predecessor_unproven": row.predecessor_unproven or (before is not None and before.token != take_over),
             }
-            connection.execute(leases.update().where(leases.c.job_id == job_id).values(**values))
+            connection.execute(leases.update().where(leases.c.stream_id == stream_id).values(**values))
             if before is not None:
                 self._database.tell(
                     connection,
-                    job_id,
+                    stream_id,
                     EventType.LEASE_TAKEN_OVER,
                     execution_id=holder.execution_id,
                     payload={"from_execution": before.execution_id, "from_run": before.run_id},
                 )
-            return _record(connection.execute(select(leases).where(leases.c.job_id == job_id)).one(), now_ms)
+            return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
-    def renew(self, job_id: str, token: int, ttl_ms: int) -> LeaseRecord:
+    def renew(self, stream_id: str, token: int, ttl_ms: int) -> LeaseRecord:
         """Make a lease last again.
 
         Raises:
@@ -79,16 +79,16 @@ class LeaseStore:
         """
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
-            mine = (leases.c.job_id == job_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
+            mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
             renewed = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
             if not connection.execute(renewed).rowcount:
-                raise LeaseLostError(lost(job_id, lease_row(connection, job_id)))
-            return _record(connection.execute(select(leases).where(leases.c.job_id == job_id)).one(), now_ms)
+                raise LeaseLostError(lost(stream_id, lease_row(connection, stream_id)))
+            return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
-    def release(self, job_id: str, token: int) -> None:
+    def release(self, stream_id: str, token: int) -> None:
         """Give a lease up; one that is not held any more is no error."""
         with self._database.writing() as connection:
-            mine = (leases.c.job_id == job_id) & (leases.c.token == token)
+            mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
             connection.execute(leases.update().where(mine).values(**_EMPTY))
 
     def fenced(self, lease: LeaseRecord) -> None:
@@ -98,8 +98,8 @@ class LeaseStore:
             LeaseLostError: Another execution holds the lease.
         """
         with self._database.writing_under(lease) as connection:
-            of_job = leases.c.job_id == lease.job_id
-            connection.execute(leases.update().where(of_job).values(predecessor_unproven=False))
+            of_stream = leases.c.stream_id == lease.stream_id
+            connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
 
     def in_force_of_jvm(self, host: str, boot_id: str, jvm_pid: int) -> list[LeaseRecord]:
         """Leases that have not run out, of holders that one JVM works for."""
@@ -109,10 +109,10 @@ class LeaseStore:
             rows = connection.execute(select(leases).where(of_jvm & (leases.c.expires_at_ms > now_ms)))
             return [_record(row, now_ms) for row in rows]
 
-    def current(self, job_id: str) -> LeaseRecord | None:
-        """The lease of a job, run out or not; None where nobody holds it."""
+    def current(self, stream_id: str) -> LeaseRecord | None:
+        """The lease of a stream, run out or not; None where nobody holds it."""
         with self._database.reading() as connection:
-            row = lease_row(connection, job_id)
+            row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:
                 return None
             return _record(row, self._database.now_ms(connection))
@@ -130,16 +130,16 @@ class LeaseStore:
         with self._database.writing_under(lease):
             yield
 
-    def check(self, job_id: str, token: int) -> None:
-        """Make sure that a token is still that of the job's writer.
+    def check(self, stream_id: str, token: int) -> None:
+        """Make sure that a token is still that of the stream's writer.
 
         Raises:
             LeaseLostError: It is not.
         """
         with self._database.reading() as connection:
-            row = lease_row(connection, job_id)
+            row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:
-                raise LeaseLostError(lost(job_id, row))
+                raise LeaseLostError(lost(stream_id, row))
 
 
 def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
@@ -151,15 +151,16 @@ def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
     if troubles:
         # Taken for one that has run out, it would let in a second writer.
         raise CatalogError(
-            f"The lease of job {row.job_id!r} cannot be read: {'; '.join(troubles)}. Bring the catalog back from a "
-            "backup; or, once no run of the job is left, set leases.execution_id to NULL."
+            f"The lease of stream {row.stream_id!r} cannot be read: {'; '.join(troubles)}. Bring the catalog back "
+            "from a "
+            "backup; or, once no run of the stream is left, set leases.execution_id to NULL."
         )
     return LeaseRecord(**values, expired=(values["expires_at_ms"] or 0) <= now_ms)
 
 
 def _held(lease: LeaseRecord, now_ms: int) -> str:
     return (
-        f"Job {lease.job_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
+        f"Stream {lease.stream_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
         f"whose lease lasts {(lease.expires_at_ms - now_ms) / 1000:.0f} s more unless it is renewed. A streaming "
-        "job has one writer: terminate that run, or wait until it has ended."
+        "stream has one writer: terminate that run, or wait until it has ended."
     )

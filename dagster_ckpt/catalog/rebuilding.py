@@ -1,4 +1,4 @@
-"""Registering again what a catalog that was lost knew of a job: all of it in one transaction, or nothing."""
+"""Registering again what a catalog that was lost knew of a stream: all of it in one transaction, or nothing."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dagster_ckpt.catalog.database import Database, as_text
-from dagster_ckpt.catalog.records import ImageRecord, LeaseRecord
+from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord
 from dagster_ckpt.catalog.streams import raise_counter
-from dagster_ckpt.catalog.tables import images, jobs, leases, timelines
+from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 
 
 @dataclass(frozen=True)
-class RebuiltJob:
-    """What is registered of a job that the catalog knows nothing of.
+class RebuiltStream:
+    """What is registered of a stream that the catalog knows nothing of.
 
     Attributes:
-        images: Its images.
+        snapshots: Its snapshots.
         next_number: Above every number that is in use.
         live_directory: Where its query stood, or None.
         live_generation: The highest number of a live directory in its place.
         timeline: Its current timeline.
-        restored_image_id: The image that this timeline began with, where known.
+        restored_snapshot_id: The snapshot that this timeline began with, where known.
         begins: Of a timeline, the one it goes on from and the batch where that was left.
         plan: What the state is kept for, where known.
     """
 
-    images: Sequence[ImageRecord]
+    snapshots: Sequence[SnapshotRecord]
     next_number: int
     live_directory: str | None
     live_generation: int
     timeline: int
-    restored_image_id: str | None = None
+    restored_snapshot_id: str | None = None
     begins: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
 
@@ -43,54 +43,55 @@ class RebuildStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add_images(self, lease: LeaseRecord, added: Sequence[ImageRecord], *, next_number: int) -> None:
-        """Register images of a job that the catalog knows.
+    def add_snapshots(self, lease: LeaseRecord, added: Sequence[SnapshotRecord], *, next_number: int) -> None:
+        """Register snapshots of a stream that the catalog knows.
 
         Raises:
             LeaseLostError: The lease is not held any more; nothing was changed.
         """
         with self._database.writing_under(lease) as connection:
-            for image in added:
-                connection.execute(images.insert().values(**_columns(image)))
-            raise_counter(connection, lease.job_id, next_number)
+            for snapshot in added:
+                connection.execute(snapshots.insert().values(**_columns(snapshot)))
+            raise_counter(connection, lease.stream_id, next_number)
 
-    def register(self, lease: LeaseRecord, rebuilt: RebuiltJob) -> None:
-        """Register a job's images, where its query stood, and its timelines.
+    def register(self, lease: LeaseRecord, rebuilt: RebuiltStream) -> None:
+        """Register a stream's snapshots, where its query stood, and its timelines.
 
-        What held the job's lease in the catalog before is not known, so its query is fenced off before the next start.
+        What held the stream's lease in the catalog before is not known, so its query is fenced off before the next
+        start.
 
         Raises:
             LeaseLostError: The lease is not held any more; nothing was changed.
         """
-        job_id = lease.job_id
+        stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
-            for image in rebuilt.images:
-                connection.execute(images.insert().values(**_columns(image)))
+            for snapshot in rebuilt.snapshots:
+                connection.execute(snapshots.insert().values(**_columns(snapshot)))
             for timeline, (parent, to_batch) in rebuilt.begins.items():
-                begin = {"job_id": job_id, "timeline": timeline, "parent": parent, "to_batch": to_batch}
+                begin = {"stream_id": stream_id, "timeline": timeline, "parent": parent, "to_batch": to_batch}
                 connection.execute(timelines.insert().values(**begin))
             connection.execute(
-                jobs.update()
-                .where(jobs.c.job_id == job_id)
+                streams.update()
+                .where(streams.c.stream_id == stream_id)
                 .values(
                     live_directory=rebuilt.live_directory,
                     live_generation=rebuilt.live_generation,
                     timeline=rebuilt.timeline,
-                    restored_image_id=rebuilt.restored_image_id,
+                    restored_snapshot_id=rebuilt.restored_snapshot_id,
                     plan=as_text(dict(rebuilt.plan)) if rebuilt.plan is not None else None,
                     updated_at_ms=self._database.now_ms(connection),
                 )
             )
-            raise_counter(connection, job_id, rebuilt.next_number)
-            of_job = leases.c.job_id == job_id
-            connection.execute(leases.update().where(of_job).values(predecessor_unproven=True))
+            raise_counter(connection, stream_id, rebuilt.next_number)
+            of_stream = leases.c.stream_id == stream_id
+            connection.execute(leases.update().where(of_stream).values(predecessor_unproven=True))
 
 
-def _columns(image: ImageRecord) -> dict[str, Any]:
-    known = {column.name for column in images.columns}
-    values = {each.name: getattr(image, each.name) for each in fields(image) if each.name in known}
+def _columns(snapshot: SnapshotRecord) -> dict[str, Any]:
+    known = {column.name for column in snapshots.columns}
+    values = {each.name: getattr(snapshot, each.name) for each in fields(snapshot) if each.name in known}
     return values | {
-        "status": image.status.value,
-        "trigger": image.trigger.value,
-        "properties": as_text(dict(image.properties)),
+        "status": snapshot.status.value,
+        "trigger": snapshot.trigger.value,
+        "properties": as_text(dict(snapshot.properties)),
     }

@@ -34,8 +34,8 @@ class ExecutionStatus(StrEnum):
     BROKEN = "BROKEN"
 
 
-class ImageStatus(StrEnum):
-    """Where an image is: IN_PROGRESS → COMPLETED or FAILED; COMPLETED → DELETING → DELETED.
+class SnapshotStatus(StrEnum):
+    """Where a snapshot is: IN_PROGRESS → COMPLETED or FAILED; COMPLETED → DELETING → DELETED.
 
     BROKEN is never stored: it is what a row that cannot be read is listed as.
     """
@@ -48,8 +48,8 @@ class ImageStatus(StrEnum):
     BROKEN = "BROKEN"
 
 
-class ImageTrigger(StrEnum):
-    """Why an image was taken."""
+class SnapshotTrigger(StrEnum):
+    """Why a snapshot was taken."""
 
     PERIODIC = "PERIODIC"
     MANUAL = "MANUAL"
@@ -59,7 +59,7 @@ class ImageTrigger(StrEnum):
 
 
 class HoldKind(StrEnum):
-    """Why an image is held.
+    """Why a snapshot is held.
 
     USE: Somebody reads it; the hold runs out unless its reader renews it.
     TAG: A person keeps it, until the tag is released.
@@ -72,7 +72,7 @@ class HoldKind(StrEnum):
 
 
 class RequestKind(StrEnum):
-    """What is asked of a job."""
+    """What is asked of a stream."""
 
     CHECKPOINT = "CHECKPOINT"
     SAVEPOINT = "SAVEPOINT"
@@ -108,7 +108,7 @@ class EventType(StrEnum):
     CHECKPOINT_FAILED = "CHECKPOINT_FAILED"
     SAVEPOINT_COMPLETED = "SAVEPOINT_COMPLETED"
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
-    IMAGE_DELETED = "IMAGE_DELETED"
+    SNAPSHOT_DELETED = "SNAPSHOT_DELETED"
     RESTORED = "RESTORED"
     RECOVERY_FAILED = "RECOVERY_FAILED"
     LEASE_TAKEN_OVER = "LEASE_TAKEN_OVER"
@@ -120,19 +120,19 @@ class EventType(StrEnum):
 
 
 @dataclass(frozen=True)
-class JobRecord:
-    """A streaming job.
+class StreamRecord:
+    """A stream.
 
     Attributes:
-        job_id: Stable id.
+        stream_id: Stable id.
         name: Name of its query.
         asset_key: Dagster asset key as a user string.
         options: What operators want to see of its options.
         live_directory: Spark's checkpoint location now, or None before the first start and after a cancellation
             that deleted it.
         live_generation: Number of that directory; rises with each new one.
-        timeline: Rises with each rewind or restore; images of an earlier one are not recovered from by themselves.
-        restored_image_id: The image the timeline began with.
+        timeline: Rises with each rewind or restore; snapshots of an earlier one are not recovered from by themselves.
+        restored_snapshot_id: The snapshot the timeline began with.
         preferred_savepoint_id: What `preferred-savepoint` means.
         pending_restore: A restore whose sinks are still to be rolled back.
         next_number: Number of the next attempt.
@@ -143,14 +143,14 @@ class JobRecord:
         broken: Why the row could not be read as it is, or None.
     """
 
-    job_id: str
+    stream_id: str
     name: str
     asset_key: str
     options: dict[str, Any]
     live_directory: str | None
     live_generation: int
     timeline: int
-    restored_image_id: str | None
+    restored_snapshot_id: str | None
     preferred_savepoint_id: str | None
     pending_restore: dict[str, Any] | None
     next_number: int
@@ -164,7 +164,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class ExecutionRecord:
-    """One attempt to run a job.
+    """One attempt to run a stream.
 
     Attributes:
         settled: Whether nothing is left to do for it: restarted, or its retention applied.
@@ -178,7 +178,7 @@ class ExecutionRecord:
     """
 
     execution_id: str
-    job_id: str
+    stream_id: str
     run_id: str
     cause: StartCause
     status: ExecutionStatus
@@ -215,7 +215,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """Who is the one writer of a job.
+    """Who is the one writer of a stream.
 
     Attributes:
         token: Rises with each change of holder; an older one is worth nothing.
@@ -223,7 +223,7 @@ class LeaseRecord:
         predecessor_unproven: Whether a holder before may still write, and its query is not fenced off yet.
     """
 
-    job_id: str
+    stream_id: str
     execution_id: str
     run_id: str
     token: int
@@ -241,7 +241,7 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True)
-class ImageRecord:
+class SnapshotRecord:
     """A checkpoint or savepoint.
 
     Attributes:
@@ -250,23 +250,23 @@ class ImageRecord:
         location: URL of its folder, once completed.
         full_bytes: Bytes a restore reads.
         incremental_bytes: Bytes that were written for it.
-        rows: Input rows since the image before, as far as its execution saw them.
+        rows: Input rows since the snapshot before, as far as its execution saw them.
         duration_ms: From the attempt's begin to its completion.
         label: A person's name for a savepoint.
-        claimed: Whether a start has claimed it: the job owns it and deletes it as it does a checkpoint.
+        claimed: Whether a start has claimed it: the stream owns it and deletes it as it does a checkpoint.
         schedule: Name of the schedule that took it, or None: nobody's history but that schedule's deletes it.
         verified_at_ms: When its bytes and its completeness were last verified, or None.
         verified_problem: What that verification found; None where it can be restored, or was never verified.
         broken: Why the row could not be read as it is, or None.
     """
 
-    image_id: str
-    job_id: str
+    snapshot_id: str
+    stream_id: str
     execution_id: str | None
     kind: str
     number: int | None
-    status: ImageStatus
-    trigger: ImageTrigger
+    status: SnapshotStatus
+    trigger: SnapshotTrigger
     timeline: int
     location: str | None = None
     batch_id: int | None = None
@@ -298,8 +298,8 @@ class ImageRecord:
 
 
 @dataclass(frozen=True)
-class CompletedImage:
-    """What is known of an image once it is whole in storage; see `ImageRecord` for each."""
+class CompletedSnapshot:
+    """What is known of a snapshot once it is whole in storage; see `SnapshotRecord` for each."""
 
     location: str
     batch_id: int | None = None
@@ -316,18 +316,18 @@ class CompletedImage:
 
 @dataclass(frozen=True)
 class HoldRecord:
-    """What keeps an image from being deleted.
+    """What keeps a snapshot from being deleted.
 
     Attributes:
-        job_id: The job of the image.
+        stream_id: The stream of the snapshot.
         holder: Who holds it, for a person.
         request_id: The request whose answer ends it, for a REFERENCE that is one.
         expires_at_ms: When it runs out unless it is renewed, for USE.
     """
 
     hold_id: str
-    image_id: str
-    job_id: str
+    snapshot_id: str
+    stream_id: str
     kind: HoldKind
     holder: str
     request_id: str | None
@@ -349,7 +349,7 @@ class RunFailure:
 
 
 @dataclass(frozen=True)
-class ImageTally:
+class SnapshotTally:
     """What several checkpoints amount to.
 
     Attributes:
@@ -364,19 +364,19 @@ class ImageTally:
 
 
 @dataclass(frozen=True)
-class ImageHistory:
-    """What the images of a job tell of its health.
+class SnapshotHistory:
+    """What the snapshots of a stream tell of its health.
 
     Attributes:
-        newest: The newest restorable image.
-        verified: The image that was verified last; its bytes may be gone by now.
-        failures: Attempts that failed since the newest image.
+        newest: The newest restorable snapshot.
+        verified: The snapshot that was verified last; its bytes may be gone by now.
+        failures: Attempts that failed since the newest snapshot.
         last_failure: Why the last of them failed.
-        bytes_before: Full bytes of the first image in the window that was asked for.
+        bytes_before: Full bytes of the first snapshot in the window that was asked for.
     """
 
-    newest: ImageRecord | None = None
-    verified: ImageRecord | None = None
+    newest: SnapshotRecord | None = None
+    verified: SnapshotRecord | None = None
     failures: int = 0
     last_failure: str | None = None
     bytes_before: int | None = None
@@ -384,19 +384,19 @@ class ImageHistory:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """Something that was asked of a job, and its answer.
+    """Something that was asked of a stream, and its answer.
 
     Attributes:
         broken: Why the row could not be read as it is, or None.
     """
 
     request_id: str
-    job_id: str
+    stream_id: str
     kind: RequestKind
     status: RequestStatus
     arguments: dict[str, Any]
     origin: str
-    image_id: str | None
+    snapshot_id: str | None
     error: str | None
     created_at_ms: int
     resolved_at_ms: int | None
@@ -419,7 +419,7 @@ class LaunchRecord:
     """
 
     request_id: str
-    job_id: str
+    stream_id: str
     run_id: str
     host: str
     boot_id: str
@@ -435,9 +435,9 @@ class EventRecord:
     """Something that happened, in the order in which it was committed."""
 
     sequence: int
-    job_id: str
+    stream_id: str
     type: EventType
-    image_id: str | None
+    snapshot_id: str | None
     execution_id: str | None
     payload: dict[str, Any]
     at_ms: int

@@ -38,7 +38,7 @@ class RecoveryStore:
         """Record that a recovery failed at a point.
 
         Args:
-            lease: The lease of the job.
+            lease: The lease of the stream.
             execution_id: The execution that failed there.
             point: Name of the point.
             error: Class of the error.
@@ -51,10 +51,10 @@ class RecoveryStore:
         Raises:
             LeaseLostError: The lease is not held any more.
         """
-        job_id = lease.job_id
+        stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
-            of_job = recovery_failures.c.job_id == job_id
-            ordinal = connection.execute(select(func.max(recovery_failures.c.ordinal)).where(of_job)).scalar() or 0
+            of_stream = recovery_failures.c.stream_id == stream_id
+            ordinal = connection.execute(select(func.max(recovery_failures.c.ordinal)).where(of_stream)).scalar() or 0
             values = {
                 "point": point,
                 "error": error,
@@ -66,7 +66,7 @@ class RecoveryStore:
             }
             connection.execute(
                 recovery_failures.insert().values(
-                    job_id=job_id,
+                    stream_id=stream_id,
                     ordinal=ordinal + 1,
                     execution_id=execution_id,
                     is_over=False,
@@ -75,40 +75,40 @@ class RecoveryStore:
                 )
             )
             self._database.tell(
-                connection, job_id, EventType.RECOVERY_FAILED, execution_id=execution_id, payload=values
+                connection, stream_id, EventType.RECOVERY_FAILED, execution_id=execution_id, payload=values
             )
 
-    def of_job(self, job_id: str) -> list[PointFailure]:
-        """Failures since the last checkpoint that came after one, or since a person last started the job."""
-        counting = (recovery_failures.c.job_id == job_id) & recovery_failures.c.is_over.is_(False)
+    def of_stream(self, stream_id: str) -> list[PointFailure]:
+        """Failures since the last checkpoint that came after one, or since a person last started the stream."""
+        counting = (recovery_failures.c.stream_id == stream_id) & recovery_failures.c.is_over.is_(False)
         with self._database.reading() as connection:
             rows = connection.execute(
                 select(recovery_failures).where(counting).order_by(recovery_failures.c.ordinal)
             ).all()
         return [_record(row) for row in rows]
 
-    def of_jobs(self, job_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
-        """The same of several jobs, by one query; one without a failure is left out."""
-        counting = recovery_failures.c.job_id.in_(job_ids) & recovery_failures.c.is_over.is_(False)
+    def of_streams(self, stream_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
+        """The same of several streams, by one query; one without a failure is left out."""
+        counting = recovery_failures.c.stream_id.in_(stream_ids) & recovery_failures.c.is_over.is_(False)
         query = select(recovery_failures).where(counting)
         found: dict[str, list[PointFailure]] = {}
         with self._database.reading() as connection:
-            for row in connection.execute(query.order_by(recovery_failures.c.job_id, recovery_failures.c.ordinal)):
-                found.setdefault(row.job_id, []).append(_record(row))
+            for row in connection.execute(query.order_by(recovery_failures.c.stream_id, recovery_failures.c.ordinal)):
+                found.setdefault(row.stream_id, []).append(_record(row))
         return found
 
     def forget(self, lease: LeaseRecord) -> None:
-        """Let every point count as not yet tried: a person has looked after the job.
+        """Let every point count as not yet tried: a person has looked after the stream.
 
         Raises:
             LeaseLostError: The lease is not held any more.
         """
-        of_job = recovery_failures.c.job_id == lease.job_id
+        of_stream = recovery_failures.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
-            connection.execute(recovery_failures.update().where(of_job).values(is_over=True))
+            connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
 
 
 def _record(row: Row[Any]) -> PointFailure:
     values = dict(row._mapping)
-    del values["job_id"], values["is_over"]
+    del values["stream_id"], values["is_over"]
     return PointFailure(**values)

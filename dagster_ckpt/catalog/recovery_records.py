@@ -1,4 +1,4 @@
-"""Where the state of a job came from, and the points that a recovery has failed at: frozen values."""
+"""Where the state of a stream came from, and the points that a recovery has failed at: frozen values."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ class OriginKind(StrEnum):
     """What the state in a live directory was made from.
 
     NOTHING: The query began without state.
-    IMAGE: A checkpoint or savepoint.
+    SNAPSHOT: A checkpoint or savepoint.
     DIRECTORY: Another live directory, at one of its batches.
-    FORK: Another job.
+    FORK: Another stream.
     """
 
     NOTHING = "NOTHING"
-    IMAGE = "IMAGE"
+    SNAPSHOT = "SNAPSHOT"
     DIRECTORY = "DIRECTORY"
     FORK = "FORK"
 
 
 @dataclass(frozen=True)
 class StateOrigin:
-    """Where the state in a job's live directory came from.
+    """Where the state in a stream's live directory came from.
 
     A directory that is lost before its first checkpoint is made again from here.
 
     Attributes:
         kind: What it was made from.
         batch_id: The batch it stood at; None where it began without state.
-        image_id: The image, for IMAGE.
-        location: Where that image is.
-        image_kind: "CHECKPOINT" or "SAVEPOINT".
-        image_number: The number of that image.
-        query_id: The query id in that image.
-        directory: The job's live directory before; for DIRECTORY the one it was made from.
-        sinks: The sinks that were written to where it comes from, as Spark names them, for IMAGE.
+        snapshot_id: The snapshot, for SNAPSHOT.
+        location: Where that snapshot is.
+        snapshot_kind: "CHECKPOINT" or "SAVEPOINT".
+        snapshot_number: The number of that snapshot.
+        query_id: The query id in that snapshot.
+        directory: The stream's live directory before; for DIRECTORY the one it was made from.
+        sinks: The sinks that were written to where it comes from, as Spark names them, for SNAPSHOT.
         earlier: What `directory` itself came from, for DIRECTORY: an origin of another kind.
     """
 
     kind: OriginKind
     batch_id: int | None = None
-    image_id: str | None = None
+    snapshot_id: str | None = None
     location: str | None = None
-    image_kind: str | None = None
-    image_number: int | None = None
+    snapshot_kind: str | None = None
+    snapshot_number: int | None = None
     query_id: str | None = None
     directory: str | None = None
     sinks: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class StateOrigin:
 
     @staticmethod
     def nothing(directory: str | None) -> StateOrigin:
-        """A query that began without state, where the job had this live directory before."""
+        """A query that began without state, where the stream had this live directory before."""
         return StateOrigin(OriginKind.NOTHING, directory=directory)
 
     @staticmethod
@@ -86,7 +86,7 @@ class StateOrigin:
         if not isinstance(sinks, list) or not all(isinstance(sink, str) for sink in sinks):
             raise ValueError(f"sinks is {sinks!r}")
         kind = OriginKind(values.pop("kind", None))
-        for name in ("batch_id", "image_number"):
+        for name in ("batch_id", "snapshot_number"):
             if not isinstance(values.get(name), int | None):
                 raise ValueError(f"{name} is {values[name]!r}")  # noqa: TRY004 - as what cannot be read otherwise
         try:
@@ -98,10 +98,10 @@ class StateOrigin:
 
 @dataclass(frozen=True)
 class PointFailure:
-    """A recovery that failed at one of the points that a job could go on from.
+    """A recovery that failed at one of the points that a stream could go on from.
 
     Attributes:
-        ordinal: Rises with each failure of the job.
+        ordinal: Rises with each failure of the stream.
         execution_id: The execution that failed there.
         point: Name of the point, as `RecoveryPoint` makes it.
         error: Class of the error.

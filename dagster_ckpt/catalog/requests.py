@@ -1,4 +1,4 @@
-"""Requests to jobs: what operators ask, and what the job's own process answers."""
+"""Requests to streams: what operators ask, and what the stream's own process answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RequestStore:
 
     def submit(
         self,
-        job_id: str,
+        stream_id: str,
         kind: RequestKind,
         *,
         arguments: Mapping[str, Any] | None = None,
@@ -33,18 +33,18 @@ class RequestStore:
         request_id: str | None = None,
         holding: str | None = None,
     ) -> RequestRecord:
-        """Ask something of a job.
+        """Ask something of a stream.
 
         Args:
-            job_id: The job.
+            stream_id: The stream.
             kind: What is asked.
             arguments: Details, as JSON.
             origin: Who asks, for a person to read.
             request_id: Its id, where the same may be asked twice: one that is there is returned as it is.
-            holding: An image that must not be deleted until the request is answered or taken back.
+            holding: A snapshot that must not be deleted until the request is answered or taken back.
 
         Raises:
-            ImageNotFoundError: That image has been deleted, or is being deleted.
+            SnapshotNotFoundError: That snapshot has been deleted, or is being deleted.
         """
         request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
@@ -53,7 +53,7 @@ class RequestStore:
                 connection,
                 requests,
                 request_id=request_id,
-                job_id=job_id,
+                stream_id=stream_id,
                 kind=kind.value,
                 status=RequestStatus.PENDING.value,
                 arguments=as_text(dict(arguments or {})),
@@ -81,15 +81,15 @@ class RequestStore:
             row = connection.execute(select(requests).where(requests.c.request_id == request_id)).one_or_none()
         return _record(row) if row is not None else None
 
-    def pending(self, job_id: str) -> list[RequestRecord]:
+    def pending(self, stream_id: str) -> list[RequestRecord]:
         """Requests that nobody has taken up, oldest first."""
-        pending = (requests.c.job_id == job_id) & (requests.c.status == RequestStatus.PENDING.value)
+        pending = (requests.c.stream_id == stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(pending).order_by(requests.c.created_at_ms))
             return [_record(row) for row in rows]
 
     def starts_to_launch(self) -> list[RequestRecord]:
-        """Starts of every job that nobody has answered, oldest first: one query, however many jobs there are."""
+        """Starts of every stream that nobody has answered, oldest first: one query, however many streams there are."""
         waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(waiting).order_by(requests.c.created_at_ms))
@@ -97,12 +97,12 @@ class RequestStore:
             return [request for request in map(_record, rows) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
-        """Take a request up, as the job's writer; False if it was withdrawn or taken up meanwhile.
+        """Take a request up, as the stream's writer; False if it was withdrawn or taken up meanwhile.
 
         Raises:
             LeaseLostError: The lease is not held any more.
         """
-        pending = (requests.c.job_id == lease.job_id) & (requests.c.status == RequestStatus.PENDING.value)
+        pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
             return self._move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
@@ -123,17 +123,17 @@ class RequestStore:
         request_id: str,
         status: RequestStatus,
         *,
-        image_id: str | None = None,
+        snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Answer a request, as the job's writer; False if it is answered or withdrawn already.
+        """Answer a request, as the stream's writer; False if it is answered or withdrawn already.
 
         Raises:
             LeaseLostError: The lease is not held any more.
         """
-        answerable = (requests.c.job_id == lease.job_id) & requests.c.status.in_(_OPEN)
+        answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(_OPEN)
         with self._database.writing_under(lease) as connection:
-            return self._answer(connection, request_id, answerable, status, image_id=image_id, error=error)
+            return self._answer(connection, request_id, answerable, status, snapshot_id=snapshot_id, error=error)
 
     def fail_start(self, request_id: str, error: str) -> bool:
         """Answer a start that never came about, as the one who launched it; False if it is answered already."""
@@ -148,16 +148,18 @@ class RequestStore:
         allowed: ColumnElement[bool],
         status: RequestStatus,
         *,
-        image_id: str | None = None,
+        snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
         now_ms = self._database.now_ms(connection)
-        values = {"status": status.value, "image_id": image_id, "error": error, "resolved_at_ms": now_ms}
+        values = {"status": status.value, "snapshot_id": snapshot_id, "error": error, "resolved_at_ms": now_ms}
         if not self._move(connection, request_id, allowed, **values):
             return False
-        job_id = connection.execute(select(requests.c.job_id).where(requests.c.request_id == request_id)).scalar_one()
+        stream_id = connection.execute(
+            select(requests.c.stream_id).where(requests.c.request_id == request_id)
+        ).scalar_one()
         payload = {"request_id": request_id, "status": status.value}
-        self._database.tell(connection, job_id, EventType.REQUEST_RESOLVED, image_id=image_id, payload=payload)
+        self._database.tell(connection, stream_id, EventType.REQUEST_RESOLVED, snapshot_id=snapshot_id, payload=payload)
         return True
 
     def _move(
@@ -174,7 +176,8 @@ def _record(row: Row[Any]) -> RequestRecord:
     values["status"] = read_enum(values["status"], RequestStatus, RequestStatus.BROKEN, "status", troubles)
     arguments = read_dict(values["arguments"], "arguments", troubles)
     if arguments is None:
-        # What it asked for is lost: a savepoint without its folder, or a start without its image, is another request.
+        # What it asked for is lost: a savepoint without its folder, or a start without its snapshot, is another
+        # request.
         values["kind"] = RequestKind.UNKNOWN
     values["arguments"] = arguments or {}
     return RequestRecord(**values, broken="; ".join(troubles) or None)

@@ -1,6 +1,7 @@
-"""Questions about the images of many jobs, each asked in one query, however many the jobs are.
+"""Questions about the snapshots of many streams, each asked in one query, however many the streams are.
 
-Every one begins at the jobs and goes to an index from there: what it costs grows with the jobs that it is asked about,
+Every one begins at the streams and goes to an index from there: what it costs grows with the streams that it is asked
+    about,
 not with their histories.
 """
 
@@ -11,24 +12,27 @@ from typing import Any
 
 from sqlalchemy import Select, TextClause, and_, func, select, text
 
-from dagster_ckpt.catalog.records import EventType, ImageStatus
-from dagster_ckpt.catalog.tables import images, jobs
+from dagster_ckpt.catalog.records import EventType, SnapshotStatus
+from dagster_ckpt.catalog.tables import snapshots, streams
 
-_restorable = images.alias("restorable")
-_verified = images.alias("verified")
-_failed = images.alias("failed")
-_sized = images.alias("sized")
+_restorable = snapshots.alias("restorable")
+_verified = snapshots.alias("verified")
+_failed = snapshots.alias("failed")
+_sized = snapshots.alias("sized")
 
 
 def _newest_restorable(wanted: Any) -> Any:
-    """A column of the image that a job would be recovered from."""
+    """A column of the snapshot that a stream would be recovered from."""
     return (
         select(wanted)
-        .where(_restorable.c.job_id == jobs.c.job_id, _restorable.c.status == ImageStatus.COMPLETED.value)
-        .where((_restorable.c.timeline == jobs.c.timeline) | (_restorable.c.image_id == jobs.c.restored_image_id))
+        .where(_restorable.c.stream_id == streams.c.stream_id, _restorable.c.status == SnapshotStatus.COMPLETED.value)
+        .where(
+            (_restorable.c.timeline == streams.c.timeline)
+            | (_restorable.c.snapshot_id == streams.c.restored_snapshot_id)
+        )
         .order_by(_restorable.c.number.desc())
         .limit(1)
-        .correlate(jobs)
+        .correlate(streams)
         .scalar_subquery()
     )
 
@@ -51,30 +55,31 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
     return past
 
 
-def newest_restorable(job_ids: Sequence[str]) -> Select[Any]:
-    """The image that each of these jobs would be recovered from."""
+def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
+    """The snapshot that each of these streams would be recovered from."""
     return (
-        select(images)
-        .select_from(jobs.join(images, images.c.image_id == _newest_restorable(_restorable.c.image_id)))
-        .where(jobs.c.job_id.in_(job_ids))
+        select(snapshots)
+        .select_from(streams.join(snapshots, snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)))
+        .where(streams.c.stream_id.in_(stream_ids))
     )
 
 
-def histories(job_ids: Sequence[str], since_ms: int) -> Select[Any]:
-    """What tells of the health of each of these jobs.
+def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
+    """What tells of the health of each of these streams.
 
-    Columns: job_id; newest and verified, which are ids of images; failures and last_failure, since the newest one; and
-    bytes_before, of the first image since `since_ms`.
+    Columns: stream_id; newest and verified, which are ids of snapshots; failures and last_failure, since the newest
+        one; and
+    bytes_before, of the first snapshot since `since_ms`.
     """
     newest_number = func.coalesce(_newest_restorable(_restorable.c.number), 0)
     failed_since = and_(
-        _failed.c.job_id == jobs.c.job_id,
-        _failed.c.status == ImageStatus.FAILED.value,
+        _failed.c.stream_id == streams.c.stream_id,
+        _failed.c.status == SnapshotStatus.FAILED.value,
         _failed.c.number > newest_number,
     )
     verified = (
-        select(_verified.c.image_id)
-        .where(_verified.c.job_id == jobs.c.job_id, _verified.c.verified_at_ms.is_not(None))
+        select(_verified.c.snapshot_id)
+        .where(_verified.c.stream_id == streams.c.stream_id, _verified.c.verified_at_ms.is_not(None))
         .order_by(_verified.c.verified_at_ms.desc())
         .limit(1)
     )
@@ -82,40 +87,44 @@ def histories(job_ids: Sequence[str], since_ms: int) -> Select[Any]:
     last_failure = select(_failed.c.failure_reason).where(failed_since).order_by(_failed.c.number.desc()).limit(1)
     first_size = (
         select(_sized.c.full_bytes)
-        .where(_sized.c.job_id == jobs.c.job_id, _sized.c.completed_at_ms >= since_ms, _sized.c.full_bytes.is_not(None))
+        .where(
+            _sized.c.stream_id == streams.c.stream_id,
+            _sized.c.completed_at_ms >= since_ms,
+            _sized.c.full_bytes.is_not(None),
+        )
         .order_by(_sized.c.completed_at_ms)
         .limit(1)
     )
     return select(
-        jobs.c.job_id,
-        _newest_restorable(_restorable.c.image_id).label("newest"),
-        verified.correlate(jobs).scalar_subquery().label("verified"),
-        failures.correlate(jobs).scalar_subquery().label("failures"),
-        last_failure.correlate(jobs).scalar_subquery().label("last_failure"),
-        first_size.correlate(jobs).scalar_subquery().label("bytes_before"),
-    ).where(jobs.c.job_id.in_(job_ids))
+        streams.c.stream_id,
+        _newest_restorable(_restorable.c.snapshot_id).label("newest"),
+        verified.correlate(streams).scalar_subquery().label("verified"),
+        failures.correlate(streams).scalar_subquery().label("failures"),
+        last_failure.correlate(streams).scalar_subquery().label("last_failure"),
+        first_size.correlate(streams).scalar_subquery().label("bytes_before"),
+    ).where(streams.c.stream_id.in_(stream_ids))
 
 
 def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
     """What the checkpoints amount to that were completed in spans of events.
 
     Args:
-        spans: Job, the sequence before the first event, and that of the last.
+        spans: Stream, the sequence before the first event, and that of the last.
 
     Columns: place, which is that of the span in the list; taken; rows; incremental_bytes. A span without any is left
     out.
     """
     # Written out: a `values()` of hundreds of rows takes longer to be compiled, at each call, than to be answered.
-    rows = ", ".join(f"({place}, :job_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
-    query = text(f"WITH span (place, job_id, since, last) AS (VALUES {rows}) {_TALLY}")
-    return query.bindparams(**{f"job_{place}": job_id for place, (job_id, _, _) in enumerate(spans)})
+    rows = ", ".join(f"({place}, :stream_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
+    query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {rows}) {_TALLY}")
+    return query.bindparams(**{f"stream_{place}": stream_id for place, (stream_id, _, _) in enumerate(spans)})
 
 
 _TALLY = f"""
-SELECT span.place, count(*) AS taken, sum(images.rows) AS rows, sum(images.incremental_bytes) AS incremental_bytes
+SELECT span.place, count(*) AS taken, sum(snapshots.rows) AS rows, sum(snapshots.incremental_bytes) AS incremental_bytes
 FROM span
-JOIN events ON events.job_id = span.job_id AND events.sequence > span.since AND events.sequence <= span.last
+JOIN events ON events.stream_id = span.stream_id AND events.sequence > span.since AND events.sequence <= span.last
     AND events.type = '{EventType.CHECKPOINT_COMPLETED.value}'
-LEFT JOIN images ON images.image_id = events.image_id
+LEFT JOIN snapshots ON snapshots.snapshot_id = events.snapshot_id
 GROUP BY span.place
 """

@@ -10,32 +10,32 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog import snapshot_queries as queries
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
-from dagster_ckpt.catalog.holds import lock_image, standing
+from dagster_ckpt.catalog.holds import lock_snapshot, standing
 from dagster_ckpt.catalog.records import (
-    CompletedImage,
+    CompletedSnapshot,
     EventType,
     HoldKind,
     HoldRecord,
-    ImageHistory,
-    ImageRecord,
-    ImageStatus,
-    ImageTally,
-    ImageTrigger,
     LeaseRecord,
+    SnapshotHistory,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTally,
+    SnapshotTrigger,
 )
 from dagster_ckpt.catalog.streams import raise_counter
-from dagster_ckpt.catalog.tables import images, jobs, recovery_failures, timelines
-from dagster_ckpt.errors import CatalogError, ImageHeldError, ImageNotFoundError
+from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
+from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
 
 CHECKPOINT = "CHECKPOINT"
 SAVEPOINT = "SAVEPOINT"
-# What an operator takes without a lease; a run's images carry its execution.
-_OF_STOPPED = images.c.execution_id.is_(None) & (images.c.kind == SAVEPOINT)
-_FIELDS = frozenset(field.name for field in fields(ImageRecord))
+# What an operator takes without a lease; a run's snapshots carry its execution.
+_OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SAVEPOINT)
+_FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
 
 
-class ImageStore:
-    """What the catalog knows of images. A row that cannot be read is listed as BROKEN, never left out."""
+class SnapshotStore:
+    """What the catalog knows of snapshots. A row that cannot be read is listed as BROKEN, never left out."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -44,27 +44,27 @@ class ImageStore:
         self,
         lease: LeaseRecord,
         *,
-        image_id: str,
+        snapshot_id: str,
         execution_id: str,
         kind: str,
         number: int,
-        trigger: ImageTrigger,
+        trigger: SnapshotTrigger,
         timeline: int,
         label: str | None = None,
         request_id: str | None = None,
         schedule: str | None = None,
-    ) -> ImageRecord:
-        """Record that an execution takes an image; its number is used up by that.
+    ) -> SnapshotRecord:
+        """Record that an execution takes a snapshot; its number is used up by that.
 
         Raises:
             LeaseLostError: The lease is not held any more.
         """
         with self._database.writing_under(lease) as connection:
-            raise_counter(connection, lease.job_id, number + 1)
+            raise_counter(connection, lease.stream_id, number + 1)
             return self._begin(
                 connection,
-                image_id=image_id,
-                job_id=lease.job_id,
+                snapshot_id=snapshot_id,
+                stream_id=lease.stream_id,
                 execution_id=execution_id,
                 kind=kind,
                 number=number,
@@ -75,42 +75,42 @@ class ImageStore:
                 schedule=schedule,
             )
 
-    def complete(self, lease: LeaseRecord, image_id: str, facts: CompletedImage) -> ImageRecord:
-        """Record that an image of an execution is whole in storage.
+    def complete(self, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
+        """Record that a snapshot of an execution is whole in storage.
 
         Raises:
-            LeaseLostError: The lease is not held any more: the image is not recorded.
+            LeaseLostError: The lease is not held any more: the snapshot is not recorded.
             CatalogError: It is not in progress any more.
         """
         with self._database.writing_under(lease) as connection:
-            return self._complete(connection, image_id, images.c.job_id == lease.job_id, facts)
+            return self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
 
-    def fail(self, lease: LeaseRecord, image_id: str, reason: str) -> None:
-        """Record that an image of an execution was not taken; one that is completed stays as it is.
+    def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str) -> None:
+        """Record that a snapshot of an execution was not taken; one that is completed stays as it is.
 
         Raises:
             LeaseLostError: The lease is not held any more.
         """
         with self._database.writing_under(lease) as connection:
-            self._fail(connection, image_id, images.c.job_id == lease.job_id, reason)
+            self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason)
 
     def begin_of_stopped(
         self,
-        job_id: str,
+        stream_id: str,
         *,
-        image_id: str,
+        snapshot_id: str,
         number: int,
-        trigger: ImageTrigger,
+        trigger: SnapshotTrigger,
         timeline: int,
         label: str | None = None,
         schedule: str | None = None,
-    ) -> ImageRecord:
-        """Record that a savepoint of a job that does not run is being taken. Nobody's lease is needed for that."""
+    ) -> SnapshotRecord:
+        """Record that a savepoint of a stream that does not run is being taken. Nobody's lease is needed for that."""
         with self._database.writing() as connection:
             return self._begin(
                 connection,
-                image_id=image_id,
-                job_id=job_id,
+                snapshot_id=snapshot_id,
+                stream_id=stream_id,
                 execution_id=None,
                 kind=SAVEPOINT,
                 number=number,
@@ -121,66 +121,68 @@ class ImageStore:
                 schedule=schedule,
             )
 
-    def complete_of_stopped(self, image_id: str, facts: CompletedImage) -> ImageRecord:
-        """Record that such a savepoint is whole in storage; never an image of an execution.
+    def complete_of_stopped(self, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
+        """Record that such a savepoint is whole in storage; never a snapshot of an execution.
 
         Raises:
             CatalogError: It is not in progress any more.
         """
         with self._database.writing() as connection:
-            return self._complete(connection, image_id, _OF_STOPPED, facts)
+            return self._complete(connection, snapshot_id, _OF_STOPPED, facts)
 
-    def fail_of_stopped(self, image_id: str, reason: str) -> None:
+    def fail_of_stopped(self, snapshot_id: str, reason: str) -> None:
         """Record that such a savepoint was not taken; one that is completed stays as it is."""
         with self._database.writing() as connection:
-            self._fail(connection, image_id, _OF_STOPPED, reason)
+            self._fail(connection, snapshot_id, _OF_STOPPED, reason)
 
-    def verified(self, image_id: str, problem: str | None) -> None:
-        """Record that an image was verified.
+    def verified(self, snapshot_id: str, problem: str | None) -> None:
+        """Record that a snapshot was verified.
 
         Args:
-            image_id: The image; one that the catalog does not know is passed over.
+            snapshot_id: The snapshot; one that the catalog does not know is passed over.
             problem: Why it cannot be restored, or None.
         """
         with self._database.writing() as connection:
             connection.execute(
-                images.update()
-                .where(images.c.image_id == image_id)
+                snapshots.update()
+                .where(snapshots.c.snapshot_id == snapshot_id)
                 .values(verified_at_ms=self._database.now_ms(connection), verified_problem=problem)
             )
 
-    def give_to_job(self, image_id: str) -> None:
-        """Record that a savepoint is the job's own from now on, which deletes it as it does a checkpoint."""
+    def give_to_job(self, snapshot_id: str) -> None:
+        """Record that a savepoint is the stream's own from now on, which deletes it as it does a checkpoint."""
         with self._database.writing() as connection:
-            _get(connection, image_id)
-            connection.execute(images.update().where(images.c.image_id == image_id).values(claimed=True))
+            _get(connection, snapshot_id)
+            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(claimed=True))
 
-    def mark_deleting(self, image_id: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of an image are being deleted: nobody recovers from it any more.
+    def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
+        """Record that the bytes of a snapshot are being deleted: nobody recovers from it any more.
 
         Args:
-            image_id: The image.
+            snapshot_id: The snapshot.
             lease: The lease of the run or retention that deletes it; None where an operator does, beside any writer.
 
         Raises:
-            ImageHeldError: Something holds it; nothing was changed. What is being deleted already is not held.
-            ImageNotFoundError: There is none of this id.
-            LeaseLostError: The lease is not held any more: the image stays as it is.
+            SnapshotHeldError: Something holds it; nothing was changed. What is being deleted already is not held.
+            SnapshotNotFoundError: There is none of this id.
+            LeaseLostError: The lease is not held any more: the snapshot stays as it is.
         """
         with self._database.writing_as(lease) as connection:
-            row = lock_image(connection, image_id)
-            if row is not None and row.status != ImageStatus.DELETING.value:
+            row = lock_snapshot(connection, snapshot_id)
+            if row is not None and row.status != SnapshotStatus.DELETING.value:
                 _refuse_held(row, list(standing(connection, row, self._database.now_ms(connection))))
-            _get(connection, image_id)
+            _get(connection, snapshot_id)
             connection.execute(
-                images.update().where(images.c.image_id == image_id).values(status=ImageStatus.DELETING.value)
+                snapshots.update()
+                .where(snapshots.c.snapshot_id == snapshot_id)
+                .values(status=SnapshotStatus.DELETING.value)
             )
 
-    def deleted(self, image_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of an image are gone, and why; told once, however many passes deleted it.
+    def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
+        """Record that the bytes of a snapshot are gone, and why; told once, however many passes deleted it.
 
         Args:
-            image_id: The image.
+            snapshot_id: The snapshot.
             reason: Why.
             lease: As it was for `mark_deleting`.
 
@@ -188,87 +190,96 @@ class ImageStore:
             LeaseLostError: The lease is not held any more: the next pass goes on.
         """
         with self._database.writing_as(lease) as connection:
-            present = (images.c.image_id == image_id) & (images.c.status != ImageStatus.DELETED.value)
-            gone = connection.execute(images.update().where(present).values(status=ImageStatus.DELETED.value)).rowcount
-            image = _get(connection, image_id)
+            present = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
+            gone = connection.execute(
+                snapshots.update().where(present).values(status=SnapshotStatus.DELETED.value)
+            ).rowcount
+            snapshot = _get(connection, snapshot_id)
             if not gone:
                 return
-            payload = {"reason": reason, "location": image.location}
-            self._database.tell(connection, image.job_id, EventType.IMAGE_DELETED, image_id=image_id, payload=payload)
+            payload = {"reason": reason, "location": snapshot.location}
+            self._database.tell(
+                connection, snapshot.stream_id, EventType.SNAPSHOT_DELETED, snapshot_id=snapshot_id, payload=payload
+            )
 
-    def get(self, image_id: str) -> ImageRecord:
-        """One image.
+    def get(self, snapshot_id: str) -> SnapshotRecord:
+        """One snapshot.
 
         Raises:
-            ImageNotFoundError: There is none of this id.
+            SnapshotNotFoundError: There is none of this id.
         """
         with self._database.reading() as connection:
-            return _get(connection, image_id)
+            return _get(connection, snapshot_id)
 
-    def of_job(self, job_id: str, *, kind: str | None = None, status: ImageStatus | None = None) -> list[ImageRecord]:
-        """Images of a job, newest first."""
-        query = select(images).where(images.c.job_id == job_id)
+    def of_stream(
+        self, stream_id: str, *, kind: str | None = None, status: SnapshotStatus | None = None
+    ) -> list[SnapshotRecord]:
+        """Snapshots of a stream, newest first."""
+        query = select(snapshots).where(snapshots.c.stream_id == stream_id)
         if kind is not None:
-            query = query.where(images.c.kind == kind)
+            query = query.where(snapshots.c.kind == kind)
         if status is not None:
-            query = query.where(images.c.status == status.value)
+            query = query.where(snapshots.c.status == status.value)
         # A row of that status in which something else cannot be read is BROKEN, not of that status.
-        return [image for image in self._all(query) if status is None or image.status is status]
+        return [snapshot for snapshot in self._all(query) if status is None or snapshot.status is status]
 
-    def at_location(self, job_id: str, location: str) -> ImageRecord | None:
-        """The image of a job that is or was at a location, in whatever state; the newest where there were several."""
-        at_place = (images.c.job_id == job_id) & (images.c.location == location)
-        return next(iter(self._all(select(images).where(at_place))), None)
+    def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
+        """The snapshot of a stream that is or was at a location, in any state; of several the newest."""
+        at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
+        return next(iter(self._all(select(snapshots).where(at_place))), None)
 
-    def completed(self, job_id: str) -> list[ImageRecord]:
-        """Images of a job that a person may name as a starting point, newest first."""
-        return self.of_job(job_id, status=ImageStatus.COMPLETED)
+    def completed(self, stream_id: str) -> list[SnapshotRecord]:
+        """Snapshots of a stream that a person may name as a starting point, newest first."""
+        return self.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
 
-    def newest_checkpoint(self, job_id: str) -> ImageRecord | None:
+    def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
         """The newest completed checkpoint: what the next one may share bytes with."""
-        return next(iter(self.of_job(job_id, kind=CHECKPOINT, status=ImageStatus.COMPLETED)), None)
+        return next(iter(self.of_stream(stream_id, kind=CHECKPOINT, status=SnapshotStatus.COMPLETED)), None)
 
-    def by_id(self, image_ids: Sequence[str]) -> dict[str, ImageRecord]:
-        """These images, as far as the catalog knows them."""
-        return {image.image_id: image for image in self._all(select(images).where(images.c.image_id.in_(image_ids)))}
+    def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
+        """These snapshots, as far as the catalog knows them."""
+        return {
+            snapshot.snapshot_id: snapshot
+            for snapshot in self._all(select(snapshots).where(snapshots.c.snapshot_id.in_(snapshot_ids)))
+        }
 
-    def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[ImageTally]:
-        """What the checkpoints of a job amount to that were completed in a span of events, by one query.
+    def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
+        """What the checkpoints of a stream amount to that were completed in a span of events, by one query.
 
         Args:
-            spans: Job, the sequence before the first event, and that of the last.
+            spans: Stream, the sequence before the first event, and that of the last.
         """
         if not spans:
             return []
         with self._database.reading() as connection:
             found = {row.place: row for row in connection.execute(queries.tallies(spans))}
         return [
-            ImageTally(int(row.taken), int(row.rows or 0), int(row.incremental_bytes or 0))
+            SnapshotTally(int(row.taken), int(row.rows or 0), int(row.incremental_bytes or 0))
             if (row := found.get(place)) is not None
-            else ImageTally(0, 0, 0)
+            else SnapshotTally(0, 0, 0)
             for place in range(len(spans))
         ]
 
-    def newest_of(self, job_ids: Sequence[str]) -> dict[str, ImageRecord]:
-        """The newest restorable image of each of these jobs that has one, by one query."""
+    def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
+        """The newest restorable snapshot of each of these streams that has one, by one query."""
         with self._database.reading() as connection:
-            return {row.job_id: _record(row) for row in connection.execute(queries.newest_restorable(job_ids))}
+            return {row.stream_id: _record(row) for row in connection.execute(queries.newest_restorable(stream_ids))}
 
-    def histories(self, windows: Mapping[str, int]) -> dict[str, ImageHistory]:
-        """What the images of jobs tell of their health, by two queries where the windows are alike.
+    def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
+        """What the snapshots of streams tell of their health, by two queries where the windows are alike.
 
         Args:
-            windows: By job, the begin of the window in which its images are compared in size, ms since the epoch. One
-                that never started has an empty history.
+            windows: By stream, the begin of the window in which its snapshots are compared in size, ms since the epoch.
+                One that never started has an empty history.
         """
         told: list[Row[Any]] = []
         with self._database.reading() as connection:
             for since_ms in set(windows.values()):
-                alike = [job_id for job_id, begin_ms in windows.items() if begin_ms == since_ms]
+                alike = [stream_id for stream_id, begin_ms in windows.items() if begin_ms == since_ms]
                 told += connection.execute(queries.histories(alike, since_ms))
-        named = self.by_id([image_id for row in told for image_id in (row.newest, row.verified) if image_id])
-        return {job_id: ImageHistory() for job_id in windows} | {
-            row.job_id: ImageHistory(
+        named = self.by_id([snapshot_id for row in told for snapshot_id in (row.newest, row.verified) if snapshot_id])
+        return {stream_id: SnapshotHistory() for stream_id in windows} | {
+            row.stream_id: SnapshotHistory(
                 newest=named.get(row.newest),
                 verified=named.get(row.verified),
                 failures=row.failures,
@@ -278,107 +289,114 @@ class ImageStore:
             for row in told
         }
 
-    def restorable(self, job_id: str) -> list[ImageRecord]:
-        """Images that an automatic recovery may take, newest first.
+    def restorable(self, stream_id: str) -> list[SnapshotRecord]:
+        """Snapshots that an automatic recovery may take, newest first.
 
-        They are those of the job's current timeline, the one that this timeline began with, and those of the timelines
-        it goes back to, up to the batch where each was left.
+        They are those of the stream's current timeline, the one that this timeline began with, and those of the
+        timelines it goes back to, up to the batch where each was left.
         """
         with self._database.reading() as connection:
-            job = connection.execute(
-                select(jobs.c.timeline, jobs.c.restored_image_id).where(jobs.c.job_id == job_id)
+            stream = connection.execute(
+                select(streams.c.timeline, streams.c.restored_snapshot_id).where(streams.c.stream_id == stream_id)
             ).one_or_none()
-            begins = connection.execute(select(timelines).where(timelines.c.job_id == job_id)).all()
-        if job is None:
+            begins = connection.execute(select(timelines).where(timelines.c.stream_id == stream_id)).all()
+        if stream is None:
             return []
-        past = queries.past_of(job.timeline, {row.timeline: (row.parent, row.to_batch) for row in begins})
+        past = queries.past_of(stream.timeline, {row.timeline: (row.parent, row.to_batch) for row in begins})
         return [
-            image
-            for image in self.completed(job_id)
-            if image.timeline == job.timeline
-            or image.image_id == job.restored_image_id
-            or (image.batch_id is not None and image.batch_id <= past.get(image.timeline, -1))
+            snapshot
+            for snapshot in self.completed(stream_id)
+            if snapshot.timeline == stream.timeline
+            or snapshot.snapshot_id == stream.restored_snapshot_id
+            or (snapshot.batch_id is not None and snapshot.batch_id <= past.get(snapshot.timeline, -1))
         ]
 
-    def _begin(self, connection: Connection, **values: str | int | None) -> ImageRecord:
-        new = {"status": ImageStatus.IN_PROGRESS.value, "properties": "{}"}
-        connection.execute(images.insert().values(**values, **new, created_at_ms=self._database.now_ms(connection)))
-        return _get(connection, str(values["image_id"]))
+    def _begin(self, connection: Connection, **values: str | int | None) -> SnapshotRecord:
+        new = {"status": SnapshotStatus.IN_PROGRESS.value, "properties": "{}"}
+        connection.execute(snapshots.insert().values(**values, **new, created_at_ms=self._database.now_ms(connection)))
+        return _get(connection, str(values["snapshot_id"]))
 
     def _complete(
-        self, connection: Connection, image_id: str, whose: ColumnElement[bool], facts: CompletedImage
-    ) -> ImageRecord:
+        self, connection: Connection, snapshot_id: str, whose: ColumnElement[bool], facts: CompletedSnapshot
+    ) -> SnapshotRecord:
         values = {field.name: getattr(facts, field.name) for field in fields(facts)}
         completed = connection.execute(
-            images.update()
-            .where((images.c.image_id == image_id) & whose & (images.c.status == ImageStatus.IN_PROGRESS.value))
+            snapshots.update()
+            .where(
+                (snapshots.c.snapshot_id == snapshot_id)
+                & whose
+                & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
+            )
             .values(
                 **values | {"properties": as_text(dict(facts.properties))},
-                status=ImageStatus.COMPLETED.value,
+                status=SnapshotStatus.COMPLETED.value,
                 completed_at_ms=self._database.now_ms(connection),
             )
         )
-        image = _get(connection, image_id)
+        snapshot = _get(connection, snapshot_id)
         if not completed.rowcount:
             raise CatalogError(
-                f"Image {image_id} of job {image.job_id!r} cannot be completed: the catalog has it as "
-                f"{image.status.value}. Take another one."
+                f"Snapshot {snapshot_id} of stream {snapshot.stream_id!r} cannot be completed: the catalog has it as "
+                f"{snapshot.status.value}. Take another one."
             )
-        if image.kind == CHECKPOINT:
+        if snapshot.kind == CHECKPOINT:
             # It was taken after a batch of a query that runs: what recoveries failed at before is over.
-            of_job = recovery_failures.c.job_id == image.job_id
-            connection.execute(recovery_failures.update().where(of_job).values(is_over=True))
-        self._tell(connection, image, "COMPLETED", {"batch_id": image.batch_id, "location": image.location})
-        return image
+            of_stream = recovery_failures.c.stream_id == snapshot.stream_id
+            connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
+        self._tell(connection, snapshot, "COMPLETED", {"batch_id": snapshot.batch_id, "location": snapshot.location})
+        return snapshot
 
-    def _fail(self, connection: Connection, image_id: str, whose: ColumnElement[bool], reason: str) -> None:
-        pending = (images.c.image_id == image_id) & whose & (images.c.status == ImageStatus.IN_PROGRESS.value)
-        failed = images.update().where(pending).values(status=ImageStatus.FAILED.value, failure_reason=reason)
+    def _fail(self, connection: Connection, snapshot_id: str, whose: ColumnElement[bool], reason: str) -> None:
+        pending = (
+            (snapshots.c.snapshot_id == snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
+        )
+        failed = snapshots.update().where(pending).values(status=SnapshotStatus.FAILED.value, failure_reason=reason)
         if connection.execute(failed).rowcount:
-            self._tell(connection, _get(connection, image_id), "FAILED", {"reason": reason})
+            self._tell(connection, _get(connection, snapshot_id), "FAILED", {"reason": reason})
 
-    def _all(self, query: Select[Any]) -> list[ImageRecord]:
+    def _all(self, query: Select[Any]) -> list[SnapshotRecord]:
         with self._database.reading() as connection:
-            ordered = query.order_by(images.c.number.desc(), images.c.created_at_ms.desc())
+            ordered = query.order_by(snapshots.c.number.desc(), snapshots.c.created_at_ms.desc())
             return [_record(row) for row in connection.execute(ordered)]
 
-    def _tell(self, connection: Connection, image: ImageRecord, what: str, payload: dict[str, Any]) -> None:
-        kind = "CHECKPOINT" if image.kind == CHECKPOINT else "SAVEPOINT"
+    def _tell(self, connection: Connection, snapshot: SnapshotRecord, what: str, payload: dict[str, Any]) -> None:
+        kind = "CHECKPOINT" if snapshot.kind == CHECKPOINT else "SAVEPOINT"
         self._database.tell(
             connection,
-            image.job_id,
+            snapshot.stream_id,
             EventType[f"{kind}_{what}"],
-            image_id=image.image_id,
-            execution_id=image.execution_id,
+            snapshot_id=snapshot.snapshot_id,
+            execution_id=snapshot.execution_id,
             payload=payload,
         )
 
 
-def _refuse_held(image: Row[Any], found: Sequence[HoldRecord]) -> None:
+def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
     if found:
         named = "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in found)
-        raise ImageHeldError(
-            f"image {image.image_id} of job {image.job_id!r} is held ({named})",
+        raise SnapshotHeldError(
+            f"snapshot {snapshot.snapshot_id} of stream {snapshot.stream_id!r} is held ({named})",
             passes=all(hold.kind is HoldKind.USE for hold in found),
         )
 
 
-def _get(connection: Connection, image_id: str) -> ImageRecord:
-    row = connection.execute(select(images).where(images.c.image_id == image_id)).one_or_none()
+def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:
+    row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
     if row is None:
-        raise ImageNotFoundError(
-            f"The catalog knows no image {image_id!r}. List the job's images for one it knows, or give a location."
+        raise SnapshotNotFoundError(
+            f"The catalog knows no snapshot {snapshot_id!r}. List the stream's snapshots for one it knows, or give a "
+            "location."
         )
     return _record(row)
 
 
-def _record(row: Row[Any]) -> ImageRecord:
+def _record(row: Row[Any]) -> SnapshotRecord:
     troubles: list[str] = []
-    values = {name: value for name, value in cells(row, images, troubles).items() if name in _FIELDS}
+    values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
     values["properties"] = read_dict(values["properties"], "properties", troubles) or {}
-    values["trigger"] = read_enum(values["trigger"], ImageTrigger, ImageTrigger.UNKNOWN, "trigger", troubles)
-    values["status"] = read_enum(values["status"], ImageStatus, ImageStatus.BROKEN, "status", troubles)
+    values["trigger"] = read_enum(values["trigger"], SnapshotTrigger, SnapshotTrigger.UNKNOWN, "trigger", troubles)
+    values["status"] = read_enum(values["status"], SnapshotStatus, SnapshotStatus.BROKEN, "status", troubles)
     if troubles:
-        values["status"] = ImageStatus.BROKEN
+        values["status"] = SnapshotStatus.BROKEN
         values["broken"] = "; ".join(troubles)
-    return ImageRecord(**values)
+    return SnapshotRecord(**values)

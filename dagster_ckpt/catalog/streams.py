@@ -1,4 +1,4 @@
-"""Streaming jobs."""
+"""Streams."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
-from dagster_ckpt.catalog.records import EventType, JobRecord, LeaseRecord
+from dagster_ckpt.catalog.records import EventType, LeaseRecord, StreamRecord
 from dagster_ckpt.catalog.recovery_records import OriginKind, StateOrigin
-from dagster_ckpt.catalog.tables import images, jobs, leases, timelines
-from dagster_ckpt.errors import CatalogError, JobNotFoundError
+from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
+from dagster_ckpt.errors import CatalogError, StreamNotFoundError
 
 
-class JobStore:
-    """What the catalog knows of jobs."""
+class StreamStore:
+    """What the catalog knows of streams."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def ensure(self, job_id: str, *, name: str, asset_key: str, options: dict[str, Any]) -> JobRecord:
-        """Make a job known, or refresh its name, asset key and options."""
+    def ensure(self, stream_id: str, *, name: str, asset_key: str, options: dict[str, Any]) -> StreamRecord:
+        """Make a stream known, or refresh its name, asset key and options."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             described = {"name": name, "asset_key": asset_key, "options": as_text(options), "updated_at_ms": now_ms}
             new = {"live_generation": 0, "timeline": 0, "next_number": 1, "created_at_ms": now_ms}
-            if not self._database.insert_if_absent(connection, jobs, job_id=job_id, **new, **described):
-                connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(**described))
-            return _get(connection, job_id)
+            if not self._database.insert_if_absent(connection, streams, stream_id=stream_id, **new, **described):
+                connection.execute(streams.update().where(streams.c.stream_id == stream_id).values(**described))
+            return _get(connection, stream_id)
 
-    def get(self, job_id: str) -> JobRecord:
-        """One job.
+    def get(self, stream_id: str) -> StreamRecord:
+        """One stream.
 
         Raises:
-            JobNotFoundError: It was never started.
+            StreamNotFoundError: It was never started.
             CatalogError: Its row says that a restore is to be finished, and not how.
         """
         with self._database.reading() as connection:
-            return _get(connection, job_id)
+            return _get(connection, stream_id)
 
-    def all(self) -> list[JobRecord]:
-        """Every job, by id; one whose row cannot be read is among them, and says so in `broken`."""
+    def all(self) -> list[StreamRecord]:
+        """Every stream, by id; one whose row cannot be read is among them, and says so in `broken`."""
         with self._database.reading() as connection:
-            return [_record(row) for row in connection.execute(select(jobs).order_by(jobs.c.job_id))]
+            return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
         """Record that nothing of a restore is left to do.
@@ -54,7 +54,7 @@ class JobStore:
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """Record that the job has no live directory any more; its files may be deleted from now on.
+        """Record that the stream has no live directory any more; its files may be deleted from now on.
 
         Raises:
             LeaseLostError: The lease is not held any more.
@@ -62,34 +62,34 @@ class JobStore:
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Let the job's counter be at a number; one that is further already stays.
+        """Let the stream's counter be at a number; one that is further already stays.
 
         Raises:
             LeaseLostError: The lease is not held any more.
         """
         with self._database.writing_under(lease) as connection:
-            raise_counter(connection, lease.job_id, number)
+            raise_counter(connection, lease.stream_id, number)
 
-    def prefer_savepoint(self, job_id: str, image_id: str) -> None:
-        """Record what `preferred-savepoint` means: a person's choice, whoever runs the job."""
+    def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
+        """Record what `preferred-savepoint` means: a person's choice, whoever runs the stream."""
         with self._database.writing() as connection:
-            self._change(connection, job_id, preferred_savepoint_id=image_id)
+            self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
-    def accept_plan(self, job_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Let another plan go on from a job's state, once: a person has seen what is different.
+    def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
+        """Let another plan go on from a stream's state, once: a person has seen what is different.
 
         Args:
-            job_id: The job.
+            stream_id: The stream.
             fingerprint: That of the plan.
-            lease: The lease of the job, where a run records what its start was told.
+            lease: The lease of the stream, where a run records what its start was told.
 
         Raises:
-            JobNotFoundError: It was never started.
+            StreamNotFoundError: It was never started.
             LeaseLostError: The lease is not held any more.
         """
         with self._database.writing_as(lease) as connection:
-            _get(connection, job_id)
-            self._change(connection, job_id, accepted_plan=fingerprint)
+            _get(connection, stream_id)
+            self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
         """Record what the query that is about to start keeps state for; None: not known.
@@ -99,21 +99,23 @@ class JobStore:
         """
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
-    def allocate_number(self, job_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """Take the next number of the job's counter, for an image that no coordinator counts.
+    def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
+        """Take the next number of the stream's counter, for a snapshot that no coordinator counts.
 
         Args:
-            job_id: The job.
-            lease: Its lease, where its run takes the image.
+            stream_id: The stream.
+            lease: Its lease, where its run takes the snapshot.
 
         Raises:
             LeaseLostError: The lease is not held any more.
-            JobNotFoundError: It was never started.
+            StreamNotFoundError: It was never started.
         """
         with self._database.writing_as(lease) as connection:
-            _get(connection, job_id)
-            counted = jobs.update().where(jobs.c.job_id == job_id).values(next_number=jobs.c.next_number + 1)
-            return int(connection.execute(counted.returning(jobs.c.next_number)).scalar_one()) - 1
+            _get(connection, stream_id)
+            counted = (
+                streams.update().where(streams.c.stream_id == stream_id).values(next_number=streams.c.next_number + 1)
+            )
+            return int(connection.execute(counted.returning(streams.c.next_number)).scalar_one()) - 1
 
     def switch_live_directory(
         self,
@@ -121,21 +123,21 @@ class JobStore:
         live_directory: str,
         *,
         origin: StateOrigin | None = None,
-        restored_image_id: str | None = None,
+        restored_snapshot_id: str | None = None,
         pending_restore: dict[str, Any] | None = None,
         claims: bool = False,
         plan: Mapping[str, Any] | None = None,
-    ) -> JobRecord:
-        """Make another directory the job's live one; its generation rises.
+    ) -> StreamRecord:
+        """Make another directory the stream's live one; its generation rises.
 
         Args:
-            lease: The lease of the job.
+            lease: The lease of the stream.
             live_directory: The new directory, which stands ready.
             origin: Where the state in it came from; None where that is not known.
-            restored_image_id: The image it was made from: a new timeline begins with it.
-            pending_restore: What is still to be done before the query may start. With it, and without an
-                image, a new timeline begins with nothing.
-            claims: From now on the job owns that image, also where it is a savepoint.
+            restored_snapshot_id: The snapshot it was made from: a new timeline begins with it.
+            pending_restore: What is still to be done before the query may start. With it, and without a
+                snapshot, a new timeline begins with nothing.
+            claims: From now on the stream owns that snapshot, also where it is a savepoint.
             plan: What the state in the new directory is kept for, empty where that is not known; None: the same as
                 in the one before.
 
@@ -144,107 +146,116 @@ class JobStore:
             CatalogError: A holder before may still live, and nobody has fenced its query off: nobody would find the
                 directory that it runs in any more.
         """
-        job_id = lease.job_id
+        stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
-            unfenced = select(leases.c.predecessor_unproven).where(leases.c.job_id == job_id)
+            unfenced = select(leases.c.predecessor_unproven).where(leases.c.stream_id == stream_id)
             if connection.execute(unfenced).scalar_one():
                 raise CatalogError(
-                    f"Job {job_id!r} cannot go on elsewhere than in {_get(connection, job_id).live_directory}: a "
+                    f"Stream {stream_id!r} cannot go on elsewhere than in "
+                    f"{_get(connection, stream_id).live_directory}: a "
                     "holder of its lease may still write there. Fence it off first."
                 )
-            new_timeline = restored_image_id is not None or pending_restore is not None
+            new_timeline = restored_snapshot_id is not None or pending_restore is not None
             if new_timeline and origin is not None:
-                _note_past(connection, job_id, origin)
+                _note_past(connection, stream_id, origin)
             connection.execute(
-                jobs.update()
-                .where(jobs.c.job_id == job_id)
+                streams.update()
+                .where(streams.c.stream_id == stream_id)
                 .values(
                     live_directory=live_directory,
-                    live_generation=jobs.c.live_generation + 1,
-                    timeline=jobs.c.timeline + int(new_timeline),
-                    restored_image_id=restored_image_id if new_timeline else jobs.c.restored_image_id,
+                    live_generation=streams.c.live_generation + 1,
+                    timeline=streams.c.timeline + int(new_timeline),
+                    restored_snapshot_id=restored_snapshot_id if new_timeline else streams.c.restored_snapshot_id,
                     pending_restore=as_text(pending_restore) if pending_restore is not None else None,
-                    plan=as_text(dict(plan)) if plan is not None else jobs.c.plan,
+                    plan=as_text(dict(plan)) if plan is not None else streams.c.plan,
                     origin=as_text(origin.as_record()) if origin is not None else None,
                     updated_at_ms=self._database.now_ms(connection),
                 )
             )
-            if claims and restored_image_id is not None:
-                claimed = (images.c.image_id == restored_image_id) & (images.c.job_id == job_id)
-                connection.execute(images.update().where(claimed).values(claimed=True))
-            job = _get(connection, job_id)
+            if claims and restored_snapshot_id is not None:
+                claimed = (snapshots.c.snapshot_id == restored_snapshot_id) & (snapshots.c.stream_id == stream_id)
+                connection.execute(snapshots.update().where(claimed).values(claimed=True))
+            stream = _get(connection, stream_id)
             self._database.tell(
                 connection,
-                job_id,
+                stream_id,
                 EventType.RESTORED,
-                image_id=restored_image_id,
+                snapshot_id=restored_snapshot_id,
                 payload={"live_directory": live_directory},
             )
-            return job
+            return stream
 
     def _change_under(self, lease: LeaseRecord, **values: str | None) -> None:
         with self._database.writing_under(lease) as connection:
-            self._change(connection, lease.job_id, **values)
+            self._change(connection, lease.stream_id, **values)
 
-    def _change(self, connection: Connection, job_id: str, **values: str | None) -> None:
+    def _change(self, connection: Connection, stream_id: str, **values: str | None) -> None:
         now_ms = self._database.now_ms(connection)
-        connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(**values, updated_at_ms=now_ms))
+        connection.execute(
+            streams.update().where(streams.c.stream_id == stream_id).values(**values, updated_at_ms=now_ms)
+        )
 
 
-def raise_counter(connection: Connection, job_id: str, number: int) -> None:
-    """Let a job's counter be at a number, in a transaction of its writer; one that is further already stays."""
-    behind = (jobs.c.job_id == job_id) & (jobs.c.next_number < number)
-    connection.execute(jobs.update().where(behind).values(next_number=number))
+def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
+    """Let a stream's counter be at a number, in a transaction of its writer; one that is further already stays."""
+    behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
+    connection.execute(streams.update().where(behind).values(next_number=number))
 
 
-def _note_past(connection: Connection, job_id: str, origin: StateOrigin) -> None:
+def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> None:
     """Let the timeline that is about to begin know which one it goes on from, and from where."""
-    now = connection.execute(select(jobs.c.timeline).where(jobs.c.job_id == job_id)).scalar_one()
+    now = connection.execute(select(streams.c.timeline).where(streams.c.stream_id == stream_id)).scalar_one()
     parent = now
-    if origin.kind is OriginKind.IMAGE:
-        of_image = (images.c.image_id == origin.image_id) & (images.c.job_id == job_id)
-        parent = connection.execute(select(images.c.timeline).where(of_image)).scalar_one_or_none()
-    if origin.kind not in (OriginKind.IMAGE, OriginKind.DIRECTORY) or parent is None or origin.batch_id is None:
+    if origin.kind is OriginKind.SNAPSHOT:
+        of_snapshot = (snapshots.c.snapshot_id == origin.snapshot_id) & (snapshots.c.stream_id == stream_id)
+        parent = connection.execute(select(snapshots.c.timeline).where(of_snapshot)).scalar_one_or_none()
+    if origin.kind not in (OriginKind.SNAPSHOT, OriginKind.DIRECTORY) or parent is None or origin.batch_id is None:
         return
     connection.execute(
-        timelines.insert().values(job_id=job_id, timeline=now + 1, parent=parent, to_batch=origin.batch_id)
+        timelines.insert().values(stream_id=stream_id, timeline=now + 1, parent=parent, to_batch=origin.batch_id)
     )
 
 
-def _get(connection: Connection, job_id: str) -> JobRecord:
-    row = connection.execute(select(jobs).where(jobs.c.job_id == job_id)).one_or_none()
+def _get(connection: Connection, stream_id: str) -> StreamRecord:
+    row = connection.execute(select(streams).where(streams.c.stream_id == stream_id)).one_or_none()
     if row is None:
-        known = ", ".join(connection.execute(select(jobs.c.job_id).order_by(jobs.c.job_id)).scalars()) or "none yet"
-        raise JobNotFoundError(
-            f"The catalog knows no job {job_id!r}: it was never started, or this is another catalog. "
-            f"Jobs it knows: {known}."
+        known = (
+            ", ".join(connection.execute(select(streams.c.stream_id).order_by(streams.c.stream_id)).scalars())
+            or "none yet"
+        )
+        raise StreamNotFoundError(
+            f"The catalog knows no stream {stream_id!r}: it was never started, or this is another catalog. "
+            f"Streams it knows: {known}."
         )
     unreadable: list[str] = []
-    cells(row, jobs, unreadable)
+    cells(row, streams, unreadable)
     if unreadable:
-        # Without its directory or its timeline a job would look like one that never ran.
+        # Without its directory or its timeline a stream would look like one that never ran.
         raise CatalogError(
-            f"The catalog cannot read its row of job {job_id!r}: {'; '.join(unreadable)}. Bring the catalog back from "
-            "a backup, or correct that row of the table jobs."
+            f"The catalog cannot read its row of stream {stream_id!r}: {'; '.join(unreadable)}. Bring the catalog "
+            "back from "
+            "a backup, or correct that row of the table streams."
         )
-    job = _record(row)
-    if job.pending_restore is None and row.pending_restore is not None:
+    stream = _record(row)
+    if stream.pending_restore is None and row.pending_restore is not None:
         # Read as "nothing is pending" it would start the query on sinks that are not rolled back.
         raise CatalogError(
-            f"Job {job_id!r} has a restore to finish, and the catalog cannot read which: {job.broken}. Bring the "
-            "catalog back from a backup; or, once its sinks are rolled back by hand, set jobs.pending_restore to NULL."
+            f"Stream {stream_id!r} has a restore to finish, and the catalog cannot read which: {stream.broken}. Bring "
+            "the "
+            "catalog back from a backup; or, once its sinks are rolled back by hand, set streams.pending_restore to "
+            "NULL."
         )
-    return job
+    return stream
 
 
-def _record(row: Row[Any]) -> JobRecord:
+def _record(row: Row[Any]) -> StreamRecord:
     troubles: list[str] = []
-    values = cells(row, jobs, troubles)
+    values = cells(row, streams, troubles)
     values["options"] = read_dict(values["options"], "options", troubles) or {}
     values["pending_restore"] = read_dict(values["pending_restore"], "pending_restore", troubles)
     values["plan"] = read_dict(values["plan"], "plan", troubles)
     values["origin"] = _origin(values["origin"], troubles)
-    return JobRecord(**values, broken="; ".join(troubles) or None)
+    return StreamRecord(**values, broken="; ".join(troubles) or None)
 
 
 def _origin(value: str | None, troubles: list[str]) -> StateOrigin | None:

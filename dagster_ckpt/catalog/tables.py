@@ -45,19 +45,19 @@ metadata = MetaData(
     }
 )
 
-_JOB = "jobs.job_id"
+_STREAM = "streams.stream_id"
 
-jobs = Table(
-    "jobs",
+streams = Table(
+    "streams",
     metadata,
-    Column("job_id", String(128), primary_key=True),
+    Column("stream_id", String(128), primary_key=True),
     Column("name", Text, nullable=False),
     Column("asset_key", Text, nullable=False),
     Column("options", Text, nullable=False),
     Column("live_directory", Text),
     Column("live_generation", Integer, nullable=False),
     Column("timeline", Integer, nullable=False),
-    Column("restored_image_id", String(64)),
+    Column("restored_snapshot_id", String(64)),
     Column("preferred_savepoint_id", String(64)),
     Column("pending_restore", Text),
     # What the state is kept for, and the fingerprint of another plan that a person lets go on from it.
@@ -70,14 +70,14 @@ jobs = Table(
     Column("updated_at_ms", BigInteger, nullable=False),
 )
 
-# One row: which deployment this catalog is the record of. Each image carries it.
+# One row: which deployment this catalog is the record of. Each snapshot carries it.
 deployment = Table("deployment", metadata, Column("deployment_id", String(64), primary_key=True))
 
 executions = Table(
     "executions",
     metadata,
     Column("execution_id", String(64), primary_key=True),
-    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
     # Wall clocks of two executions may be equal; this orders them.
     Column("ordinal", Integer, nullable=False),
     Column("run_id", Text, nullable=False),
@@ -97,15 +97,15 @@ executions = Table(
     Column("application", Text),
     Column("boot_id", Text),
     Column("process_start_ticks", BigInteger),
-    Index("ix_executions_job_id_ordinal", "job_id", "ordinal"),
-    Index("ix_executions_job_id_ended_at_ms", "job_id", "ended_at_ms"),
+    Index("ix_executions_stream_id_ordinal", "stream_id", "ordinal"),
+    Index("ix_executions_stream_id_ended_at_ms", "stream_id", "ended_at_ms"),
     Index("ix_executions_settled", "settled"),
 )
 
 leases = Table(
     "leases",
     metadata,
-    Column("job_id", ForeignKey(_JOB), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
     # Empty once released; the row stays, so that tokens go on rising.
     Column("execution_id", String(128)),
     Column("run_id", Text),
@@ -124,11 +124,11 @@ leases = Table(
     Column("predecessor_unproven", Boolean, nullable=False, server_default=false()),
 )
 
-images = Table(
-    "images",
+snapshots = Table(
+    "snapshots",
     metadata,
-    Column("image_id", String(64), primary_key=True),
-    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("snapshot_id", String(64), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
     Column("execution_id", String(64)),
     Column("kind", String(32), nullable=False),
     Column("number", Integer),
@@ -156,48 +156,48 @@ images = Table(
     Column("schedule", Text),
     Column("verified_at_ms", BigInteger),
     Column("verified_problem", Sentence),
-    Index("ix_images_job_id_status_number", "job_id", "status", "number"),
-    Index("ix_images_job_id_completed_at_ms", "job_id", "completed_at_ms"),
-    Index("ix_images_job_id_verified_at_ms", "job_id", "verified_at_ms"),
+    Index("ix_snapshots_stream_id_status_number", "stream_id", "status", "number"),
+    Index("ix_snapshots_stream_id_completed_at_ms", "stream_id", "completed_at_ms"),
+    Index("ix_snapshots_stream_id_verified_at_ms", "stream_id", "verified_at_ms"),
 )
 
 holds = Table(
     "holds",
     metadata,
     Column("hold_id", String(64), primary_key=True),
-    Column("image_id", ForeignKey("images.image_id"), nullable=False),
-    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("snapshot_id", ForeignKey("snapshots.snapshot_id"), nullable=False),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
     Column("kind", String(16), nullable=False),
     Column("holder", Text, nullable=False),
     Column("request_id", String(64)),
     Column("expires_at_ms", BigInteger),
     Column("created_at_ms", BigInteger, nullable=False),
-    Index("ix_holds_image_id", "image_id"),
-    Index("ix_holds_job_id_kind", "job_id", "kind"),
+    Index("ix_holds_snapshot_id", "snapshot_id"),
+    Index("ix_holds_stream_id_kind", "stream_id", "kind"),
 )
 
 requests = Table(
     "requests",
     metadata,
     Column("request_id", String(64), primary_key=True),
-    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
     Column("kind", String(32), nullable=False),
     Column("status", String(32), nullable=False),
     Column("arguments", Text, nullable=False),
     Column("origin", Text, nullable=False),
-    Column("image_id", String(64)),
+    Column("snapshot_id", String(64)),
     Column("error", Sentence),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("resolved_at_ms", BigInteger),
-    Index("ix_requests_job_id_status", "job_id", "status"),
+    Index("ix_requests_stream_id_status", "stream_id", "status"),
     Index("ix_requests_status_kind", "status", "kind"),
 )
 
-# What each timeline began with: images of an earlier one up to that batch are its past too.
+# What each timeline began with: snapshots of an earlier one up to that batch are its past too.
 timelines = Table(
     "timelines",
     metadata,
-    Column("job_id", ForeignKey(_JOB), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
     Column("timeline", Integer, primary_key=True, autoincrement=False),
     Column("parent", Integer, nullable=False),
     Column("to_batch", BigInteger, nullable=False),
@@ -206,7 +206,7 @@ timelines = Table(
 recovery_failures = Table(
     "recovery_failures",
     metadata,
-    Column("job_id", ForeignKey(_JOB), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
     Column("ordinal", Integer, primary_key=True, autoincrement=False),
     Column("execution_id", String(64), nullable=False),
     Column("point", Text, nullable=False),
@@ -224,7 +224,7 @@ recovery_failures = Table(
 desired_states = Table(
     "desired_states",
     metadata,
-    Column("job_id", ForeignKey(_JOB), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
     # Empty: as the asset's definition says.
     Column("desired", String(16)),
     Column("generation", Integer, nullable=False),
@@ -242,7 +242,7 @@ launches = Table(
     "launches",
     metadata,
     Column("request_id", String(64), primary_key=True),
-    Column("job_id", ForeignKey(_JOB), nullable=False),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
     Column("run_id", Text, nullable=False),
     Column("host", Text, nullable=False),
     Column("boot_id", Text, nullable=False),
@@ -251,20 +251,20 @@ launches = Table(
     Column("command", Sentence, nullable=False),
     Column("log", Text, nullable=False),
     Column("launched_at_ms", BigInteger, nullable=False),
-    Index("ix_launches_job_id_launched_at_ms", "job_id", "launched_at_ms"),
+    Index("ix_launches_stream_id_launched_at_ms", "stream_id", "launched_at_ms"),
 )
 
 events = Table(
     "events",
     metadata,
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("job_id", String(128), nullable=False),
+    Column("stream_id", String(128), nullable=False),
     Column("type", String(32), nullable=False),
-    Column("image_id", String(64)),
+    Column("snapshot_id", String(64)),
     Column("execution_id", String(64)),
     Column("payload", Text, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
-    Index("ix_events_job_id_sequence", "job_id", "sequence"),
+    Index("ix_events_stream_id_sequence", "stream_id", "sequence"),
 )
 
 # One row. Whoever writes an event holds it until the commit, so sequences rise in the order of commits.

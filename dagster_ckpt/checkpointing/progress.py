@@ -19,7 +19,7 @@ class BatchFigures:
     """Figures of the query up to one batch.
 
     Attributes:
-        rows: Input rows since the image before, as far as this execution saw them.
+        rows: Input rows since the snapshot before, as far as this execution saw them.
         state_rows: Rows in all state stores.
         watermark: Event-time watermark as ISO-8601, or None where the query has none.
     """
@@ -48,8 +48,8 @@ class BatchLog:
         """Figures at a batch.
 
         Args:
-            batch_id: The batch the image stands at.
-            since_batch: The batch of the image before; None counts from the start of the execution.
+            batch_id: The batch the snapshot stands at.
+            since_batch: The batch of the snapshot before; None counts from the start of the execution.
         """
         seen = [report for report in self._batches if report.batch_id <= batch_id]
         if not seen:

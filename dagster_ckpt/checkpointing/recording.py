@@ -6,38 +6,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import CompletedImage, ImageRecord, ImageStatus, ImageTrigger, LeaseRecord
+from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.checkpointing.progress import BatchFigures
-from dagster_ckpt.checkpointing.snapshotting import Snapshot
+from dagster_ckpt.checkpointing.snapshotting import TakenSnapshot
 from dagster_ckpt.errors import CkptError, LeaseLostError
 from dagster_ckpt.spark.query.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 
-def provenance(job: StreamingJob, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
-    """Properties for an image that is about to be taken.
+def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
+    """Properties for a snapshot that is about to be taken.
 
     Args:
-        job: The job.
+        stream: The stream.
         sinks: Its sinks, as the progress of the query names them.
         facts: What the running query knows of itself; None for a query that does not run. Its code version is left
             out then: the code that is loaded now need not be what wrote the live directory.
 
     Returns:
-        `parent_image_id` (the image before it on this timeline, or the one that the timeline began with), `timeline`,
-        and of a
-        running query `code_version`, `plan_fingerprint`, `spark_version`, `mode` and `guarantee`. `plan` is that of
-        the running query, else that of the query that was started last. What is not known is left out.
+        `parent_snapshot_id` (the snapshot before it on this timeline, or the one that the timeline began with),
+        `timeline`, and of a running query `code_version`, `plan_fingerprint`, `spark_version`, `mode` and `guarantee`.
+        `plan` is that of the running query, else that of the query that was started last. What is not known is left
+        out.
     """
-    before = next(iter(job.catalog.images.restorable(job.job_id)), None)
-    record = job.catalog.jobs.get(job.job_id)
+    before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
+    record = stream.catalog.streams.get(stream.stream_id)
     known: dict[str, object | None] = {
-        "parent_image_id": before.image_id if before is not None else None,
+        "parent_snapshot_id": before.snapshot_id if before is not None else None,
         "timeline": record.timeline,
     }
     if facts is not None:
-        known["code_version"] = job.code_version
+        known["code_version"] = stream.code_version
         known["plan_fingerprint"] = facts.plan_fingerprint
         known["plan"] = facts.plan.as_record() if facts.plan is not None else None
         known["spark_version"] = facts.spark_version
@@ -48,14 +48,14 @@ def provenance(job: StreamingJob, sinks: Sequence[str], facts: QueryFacts | None
     return {name: value for name, value in known.items() if value is not None}
 
 
-def asked(trigger: ImageTrigger, schedule: str | None) -> dict[str, object]:
-    """Properties that say why an image is taken, for a catalog that is rebuilt."""
+def asked(trigger: SnapshotTrigger, schedule: str | None) -> dict[str, object]:
+    """Properties that say why a snapshot is taken, for a catalog that is rebuilt."""
     return {"trigger": trigger.value, **({"schedule": schedule} if schedule is not None else {})}
 
 
 @dataclass(frozen=True)
 class NotRecorded:
-    """An image that the catalog did not take, as far as can be seen.
+    """A snapshot that the catalog did not take, as far as can be seen.
 
     Attributes:
         why: What went wrong, for a person.
@@ -66,31 +66,31 @@ class NotRecorded:
     is_certain: bool
 
 
-def record_image(
-    catalog: Catalog, snapshot: Snapshot, figures: BatchFigures, *, duration_ms: int, lease: LeaseRecord | None
-) -> ImageRecord | NotRecorded:
-    """Record that an image is whole in storage.
+def record_snapshot(
+    catalog: Catalog, taken: TakenSnapshot, figures: BatchFigures, *, duration_ms: int, lease: LeaseRecord | None
+) -> SnapshotRecord | NotRecorded:
+    """Record that a snapshot is whole in storage.
 
     A connection that breaks during a commit leaves open whether it was done. Then the catalog is asked again, by a
-    change that only an image which is not completed takes. Where it does not answer, nothing is known, and the bytes
+    change that only a snapshot which is not completed takes. Where it does not answer, nothing is known, and the bytes
     must stay, as in Flink after a `PossibleInconsistentStateException`.
 
     Args:
-        catalog: The catalog, in which the image is in progress.
-        snapshot: The stored image.
-        figures: What the batches since the image before did.
+        catalog: The catalog, in which the snapshot is in progress.
+        taken: The stored snapshot.
+        figures: What the batches since the snapshot before did.
         duration_ms: How long the attempt took.
-        lease: The lease of the run that took it; None for a savepoint of a job that does not run.
+        lease: The lease of the run that took it; None for a savepoint of a stream that does not run.
 
     Raises:
-        LeaseLostError: The lease is not held any more. The image is not recorded, and its bytes are not this
+        LeaseLostError: The lease is not held any more. The snapshot is not recorded, and its bytes are not this
             process's to delete.
     """
-    images, image_id, stored = catalog.images, snapshot.order.image_id, snapshot.stored
-    facts = CompletedImage(
+    snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
+    facts = CompletedSnapshot(
         location=stored.location,
-        batch_id=snapshot.batch_id,
-        query_id=snapshot.query_id,
+        batch_id=taken.batch_id,
+        query_id=taken.query_id,
         full_bytes=stored.full_bytes,
         incremental_bytes=stored.incremental_bytes,
         file_count=stored.file_count,
@@ -98,10 +98,14 @@ def record_image(
         state_rows=figures.state_rows,
         watermark=figures.watermark,
         duration_ms=duration_ms,
-        properties=dict(snapshot.properties),
+        properties=dict(taken.properties),
     )
     try:
-        return images.complete_of_stopped(image_id, facts) if lease is None else images.complete(lease, image_id, facts)
+        return (
+            snapshots.complete_of_stopped(snapshot_id, facts)
+            if lease is None
+            else snapshots.complete(lease, snapshot_id, facts)
+        )
     except LeaseLostError:
         raise
     except CkptError as error:
@@ -109,12 +113,12 @@ def record_image(
     reason = f"It could not be recorded: {why}"
     try:
         if lease is None:
-            images.fail_of_stopped(image_id, reason)
+            snapshots.fail_of_stopped(snapshot_id, reason)
         else:
-            images.fail(lease, image_id, reason)
-        image = images.get(image_id)
+            snapshots.fail(lease, snapshot_id, reason)
+        snapshot = snapshots.get(snapshot_id)
     except LeaseLostError:
         raise
     except CkptError:
         return NotRecorded(f"{why} Its bytes stay at {stored.location}: the catalog may list them.", is_certain=False)
-    return image if image.status is ImageStatus.COMPLETED else NotRecorded(why, is_certain=True)
+    return snapshot if snapshot.status is SnapshotStatus.COMPLETED else NotRecorded(why, is_certain=True)

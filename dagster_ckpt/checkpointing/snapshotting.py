@@ -1,4 +1,4 @@
-"""Taking one image: cut the live directory, store the cut, say what it holds."""
+"""Taking one snapshot: cut the live directory, store the cut, say what it holds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dagster_ckpt.catalog.records import ImageRecord
-from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.reuse import Source
-from dagster_ckpt.snapshot.store import StoredImage
+from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.spark.checkpoint_dir.executor_copy import executors_above
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
 from dagster_ckpt.spark.query.sinks import file_sink_path
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import checked_label
 from dagster_ckpt.stream.unregistered import DEPLOYMENT
 
@@ -24,23 +24,23 @@ class SnapshotOrder:
     """What is to be taken.
 
     Attributes:
-        image_id: Id of the image, also in the catalog.
+        snapshot_id: Id of the snapshot, also in the catalog.
         kind: Checkpoint or savepoint.
-        number: Number from the job's counter; the `n` of `chk-<n>`.
+        number: Number from the stream's counter; the `n` of `chk-<n>`.
         carry_in_flight: Carry the planned offsets of the running batch (unaligned).
-        base: Location of an image whose bytes may be shared; None writes everything.
+        base: Location of a snapshot whose bytes may be shared; None writes everything.
         target_directory: Where a savepoint goes, if not to the configured folder.
         sinks: Sinks the query writes to, as the progress of the query names them.
         label: A person's name for it.
-        properties: What else the image is to carry.
+        properties: What else the snapshot is to carry.
 
     Raises:
-        OptionError: A start could not find the image by that label.
+        OptionError: A start could not find the snapshot by that label.
     """
 
-    kind: ImageKind
+    kind: SnapshotKind
     number: int
-    image_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    snapshot_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     carry_in_flight: bool = False
     base: str | None = None
     target_directory: str | None = None
@@ -58,80 +58,83 @@ class SnapshotOrder:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A stored image.
+class TakenSnapshot:
+    """A stored snapshot.
 
     Attributes:
         order: What was asked for.
         batch_id: The batch after which it resumes.
         query_id: Id of the Spark query.
         stored: Where it is and how large.
-        properties: What the image says of itself.
+        properties: What the snapshot says of itself.
     """
 
     order: SnapshotOrder
     batch_id: int
     query_id: str
-    stored: StoredImage
+    stored: StoredSnapshot
     properties: Mapping[str, object]
 
 
-def sharing_base(job: StreamingJob) -> ImageRecord | None:
-    """The image that the next one of a job most likely has the most in common with.
+def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
+    """The snapshot that the next one of a stream most likely has the most in common with.
 
-    That is the newest checkpoint of its timeline, else the image the timeline began with, else the newest checkpoint.
+    That is the newest checkpoint of its timeline, else the snapshot the timeline began with, else the newest
+    checkpoint.
     """
-    images = job.catalog.images
-    restorable = images.restorable(job.job_id)
-    checkpoints = [image for image in restorable if image.kind == ImageKind.CHECKPOINT]
-    return next(iter([*checkpoints, *restorable]), None) or images.newest_checkpoint(job.job_id)
+    snapshots = stream.catalog.snapshots
+    restorable = snapshots.restorable(stream.stream_id)
+    checkpoints = [snapshot for snapshot in restorable if snapshot.kind == SnapshotKind.CHECKPOINT]
+    return next(iter([*checkpoints, *restorable]), None) or snapshots.newest_checkpoint(stream.stream_id)
 
 
 def take_snapshot(
-    job: StreamingJob,
+    stream: StreamHandle,
     live: LiveDirectory,
     order: SnapshotOrder,
     *,
     now_ms: int,
     on_cut: Callable[[int], None] = lambda _batch: None,
     should_abort: Callable[[], bool] = lambda: False,
-) -> Snapshot:
+) -> TakenSnapshot:
     """Cut a live directory at its newest commit and store the cut.
 
     The files that have to be read are held first (few are read, many are linked), so that Spark may purge while a
     slow upload goes on. Where it purges or replaces one before, a new cut is taken.
 
     Args:
-        job: The job.
+        stream: The stream.
         live: Its live directory, of a running or a stopped query.
         order: What to take.
-        now_ms: Creation time that the image carries.
+        now_ms: Creation time that the snapshot carries.
         on_cut: Called with the batch id as soon as the files of a consistent cut are held.
         should_abort: Asked during the upload; True ends it and removes what was written.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
         IncompleteCutError: A file that a restore needs is missing.
-        StorageAccessError: The image could not be written.
+        StorageAccessError: The snapshot could not be written.
     """
-    return until_not_overtaken(lambda: _take(job, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort))
+    return until_not_overtaken(
+        lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort)
+    )
 
 
 def _take(
-    job: StreamingJob,
+    stream: StreamHandle,
     live: LiveDirectory,
     order: SnapshotOrder,
     *,
     now_ms: int,
     on_cut: Callable[[int], None],
     should_abort: Callable[[], bool],
-) -> Snapshot:
-    is_checkpoint = order.kind is ImageKind.CHECKPOINT
-    base = job.store.base(order.base) if is_checkpoint else None
+) -> TakenSnapshot:
+    is_checkpoint = order.kind is SnapshotKind.CHECKPOINT
+    base = stream.store.base(order.base) if is_checkpoint else None
     with staged_cut(live, carry_in_flight=order.carry_in_flight, sinks=order.sinks, base=base) as staged:
         taken = staged.cut
 
-        runner = executors_above(job.executor_copy_bytes) if job.executor_copy_bytes is not None else None
+        runner = executors_above(stream.executor_copy_bytes) if stream.executor_copy_bytes is not None else None
 
         def hold(files: list[Source]) -> list[Source]:
             size = sum(file.size for file in files)
@@ -142,11 +145,11 @@ def _take(
 
         others = [sink for sink in order.sinks if file_sink_path(sink) is None]
         named = {"label": order.label} if order.label is not None else {}
-        properties = {**taken.properties, "other_sinks": others, DEPLOYMENT: job.catalog.deployment_id}
+        properties = {**taken.properties, "other_sinks": others, DEPLOYMENT: stream.catalog.deployment_id}
         properties |= {**order.properties, **named}
-        header = ImageHeader(
-            image_id=order.image_id,
-            job_id=job.job_id,
+        header = SnapshotHeader(
+            snapshot_id=order.snapshot_id,
+            stream_id=stream.stream_id,
             kind=order.kind,
             number=order.number,
             created_at_ms=now_ms,
@@ -155,7 +158,7 @@ def _take(
             properties=properties,
         )
         if is_checkpoint:
-            stored = job.store.write_checkpoint(
+            stored = stream.store.write_checkpoint(
                 header,
                 staged.hand_over(),
                 base=base,
@@ -165,7 +168,7 @@ def _take(
                 runner=runner,
             )
         else:
-            stored = job.store.write_savepoint(
+            stored = stream.store.write_savepoint(
                 header,
                 staged.hand_over(),
                 target_directory=order.target_directory,
@@ -174,4 +177,4 @@ def _take(
                 should_abort=should_abort,
                 runner=runner,
             )
-    return Snapshot(order, taken.batch_id, taken.query_id, stored, properties)
+    return TakenSnapshot(order, taken.batch_id, taken.query_id, stored, properties)

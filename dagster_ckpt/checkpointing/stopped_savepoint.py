@@ -1,74 +1,75 @@
-"""A savepoint of a job whose query does not run: a cut of its quiet live directory."""
+"""A savepoint of a stream whose query does not run: a cut of its quiet live directory."""
 
 from __future__ import annotations
 
 import uuid
 
-from dagster_ckpt.catalog.records import ImageRecord, ImageTrigger, LeaseRecord
+from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.checkpointing.progress import BatchFigures
-from dagster_ckpt.checkpointing.recording import NotRecorded, asked, provenance, record_image
+from dagster_ckpt.checkpointing.recording import NotRecorded, asked, provenance, record_snapshot
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.errors import CatalogError, NothingCommittedError
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.handle import StreamingJob, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.sinks_written import sinks_written
 
 
-def savepoint_of_stopped_job(
-    job: StreamingJob,
+def savepoint_of_stopped_stream(
+    stream: StreamHandle,
     *,
     label: str | None = None,
     target_directory: str | None = None,
     schedule: str | None = None,
-    trigger: ImageTrigger = ImageTrigger.MANUAL,
+    trigger: SnapshotTrigger = SnapshotTrigger.MANUAL,
     lease: LeaseRecord | None = None,
-) -> ImageRecord:
-    """Take a savepoint of where a job stands that does not run.
+) -> SnapshotRecord:
+    """Take a savepoint of where a stream stands that does not run.
 
     Operators need no lease: reading at a commit is safe beside any writer, and the number comes from the catalog.
 
     Args:
-        job: The job.
+        stream: The stream.
         label: A name that a start can find it by.
         target_directory: Folder for it, instead of the configured one.
         schedule: Name of the schedule that asks, if one does.
         trigger: Why it is taken, where no schedule asks.
-        lease: The lease of the job, where its run takes it before it starts the query.
+        lease: The lease of the stream, where its run takes it before it starts the query.
 
     Raises:
         LeaseLostError: The lease is not held any more.
-        NothingCommittedError: The job has no live directory, or nothing is committed in it.
+        NothingCommittedError: The stream has no live directory, or nothing is committed in it.
         IncompleteCutError: The live directory is not whole.
         StorageAccessError: The savepoint cannot be written.
     """
-    record = job.catalog.jobs.get(job.job_id)
+    record = stream.catalog.streams.get(stream.stream_id)
     if record.live_directory is None:
         raise NothingCommittedError(
-            f"Job {job.job_id!r} has no live directory: it never ran, or was cancelled with its state. Start it first."
+            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was cancelled with its state. Start "
+            "it first."
         )
-    image_id = str(uuid.uuid4())
-    why = trigger if schedule is None else ImageTrigger.PERIODIC
-    number = job.catalog.jobs.allocate_number(job.job_id, lease=lease)
+    snapshot_id = str(uuid.uuid4())
+    why = trigger if schedule is None else SnapshotTrigger.PERIODIC
+    number = stream.catalog.streams.allocate_number(stream.stream_id, lease=lease)
     began_ms = wall_clock_ms()
-    sinks = tuple(sinks_written(job))
-    base = sharing_base(job)
+    sinks = tuple(sinks_written(stream))
+    base = sharing_base(stream)
     order = SnapshotOrder(
-        ImageKind.SAVEPOINT,
+        SnapshotKind.SAVEPOINT,
         number,
-        image_id,
+        snapshot_id,
         base=base.location if base is not None else None,
         target_directory=target_directory,
         sinks=sinks,
         label=label,
-        properties=provenance(job, sinks) | asked(why, schedule),
+        properties=provenance(stream, sinks) | asked(why, schedule),
     )
-    images = job.catalog.images
+    snapshots = stream.catalog.snapshots
     if lease is None:
-        begun = images.begin_of_stopped(
-            job.job_id,
-            image_id=image_id,
+        begun = snapshots.begin_of_stopped(
+            stream.stream_id,
+            snapshot_id=snapshot_id,
             number=number,
             trigger=why,
             timeline=record.timeline,
@@ -76,11 +77,11 @@ def savepoint_of_stopped_job(
             schedule=schedule,
         )
     else:
-        begun = images.begin(
+        begun = snapshots.begin(
             lease,
-            image_id=image_id,
+            snapshot_id=snapshot_id,
             execution_id=lease.execution_id,
-            kind=ImageKind.SAVEPOINT.value,
+            kind=SnapshotKind.SAVEPOINT.value,
             number=number,
             trigger=why,
             timeline=record.timeline,
@@ -88,20 +89,20 @@ def savepoint_of_stopped_job(
         )
     try:
         # The hold on the attempt itself says that its process lives.
-        with holding(job.catalog, [begun, base], f"savepoint {image_id}"):
-            snapshot = take_snapshot(job, LiveDirectory(record.live_directory), order, now_ms=began_ms)
+        with holding(stream.catalog, [begun, base], f"savepoint {snapshot_id}"):
+            taken = take_snapshot(stream, LiveDirectory(record.live_directory), order, now_ms=began_ms)
     except BaseException as error:
         # Also one that is interrupted is no longer under way.
         reason = str(error) or type(error).__name__
         if lease is None:
-            images.fail_of_stopped(image_id, reason)
+            snapshots.fail_of_stopped(snapshot_id, reason)
         else:
-            images.fail(lease, image_id, reason)
+            snapshots.fail(lease, snapshot_id, reason)
         raise
     duration_ms = wall_clock_ms() - began_ms
-    recorded = record_image(job.catalog, snapshot, BatchFigures(), duration_ms=duration_ms, lease=lease)
+    recorded = record_snapshot(stream.catalog, taken, BatchFigures(), duration_ms=duration_ms, lease=lease)
     if isinstance(recorded, NotRecorded):
         if recorded.is_certain:
-            job.store.discard(snapshot.stored.location)
+            stream.store.discard(taken.stored.location)
         raise CatalogError(recorded.why)
     return recorded

@@ -1,4 +1,4 @@
-"""The checkpointing options of a job under PyFlink's names, and as plain keywords."""
+"""The checkpointing options of a stream under PyFlink's names, and as plain keywords."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -36,9 +36,9 @@ class CheckpointConfig:
         timeout: Age at which an attempt is aborted, ms or timedelta, from 10 ms.
         min_pause: Shortest time between a completion and the next periodic attempt, ms or timedelta.
         max_concurrent: Attempts in progress at once, from 1.
-        tolerable_failures: Consecutive failures that do not fail the job.
+        tolerable_failures: Consecutive failures that do not fail the stream.
         cleanup: An ExternalizedCheckpointCleanup or its name.
-        unaligned: Whether an image may be taken within a batch.
+        unaligned: Whether a snapshot may be taken within a batch.
         alignment_timeout: How long to wait for the batch boundary first, ms or timedelta.
         force_unaligned: Whether to do so with any sink.
         num_retained: Completed checkpoints kept, from 1 (Flink's `execution.checkpointing.num-retained`).
@@ -181,7 +181,7 @@ class CheckpointConfig:
         return self._with(max_concurrent=max_concurrent_checkpoints)
 
     def is_fail_on_checkpointing_errors(self) -> bool:
-        """Return whether the first failed checkpoint fails the job."""
+        """Return whether the first failed checkpoint fails the stream."""
         return self._asked.tolerable_failures == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
@@ -193,53 +193,53 @@ class CheckpointConfig:
         return self._with(tolerable_failures=0 if fails else INT_MAX)
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """Return how many consecutive failures do not fail the job."""
+        """Return how many consecutive failures do not fail the stream."""
         return self._asked.tolerable_failures
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
-        """Set how many consecutive failures do not fail the job."""
+        """Set how many consecutive failures do not fail the stream."""
         return self._with(tolerable_failures=tolerable_checkpoint_failure_number)
 
     def enable_externalized_checkpoints(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Set which checkpoints outlive the job; the older name of the next method."""
+        """Set which checkpoints outlive the stream; the older name of the next method."""
         return self.set_externalized_checkpoint_cleanup(cleanup_mode)
 
     def set_externalized_checkpoint_cleanup(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Set which checkpoints outlive the job, by either of Flink's enums."""
+        """Set which checkpoints outlive the stream, by either of Flink's enums."""
         if isinstance(cleanup_mode, ExternalizedCheckpointRetention):
             cleanup_mode = ExternalizedCheckpointCleanup[cleanup_mode.name]
         return self._with(cleanup=cleanup_mode)
 
     def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
-        """Set which checkpoints outlive the job, by the enum of Flink 1.20."""
+        """Set which checkpoints outlive the stream, by the enum of Flink 1.20."""
         return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.checked(retention).name])
 
     def is_externalized_checkpoints_enabled(self) -> bool:
-        """Return whether any checkpoint can outlive the job."""
+        """Return whether any checkpoint can outlive the stream."""
         return self._asked.cleanup is not ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 
     def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup:
-        """Return which checkpoints outlive the job."""
+        """Return which checkpoints outlive the stream."""
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
-        """Return which checkpoints outlive the job, by the enum of Flink 1.20."""
+        """Return which checkpoints outlive the stream, by the enum of Flink 1.20."""
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether images within a batch were asked for. They have no effect under AT_LEAST_ONCE."""
+        """Return whether snapshots within a batch were asked for. They have no effect under AT_LEAST_ONCE."""
         return self._asked.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:
-        """Take images without waiting for the running batch."""
+        """Take snapshots without waiting for the running batch."""
         return self._with(unaligned=enabled)
 
     def disable_unaligned_checkpoints(self) -> Self:
-        """Take images only between batches."""
+        """Take snapshots only between batches."""
         return self._with(unaligned=False)
 
     def get_alignment_timeout(self) -> Duration:
@@ -260,11 +260,11 @@ class CheckpointConfig:
         return self._with(alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout))
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """Return whether images are taken within a batch whatever the sink."""
+        """Return whether snapshots are taken within a batch whatever the sink."""
         return self._asked.force_unaligned
 
     def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> Self:
-        """Take images within a batch also where the sink cannot take a replayed batch idempotently."""
+        """Take snapshots within a batch also where the sink cannot take a replayed batch idempotently."""
         return self._with(force_unaligned=force_unaligned_checkpoints)
 
     def get_num_retained_checkpoints(self) -> int:
@@ -284,15 +284,15 @@ class CheckpointConfig:
         return self._with(prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery)
 
     def get_checkpoint_storage(self) -> CheckpointStorage | None:
-        """Return where images are kept, or None where that is left to the deployment."""
+        """Return where snapshots are kept, or None where that is left to the deployment."""
         return self._asked.storage
 
     def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
-        """Set where images are kept; a string is the URL of a directory."""
+        """Set where snapshots are kept; a string is the URL of a directory."""
         return self._with(storage=_storage(storage))
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
-        """Keep images in a directory, given by its URL."""
+        """Keep snapshots in a directory, given by its URL."""
         return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
 
     def _with(self, **changes: Any) -> Self:

@@ -1,4 +1,4 @@
-"""Every checkpointing option of one job, as one frozen, checked value."""
+"""Every checkpointing option of one stream, as one frozen, checked value."""
 
 from dataclasses import dataclass, replace
 
@@ -42,7 +42,7 @@ _ALLOWED: dict[str, _Allowed] = {
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """The options of one job, with Flink's ranges and defaults.
+    """The options of one stream, with Flink's ranges and defaults.
 
     Each value is checked by itself when it is made; `in_effect` checks them together.
 
@@ -53,9 +53,9 @@ class CheckpointOptions:
         timeout_ms: Age at which an attempt is aborted, from 10.
         min_pause_ms: Shortest time from the last completion to the next periodic attempt.
         max_concurrent: Attempts in progress at once, from 1.
-        tolerable_failures: Consecutive failures that do not fail the job; 2147483647 is unlimited.
-        cleanup: Which checkpoints outlive the job.
-        unaligned: Do not wait for the running batch: the image carries its planned offsets.
+        tolerable_failures: Consecutive failures that do not fail the stream; 2147483647 is unlimited.
+        cleanup: Which checkpoints outlive the stream.
+        unaligned: Do not wait for the running batch: the snapshot carries its planned offsets.
         alignment_timeout_ms: Wait for the batch boundary this long before going unaligned.
         force_unaligned: Go unaligned also where the sink cannot take a replayed batch idempotently.
         num_retained: Completed checkpoints kept, from 1.
@@ -63,7 +63,7 @@ class CheckpointOptions:
         prefer_checkpoint_for_recovery: Recover from the newest checkpoint even where a savepoint is newer.
         recovery_depth: How many points an automatic recovery tries once the live directory is of no use, from 1; None
             tries all that are retained.
-        storage: Where images are kept; None leaves it to the deployment.
+        storage: Where snapshots are kept; None leaves it to the deployment.
 
     Raises:
         OptionError: A value is out of range.
@@ -106,7 +106,7 @@ class CheckpointOptions:
         return self.interval_ms is not None
 
     def in_effect(self) -> "CheckpointOptions":
-        """Return the options as a job runs with them, after checking them together.
+        """Return the options as a stream runs with them, after checking them together.
 
         Unaligned checkpoints are off under AT_LEAST_ONCE, as in Flink, which turns them off silently;
         `describe` tells. A minimum pause with several concurrent attempts is accepted, also as in Flink.

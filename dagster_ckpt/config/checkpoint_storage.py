@@ -1,4 +1,4 @@
-"""Where images are kept, as configuration: nothing here opens a file, everything here pickles.
+"""Where snapshots are kept, as configuration: nothing here opens a file, everything here pickles.
 
 The stores themselves are in `dagster_ckpt.snapshot`. Names, defaults and limits are those of Flink's
 `CheckpointStorage` classes (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/checkpoints/).
@@ -62,7 +62,7 @@ class DeploymentStorage:
 
 
 class CheckpointStorage(ABC):
-    """A place for images. Use one of the subclasses; `CustomCheckpointStorage` names a class of your own.
+    """A place for snapshots. Use one of the subclasses; `CustomCheckpointStorage` names a class of your own.
 
     Values are immutable, so they are safe to share between threads and cheap to send to another process.
     """
@@ -87,13 +87,13 @@ class CheckpointStorage(ABC):
 
 @dataclass(frozen=True, init=False)
 class JobManagerCheckpointStorage(CheckpointStorage):
-    """Images live in the memory of the process that coordinates the query.
+    """Snapshots live in the memory of the process that coordinates the query.
 
-    For trials and for very small state. Savepoints, and checkpoints that must outlive the job, go to a path.
+    For trials and for very small state. Savepoints, and checkpoints that must outlive the stream, go to a path.
 
     Args:
         checkpoint_path: URL of a directory for externalized checkpoints. None takes the deployment's.
-        max_state_size: Largest image in bytes; a larger one is declined. None is 5 MiB.
+        max_state_size: Largest snapshot in bytes; a larger one is declined. None is 5 MiB.
         savepoint_path: URL of a directory for savepoints. None takes the deployment's.
         storage_options: Arguments for the file system behind the paths. Never shown in messages.
 
@@ -132,16 +132,18 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         return None if self.savepoint_location is None else str(self.savepoint_location)
 
     def get_max_state_size(self) -> int:
-        """Return the size in bytes above which an image is declined."""
+        """Return the size in bytes above which a snapshot is declined."""
         return self.max_state_size
 
     def describe(self) -> list[OptionDescription]:
         """Return each option with its value and its effect; those of the file system by name only."""
         return [
             _real(
-                "checkpoint_path", self.get_checkpoint_path(), "Checkpoints that must outlive the job are kept there."
+                "checkpoint_path",
+                self.get_checkpoint_path(),
+                "Checkpoints that must outlive the stream are kept there.",
             ),
-            _real("max_state_size", self.max_state_size, "A larger image is declined, with its size and the limit."),
+            _real("max_state_size", self.max_state_size, "A larger snapshot is declined, with its size and the limit."),
             _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
             _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
         ]
@@ -159,11 +161,11 @@ class JobManagerCheckpointStorage(CheckpointStorage):
 
 @dataclass(frozen=True, init=False)
 class FileSystemCheckpointStorage(CheckpointStorage):
-    """Images live in a directory of any file system fsspec reaches: file, s3, gs, abfs, hdfs, memory.
+    """Snapshots live in a directory of any file system fsspec reaches: file, s3, gs, abfs, hdfs, memory.
 
     Args:
-        checkpoint_path: URL of the directory; each job gets its own one inside it. Required.
-        file_state_size_threshold: Bytes; files smaller than this are stored inside the image's metadata.
+        checkpoint_path: URL of the directory; each stream gets its own one inside it. Required.
+        file_state_size_threshold: Bytes; files smaller than this are stored inside the snapshot's metadata.
             None or -1 takes the deployment's value, else 20 KiB. At most 1 MiB.
         write_buffer_size: Bytes written at a time. -1 takes the deployment's value, else 4096;
             0 does not buffer.
@@ -225,13 +227,16 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         """Return each option with its value and its effect; those of the file system by name only."""
         return [
             _real(
-                "checkpoint_path", self.get_checkpoint_path(), "Each job keeps its images in a folder of its own there."
+                "checkpoint_path",
+                self.get_checkpoint_path(),
+                "Each stream keeps its snapshots in a folder of its own there.",
             ),
             _real(
                 "file_state_size_threshold",
                 self.get_min_file_size_threshold(),
-                "Smaller files are stored inside the image's metadata, others, and with them small files of state, in "
-                "storage that images share.",
+                "Smaller files are stored inside the snapshot's metadata, others, and with them small files of state, "
+                "in "
+                "storage that snapshots share.",
             ),
             _real(
                 "write_buffer_size",

@@ -17,11 +17,11 @@ def describe_options(asked: CheckpointOptions) -> list[OptionDescription]:
 
 def _mode(asked: CheckpointOptions) -> _Told:
     if asked.mode is CheckpointingMode.EXACTLY_ONCE:
-        return asked.mode, Effect.REAL, "Images are cut at a committed micro-batch."
+        return asked.mode, Effect.REAL, "Snapshots are cut at a committed micro-batch."
     return (
         asked.mode,
         Effect.MAPPED,
-        "Images do not wait for a batch boundary; the running batch may be planned anew, its rows repeated.",
+        "Snapshots do not wait for a batch boundary; the running batch may be planned anew, its rows repeated.",
     )
 
 
@@ -43,12 +43,12 @@ def _min_pause(asked: CheckpointOptions) -> _Told:
     return (
         asked.min_pause_ms,
         Effect.REAL,
-        "Counted from the last completed image to the next periodic attempt.",
+        "Counted from the last completed snapshot to the next periodic attempt.",
     )
 
 
 def _max_concurrent(asked: CheckpointOptions) -> _Told:
-    return asked.max_concurrent, Effect.REAL, "So many images may be uploaded at once."
+    return asked.max_concurrent, Effect.REAL, "So many snapshots may be uploaded at once."
 
 
 def _tolerable_failures(asked: CheckpointOptions) -> _Told:
@@ -60,7 +60,7 @@ def _tolerable_failures(asked: CheckpointOptions) -> _Told:
 
 
 def _cleanup(asked: CheckpointOptions) -> _Told:
-    return asked.cleanup, Effect.REAL, "Decides, by how the job ended, whether its checkpoints are kept."
+    return asked.cleanup, Effect.REAL, "Decides, by how the stream ended, whether its checkpoints are kept."
 
 
 def _unaligned(asked: CheckpointOptions) -> _Told:
@@ -74,9 +74,9 @@ def _unaligned(asked: CheckpointOptions) -> _Told:
         return (
             asked.unaligned,
             Effect.REAL,
-            "An image carries the running batch's planned offsets, and a restore replays exactly that.",
+            "A snapshot carries the running batch's planned offsets, and a restore replays exactly that.",
         )
-    return asked.unaligned, Effect.REAL, "An image waits for the running batch to commit."
+    return asked.unaligned, Effect.REAL, "A snapshot waits for the running batch to commit."
 
 
 def _goes_unaligned(asked: CheckpointOptions) -> bool:
@@ -119,13 +119,13 @@ def _prefer_checkpoint(asked: CheckpointOptions) -> _Told:
     if asked.prefer_checkpoint_for_recovery:
         sentence = "Recovery takes the newest checkpoint even where a savepoint is newer, and tells how far back."
     else:
-        sentence = "Recovery takes the newest image, checkpoint or savepoint."
+        sentence = "Recovery takes the newest snapshot, checkpoint or savepoint."
     return asked.prefer_checkpoint_for_recovery, Effect.REAL, sentence
 
 
 def _recovery_depth(asked: CheckpointOptions) -> _Told:
     if asked.recovery_depth is None:
-        sentence = "A recovery that finds damage tries every retained image, the newest first."
+        sentence = "A recovery that finds damage tries every retained snapshot, the newest first."
     else:
         sentence = "A recovery that finds damage tries so many points beside the live directory, then fails for good."
     return asked.recovery_depth, Effect.REAL, sentence
@@ -133,8 +133,8 @@ def _recovery_depth(asked: CheckpointOptions) -> _Told:
 
 def _storage(asked: CheckpointOptions) -> _Told:
     if asked.storage is None:
-        return asked.storage, Effect.REAL, "Images are kept where the deployment says."
-    return asked.storage, Effect.REAL, "Images are kept there, apart from Spark's own checkpoint directory."
+        return asked.storage, Effect.REAL, "Snapshots are kept where the deployment says."
+    return asked.storage, Effect.REAL, "Snapshots are kept there, apart from Spark's own checkpoint directory."
 
 
 _TELLERS: dict[str, Callable[[CheckpointOptions], _Told]] = {

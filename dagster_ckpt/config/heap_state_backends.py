@@ -35,16 +35,16 @@ class HashMapStateBackend(StateBackend):
 
 @dataclass(frozen=True, init=False)
 class MemoryStateBackend(HashMapStateBackend):
-    """State on the heap, images in the memory of the process that coordinates the query.
+    """State on the heap, snapshots in the memory of the process that coordinates the query.
 
     The older spelling of a HashMapStateBackend with a JobManagerCheckpointStorage.
 
     Args:
         checkpoint_path: URL of a directory for externalized checkpoints. None takes the deployment's.
         savepoint_path: URL of a directory for savepoints. None takes the deployment's.
-        max_state_size: Largest image in bytes; a larger one is declined. None is 5 MiB.
+        max_state_size: Largest snapshot in bytes; a larger one is declined. None is 5 MiB.
         using_asynchronous_snapshots: Accepted as in Flink, where snapshots have been asynchronous whatever it says
-            since 1.13. They are here: an image is cut from committed files while the query goes on.
+            since 1.13. They are here: a snapshot is cut from committed files while the query goes on.
 
     Raises:
         OptionError: A path has no scheme or is the root, or the size is below 1.
@@ -72,11 +72,11 @@ class MemoryStateBackend(HashMapStateBackend):
         return self.storage
 
     def get_max_state_size(self) -> int:
-        """Return the size in bytes above which an image is declined."""
+        """Return the size in bytes above which a snapshot is declined."""
         return self.storage.get_max_state_size()
 
     def is_using_asynchronous_snapshots(self) -> bool:
-        """Return True: a query goes on while its image is stored."""
+        """Return True: a query goes on while its snapshot is stored."""
         return True
 
     def describe(self) -> list[OptionDescription]:
@@ -90,14 +90,14 @@ class MemoryStateBackend(HashMapStateBackend):
 
 @dataclass(frozen=True, init=False)
 class FsStateBackend(HashMapStateBackend):
-    """State on the heap, images in a directory.
+    """State on the heap, snapshots in a directory.
 
     The older spelling of a HashMapStateBackend with a FileSystemCheckpointStorage.
 
     Args:
         checkpoint_directory_uri: URL of the directory of checkpoints. Required.
         default_savepoint_directory_uri: URL of the directory of savepoints. None takes the deployment's.
-        file_state_size_threshold: Bytes; smaller files are stored inside the image's metadata. None or -1 takes
+        file_state_size_threshold: Bytes; smaller files are stored inside the snapshot's metadata. None or -1 takes
             the deployment's value, else 20 KiB. At most 1 MiB.
         write_buffer_size: Bytes written at a time. None or -1 takes the deployment's value, else 4096.
         using_asynchronous_snapshots: As for `MemoryStateBackend`.
@@ -153,7 +153,7 @@ class FsStateBackend(HashMapStateBackend):
         return self.storage.get_write_buffer_size()
 
     def is_using_asynchronous_snapshots(self) -> bool:
-        """Return True: a query goes on while its image is stored."""
+        """Return True: a query goes on while its snapshot is stored."""
         return True
 
     def describe(self) -> list[OptionDescription]:
@@ -184,5 +184,5 @@ def _describe_asynchronous(asked: bool | None) -> OptionDescription:
     if asked is False:
         effect, sentence = Effect.NONE, "Snapshots are always asynchronous, as in Flink since 1.13."
     else:
-        effect, sentence = Effect.REAL, "The query goes on while its image is stored."
+        effect, sentence = Effect.REAL, "The query goes on while its snapshot is stored."
     return OptionDescription("using_asynchronous_snapshots", asked, effect, sentence)

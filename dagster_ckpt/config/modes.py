@@ -11,9 +11,9 @@ class CheckpointingMode(Enum):
     """The guarantee a restored query gives, as in Flink's `CheckpointingMode`.
 
     Attributes:
-        EXACTLY_ONCE: An image is cut at a committed micro-batch. After a restore the next batch has
+        EXACTLY_ONCE: A snapshot is cut at a committed micro-batch. After a restore the next batch has
             the same offsets and the same state as an uninterrupted run.
-        AT_LEAST_ONCE: An image is cut without waiting for a batch boundary. The batch that was running
+        AT_LEAST_ONCE: A snapshot is cut without waiting for a batch boundary. The batch that was running
             may be planned anew after a restore: its rows may be seen twice, and are never lost.
     """
 
@@ -22,13 +22,13 @@ class CheckpointingMode(Enum):
 
 
 class ExternalizedCheckpointCleanup(Enum):
-    """Which checkpoints outlive the job that took them; savepoints always do.
+    """Which checkpoints outlive the stream that took them; savepoints always do.
 
     The whole table, by state at the end, is in `dagster_ckpt.policies.retention`.
 
     Attributes:
-        DELETE_ON_CANCELLATION: Kept only where the job failed.
-        RETAIN_ON_CANCELLATION: Kept where the job was cancelled, failed or was suspended.
+        DELETE_ON_CANCELLATION: Kept only where the stream failed.
+        RETAIN_ON_CANCELLATION: Kept where the stream was cancelled, failed or was suspended.
         NO_EXTERNALIZED_CHECKPOINTS: Never kept.
     """
 
@@ -41,8 +41,8 @@ class ExternalizedCheckpointRetention(Enum):
     """The name Flink 1.20 gives to `ExternalizedCheckpointCleanup`; the members mean the same.
 
     Attributes:
-        DELETE_ON_CANCELLATION: Kept only where the job failed.
-        RETAIN_ON_CANCELLATION: Kept where the job was cancelled, failed or was suspended.
+        DELETE_ON_CANCELLATION: Kept only where the stream failed.
+        RETAIN_ON_CANCELLATION: Kept where the stream was cancelled, failed or was suspended.
         NO_EXTERNALIZED_CHECKPOINTS: Never kept.
     """
 
@@ -66,7 +66,7 @@ class TimeCharacteristic(Enum):
 
 
 class TerminalState(StrEnum):
-    """How one execution of a job ended.
+    """How one execution of a stream ended.
 
     Attributes:
         FINISHED: The stream has ended for good; there is nothing to resume.
@@ -82,15 +82,15 @@ class TerminalState(StrEnum):
 
 
 class RecoveryClaimMode(StrEnum):
-    """Who owns the image that a start names, as in Flink's `RecoveryClaimMode` (before 1.20 `RestoreMode`).
+    """Who owns the snapshot that a start names, as in Flink's `RecoveryClaimMode` (before 1.20 `RestoreMode`).
 
     Flink's third mode, LEGACY, is not offered: asking for it is an `OptionError` that says why.
 
     Attributes:
-        NO_CLAIM: The savepoint stays a person's: the job never deletes it, and may lose it at once, because the
+        NO_CLAIM: The savepoint stays a person's: the stream never deletes it, and may lose it at once, because the
             next checkpoint holds all it needs itself.
-        CLAIM: The savepoint becomes the job's own: it counts among the retained images and is deleted like a
-            checkpoint, once newer ones have taken its place or at the job's end.
+        CLAIM: The savepoint becomes the stream's own: it counts among the retained snapshots and is deleted like a
+            checkpoint, once newer ones have taken its place or at the stream's end.
     """
 
     NO_CLAIM = "NO_CLAIM"
@@ -103,15 +103,16 @@ class RecoveryClaimMode(StrEnum):
             return cls[word]
         if word == "LEGACY":
             raise OptionError(
-                "Claim mode LEGACY is not offered: the job would depend on an image that it does not own and that "
-                "anybody may delete (Flink deprecates it for that reason). Use NO_CLAIM, after which the image may be "
-                "deleted once a checkpoint is complete, or CLAIM, after which the job deletes it itself."
+                "Claim mode LEGACY is not offered: the stream would depend on a snapshot that it does not own and that "
+                "anybody may delete (Flink deprecates it for that reason). Use NO_CLAIM, after which the snapshot may "
+                "be "
+                "deleted once a checkpoint is complete, or CLAIM, after which the stream deletes it itself."
             )
         raise OptionError(f"claim_mode is {value!r}. Give NO_CLAIM or CLAIM.")
 
 
 class DesiredState(StrEnum):
-    """What the supervisor sensor brings a job to (`job.state` of the Flink Kubernetes Operator, and a third).
+    """What the supervisor sensor brings a stream to (`stream.state` of the Flink Kubernetes Operator, and a third).
 
     RUNNING: It runs, with the code that is loaded.
     SUSPENDED: It does not run; it was stopped with a savepoint, and everything is kept.

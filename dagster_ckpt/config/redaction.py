@@ -1,7 +1,7 @@
 """What may be shown or kept of a text that may hold secrets: everything but them.
 
-Used wherever something is stored in the catalog or an image, logged, raised or shown. It hides too much rather than too
-little, so it is for what people read. What is used again (the URL of a folder, a command) must not go through it.
+Used wherever something is stored in the catalog or a snapshot, logged, raised or shown. It hides too much rather than
+too little, so it is for what people read. What is used again (the URL of a folder, a command) must not go through it.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def user_info(url: str) -> tuple[str, str]:
     """A URL without its user info, and that user info; empty where it has none.
 
     Example:
-        >>> user_info("sftp://me:secret@host/images")
-        ('sftp://host/images', 'me:secret')
+        >>> user_info("sftp://me:secret@host/snapshots")
+        ('sftp://host/snapshots', 'me:secret')
     """
     scheme, separator, rest = url.partition("://")
     if not separator or f"{scheme.lower()}://" in _CONTAINERS:

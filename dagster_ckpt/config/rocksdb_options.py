@@ -116,7 +116,7 @@ class RocksDBOptions:
                 self.transfer_threads,
                 Effect.MAPPED,
                 f"Where it is set, so many threads of Spark's {MAINTENANCE_THREADS} upload snapshots; and "
-                f"{self.transfer_threads or DEFAULT_TRANSFER_THREADS} threads of ours copy images.",
+                f"{self.transfer_threads or DEFAULT_TRANSFER_THREADS} threads of ours copy snapshots.",
             ),
             OptionDescription(
                 "ttl_compaction_filter",
@@ -130,7 +130,7 @@ class RocksDBOptions:
     def _incremental(self) -> str:
         if self.incremental:
             return "Spark writes each batch's changes, and snapshots in the background."
-        return "Spark writes a snapshot of the database with each batch; images here are incremental either way."
+        return "Spark writes a snapshot of the database with each batch; snapshots here are incremental either way."
 
 
 def _upload_threads(number: int) -> dict[str, str]:

@@ -39,7 +39,7 @@ class RocksDBBackend(StateBackend):
 
     @property
     def transfer_threads(self) -> int:
-        """How many threads of ours copy files while an image is taken or restored."""
+        """How many threads of ours copy files while a snapshot is taken or restored."""
         return self._options.transfer_threads or DEFAULT_TRANSFER_THREADS
 
     def spark_settings(self) -> dict[str, str]:
@@ -90,7 +90,7 @@ class RocksDBBackend(StateBackend):
 
 
 class EmbeddedRocksDBStateBackend(RocksDBBackend):
-    """RocksDB, with images wherever the job's storage says.
+    """RocksDB, with snapshots wherever the stream's storage says.
 
     Args:
         enable_incremental_checkpointing: Whether Spark writes each batch's changes only (changelog checkpointing)
@@ -120,7 +120,7 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
 
 
 class RocksDBStateBackend(RocksDBBackend):
-    """RocksDB, with images in a directory of its own: the older spelling.
+    """RocksDB, with snapshots in a directory of its own: the older spelling.
 
     Args:
         checkpoint_data_uri: URL of the directory of checkpoints.
@@ -145,7 +145,7 @@ class RocksDBStateBackend(RocksDBBackend):
         self._checkpoint_backend = _checkpoint_backend(checkpoint_data_uri, checkpoint_stream_backend)
 
     def get_checkpoint_backend(self) -> StateBackend:
-        """Return the backend that says where images live."""
+        """Return the backend that says where snapshots live."""
         return self._checkpoint_backend
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
@@ -174,7 +174,7 @@ class RocksDBStateBackend(RocksDBBackend):
 
     def describe(self) -> list[OptionDescription]:
         """Return each option with its value and its effect on Spark."""
-        where = f"Images are kept where the {type(self._checkpoint_backend).__name__} says."
+        where = f"Snapshots are kept where the {type(self._checkpoint_backend).__name__} says."
         return [
             OptionDescription("checkpoint_backend", self._checkpoint_backend, Effect.REAL, where),
             *super().describe(),
@@ -195,7 +195,7 @@ def _checkpoint_backend(uri: object, backend: object) -> StateBackend:
     if backend is None:
         raise OptionTypeError(
             f"checkpoint_data_uri is None, but must be {allowed}. "
-            "To keep images where the job's storage says, use EmbeddedRocksDBStateBackend."
+            "To keep snapshots where the stream's storage says, use EmbeddedRocksDBStateBackend."
         )
     if not isinstance(backend, StateBackend):
         raise OptionTypeError(
@@ -204,7 +204,7 @@ def _checkpoint_backend(uri: object, backend: object) -> StateBackend:
         )
     if backend.checkpoint_storage() is None:
         raise OptionError(
-            f"checkpoint_stream_backend is {backend!r}, which says nothing of where images live; "
+            f"checkpoint_stream_backend is {backend!r}, which says nothing of where snapshots live; "
             f"checkpoint_data_uri must be {allowed}."
         )
     return backend

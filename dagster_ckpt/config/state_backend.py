@@ -79,11 +79,11 @@ class StateBackend(ABC):
 
     @property
     def transfer_threads(self) -> int:
-        """How many threads of ours copy files while an image is taken or restored."""
+        """How many threads of ours copy files while a snapshot is taken or restored."""
         return DEFAULT_TRANSFER_THREADS
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
-        """Return where this backend says that images live; None where it says nothing, as the newer ones."""
+        """Return where this backend says that snapshots live; None where it says nothing, as the newer ones."""
         return None
 
 
@@ -128,17 +128,17 @@ class CustomStateBackend(StateBackend):
         ]
 
 
-def storage_of_job(
+def storage_of_stream(
     configured: CheckpointStorage | None, backend: StateBackend | None, deployment: CheckpointStorage
 ) -> CheckpointStorage:
-    """Return where a job's images live.
+    """Return where a stream's snapshots live.
 
     A backend that names a place itself (Memory, Fs, RocksDB) comes first, as in Flink's `CheckpointStorageLoader`,
-    then the job's own storage, then the deployment's.
+    then the stream's own storage, then the deployment's.
 
     Args:
-        configured: The storage of the job's `CheckpointConfig`, if any.
-        backend: The job's state backend; None where it is left to the session.
+        configured: The storage of the stream's `CheckpointConfig`, if any.
+        backend: The stream's state backend; None where it is left to the session.
         deployment: The deployment's storage.
     """
     return (backend and backend.checkpoint_storage()) or configured or deployment
@@ -146,7 +146,7 @@ def storage_of_job(
 
 @dataclass(frozen=True)
 class PinnedState:
-    """What a query's state was begun with, as Spark wrote it into the offset log or an image says it.
+    """What a query's state was begun with, as Spark wrote it into the offset log or a snapshot says it.
 
     Attributes:
         provider: Full name of the state store provider; None where the query keeps no state.

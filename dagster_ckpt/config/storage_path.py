@@ -29,7 +29,7 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
     """
     if not url.startswith(("s3://", "s3a://")):
         return dict(storage_options)
-    # Images carry digests of their own, and servers that are not Amazon's get these checksums wrong.
+    # Snapshots carry digests of their own, and servers that are not Amazon's get these checksums wrong.
     config = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
     return {**storage_options, "config_kwargs": {**config, **storage_options.get("config_kwargs", {})}}
 

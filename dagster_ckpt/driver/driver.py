@@ -1,4 +1,4 @@
-"""`run_streaming_job`: one streaming job in a program of its own, such as a driver that `spark-submit` starts."""
+"""`run_stream`: one stream in a program of its own, such as a driver that `spark-submit` starts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import StateBackend
-from dagster_ckpt.config.stream_id import JOB_ID_PATTERN
+from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
 from dagster_ckpt.driver.pipes import pipes_report
 from dagster_ckpt.errors import CatalogError, OptionError
 from dagster_ckpt.flink.deployment import Deployment
-from dagster_ckpt.flink.program import Stream, StreamExecution, run_program
+from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.operations.start_request import start_order
 from dagster_ckpt.policies.restart import RestartStrategyConfiguration
 from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
@@ -26,7 +26,7 @@ from dagster_ckpt.spark.query.application import active_session, start_applicati
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.settings import settings_for_a_while
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_streaming_job(
-    job_id: str,
+def run_stream(
+    stream_id: str,
     start: Callable[[SparkSession], DataStreamWriter],
     *,
     catalog: str,
@@ -53,20 +53,20 @@ def run_streaming_job(
     no_safety_savepoint: bool = False,
     code_version: str | None = None,
 ) -> StreamExecution:
-    """Run a streaming job in this process until it ends: under `spark-submit`, or as `python program.py`.
+    """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
-    The same coordinator as that of a streaming asset: the job takes checkpoints, is restarted in place, and answers
+    The same coordinator as that of a streaming asset: the stream takes checkpoints, is restarted in place, and answers
     what operators ask through the catalog. It goes on where it stopped. A start that was asked for through the
     catalog (`restart_stream_job`, or the run that launched this process) says where to begin, and is answered.
 
     With a Dagster Pipes context in the environment, its log and its end are reported there as well.
 
     Args:
-        job_id: Its id in catalog and storage, the same as that of its asset in Dagster.
+        stream_id: Its id in catalog and storage, the same as that of its asset in Dagster.
         start: Describes the query on a session: returns a `DataStreamWriter` that is not started. Called for each
             start, so also after a failure.
         catalog: SQLAlchemy URL of the catalog.
-        storage: Where images are; savepoints go to `<storage>/savepoints` unless a storage object says otherwise.
+        storage: Where snapshots are; savepoints go to `<storage>/savepoints` unless a storage object says otherwise.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
         checkpointing: Checkpointing options; default: no periodic checkpoints.
         restart_strategy: What happens after a failure in this process; default: as for a streaming asset.
@@ -76,22 +76,22 @@ def run_streaming_job(
         start_from: Where to begin where nobody asked for anything else.
         give_up_state: With `start_from="empty"`: confirms that all state there is may be given up.
         no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
-        code_version: Version of the code, which images carry.
+        code_version: Version of the code, which snapshots carry.
 
     Returns:
         How it ended: stopped with a savepoint, suspended, cancelled, or out of input.
 
     Raises:
-        OptionError: An option or the job id cannot be used.
+        OptionError: An option or the stream id cannot be used.
         RequestFailedError: The start that this process was launched for is not wanted any more.
-        LeaseHeldError: Another execution of the job is alive.
-        JobFailedError: The query failed, and its restart strategy gave up.
+        LeaseHeldError: Another execution of the stream is alive.
+        StreamFailedError: The query failed, and its restart strategy gave up.
         LeaseLostError: Another process is the writer now.
         KeyboardInterrupt: SIGINT or SIGTERM came; the query was stopped and keeps what it has.
-        CkptError: See `dagster_ckpt.runtime.execution.run_job`.
+        CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
 
     Example:
-        >>> run_streaming_job(
+        >>> run_stream(
         ...     "orders",
         ...     lambda spark: spark.readStream.table("raw").writeStream.option("path", "s3a://bucket/orders"),
         ...     catalog="postgresql+psycopg://dagster@db/catalog",
@@ -100,9 +100,10 @@ def run_streaming_job(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
-    if not JOB_ID_PATTERN.fullmatch(job_id):
+    if not STREAM_ID_PATTERN.fullmatch(stream_id):
         raise OptionError(
-            f"job_id is {job_id!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or digit, "
+            f"stream_id is {stream_id!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or "
+            "digit, "
             "128 at most: it names a folder."
         )
     options = (checkpointing or CheckpointConfig()).options
@@ -113,12 +114,12 @@ def run_streaming_job(
     with (
         closing(deployment.open_catalog()) as opened,
         settings_for_a_while(session, settings, "The state backend"),
-        pipes_report(opened, job_id) as pipes,
+        pipes_report(opened, stream_id) as pipes,
     ):
-        job = deployment.job(
-            job_id,
+        stream = deployment.stream(
+            stream_id,
             catalog=opened,
-            query_name=job_id,
+            query_name=stream_id,
             options=options,
             restart=effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None),
             backend=state_backend,
@@ -126,11 +127,11 @@ def run_streaming_job(
             code_version=code_version,
         )
         otherwise = StartFrom.parse(start_from, give_up_state=give_up_state, no_safety_savepoint=no_safety_savepoint)
-        order = start_order(opened, job_id, otherwise=otherwise)
+        order = start_order(opened, stream_id, otherwise=otherwise)
         query = QueryToStart(lambda: start(session))
-        stream = Stream(
-            job,
-            _start(job, query),
+        to_run = StreamToRun(
+            stream,
+            _start(stream, query),
             query.described,
             start_from=order.start_from,
             cause=order.cause,
@@ -139,8 +140,8 @@ def run_streaming_job(
         )
         with _answered(opened, order.request_id):
             result = run_program(
-                job_id,
-                [stream],
+                stream_id,
+                [to_run],
                 spark=session,
                 run_id=order.run_id or pipes.run_id,
                 signals=_SIGNALS,
@@ -163,8 +164,8 @@ def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
         raise
 
 
-def _start(job: StreamingJob, query: QueryToStart) -> StartQuery:
+def _start(stream: StreamHandle, query: QueryToStart) -> StartQuery:
     def start(live: LiveDirectory) -> SupervisedQuery:
-        return start_query(query.take(), job.name, live)
+        return start_query(query.take(), stream.name, live)
 
     return start

@@ -39,19 +39,19 @@ class PipesReport:
         """The Dagster run that started this process through Pipes."""
         return self._context.run_id if self._context is not None else None
 
-    def tell(self, job_id: str, sentence: str) -> None:
+    def tell(self, stream_id: str, sentence: str) -> None:
         """Tell one sentence."""
-        log_sentence(job_id, sentence)
+        log_sentence(stream_id, sentence)
         if self._context is not None:
-            self._context.log.info(f"{job_id}: {sentence}")
+            self._context.log.info(f"{stream_id}: {sentence}")
 
     def ended(self, execution: StreamExecution) -> None:
         """Report how the stream ended, as a custom message: `PipesClientCompletedInvocation.get_custom_messages`."""
-        self.tell(execution.job_id, f"ended: {execution.end.value}, savepoint {execution.savepoint or 'none'}")
+        self.tell(execution.stream_id, f"ended: {execution.end.value}, savepoint {execution.savepoint or 'none'}")
         if self._context is not None:
             self._context.report_custom_message(
                 {
-                    "dagster_ckpt/job_id": execution.job_id,
+                    "dagster_ckpt/stream_id": execution.stream_id,
                     "dagster_ckpt/execution_id": execution.execution_id,
                     "dagster_ckpt/end": execution.end.value,
                     "dagster_ckpt/savepoint": execution.savepoint,
@@ -62,7 +62,7 @@ class PipesReport:
 @contextmanager
 def pipes_report(
     catalog: Catalog,
-    job_id: str,
+    stream_id: str,
     *,
     interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
@@ -71,7 +71,7 @@ def pipes_report(
 
     Args:
         catalog: Where the figures of the running query are.
-        job_id: The job that runs.
+        stream_id: The stream that runs.
         interval_s: Shortest time between two lines of progress in Dagster's log.
         environment: Holds the Pipes context.
     """
@@ -88,18 +88,18 @@ def pipes_report(
     def tell_progress() -> None:
         said = None
         while not is_over.wait(interval_s):
-            sentence = progress_sentence(catalog, job_id)
+            sentence = progress_sentence(catalog, stream_id)
             if sentence != said:
                 context.log.info(sentence)
             said = sentence
 
-    teller = threading.Thread(target=tell_progress, name=f"pipes-{job_id}", daemon=True)
+    teller = threading.Thread(target=tell_progress, name=f"pipes-{stream_id}", daemon=True)
     teller.start()
     try:
         yield PipesReport(context)
     except BaseException as error:
         # A traceback would not get there: only the message is sent.
-        context.log.error(f"{job_id}: ended by {type(error).__name__}: {error}")  # noqa: TRY400
+        context.log.error(f"{stream_id}: ended by {type(error).__name__}: {error}")  # noqa: TRY400
         raise
     finally:
         is_over.set()
@@ -108,13 +108,13 @@ def pipes_report(
             context.close()
 
 
-def progress_sentence(catalog: Catalog, job_id: str) -> str:
+def progress_sentence(catalog: Catalog, stream_id: str) -> str:
     """Where the stream is, from the catalog."""
     try:
-        execution = catalog.executions.latest(job_id)
-        images = catalog.images.completed(job_id)
+        execution = catalog.executions.latest(stream_id)
+        snapshots = catalog.snapshots.completed(stream_id)
     except CkptError as error:
-        return f"{job_id}: the catalog did not answer ({type(error).__name__})"
+        return f"{stream_id}: the catalog did not answer ({type(error).__name__})"
     figures = (execution.progress if execution is not None else None) or {}
-    newest = f"newest image at batch {images[0].batch_id}" if images else "no image yet"
-    return f"{job_id}: batch {figures.get('batch_id')}, {figures.get('input_rows')} input rows, {newest}"
+    newest = f"newest snapshot at batch {snapshots[0].batch_id}" if snapshots else "no snapshot yet"
+    return f"{stream_id}: batch {figures.get('batch_id')}, {figures.get('input_rows')} input rows, {newest}"

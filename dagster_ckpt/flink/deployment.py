@@ -1,4 +1,4 @@
-"""Where a program without Dagster keeps its catalog, its images and Spark's live directories."""
+"""Where a program without Dagster keeps its catalog, its snapshots and Spark's live directories."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.checkpoint_storage import DeploymentStorage, FileSystemCheckpointStorage
-from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, StateBackend, storage_of_job
+from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, StateBackend, storage_of_stream
 from dagster_ckpt.policies.restart import DecidingRestartStrategy
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class Deployment:
     Attributes:
         live_root: Folder of live directories.
         catalog_url: SQLAlchemy URL of the catalog.
-        storage: Where images are, unless the job or its backend says otherwise.
+        storage: Where snapshots are, unless the stream or its backend says otherwise.
     """
 
     live_root: str
     catalog_url: str
     storage: FileSystemCheckpointStorage
 
-    def job(
+    def stream(
         self,
-        job_id: str,
+        stream_id: str,
         *,
         catalog: Catalog,
         query_name: str,
@@ -39,32 +39,32 @@ class Deployment:
         backend: StateBackend | None,
         savepoint_url: str | None,
         code_version: str | None = None,
-    ) -> StreamingJob:
-        """Put a job together.
+    ) -> StreamHandle:
+        """Put a stream together.
 
         Args:
-            job_id: Its id.
+            stream_id: Its id.
             catalog: The catalog, opened.
             query_name: Name of its query in Spark.
             options: Its checkpointing options.
             restart: Its restart strategy.
             backend: Its state backend; None leaves it to the session.
             savepoint_url: Where savepoints go for which no place is named; None: beside the checkpoints.
-            code_version: Version of the code, which images carry.
+            code_version: Version of the code, which snapshots carry.
 
         Raises:
             OptionError: The storage cannot be used.
         """
         root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
-        storage = storage_of_job(options.storage, backend, self.storage).configure(unset)
+        storage = storage_of_stream(options.storage, backend, self.storage).configure(unset)
         threads = backend.transfer_threads if backend is not None else DEFAULT_TRANSFER_THREADS
-        return StreamingJob(
-            job_id=job_id,
+        return StreamHandle(
+            stream_id=stream_id,
             name=query_name,
-            asset_key=job_id,
+            asset_key=stream_id,
             catalog=catalog,
-            store=open_store(storage, job_id, transfer_threads=threads),
+            store=open_store(storage, stream_id, transfer_threads=threads),
             options=options,
             restart=restart,
             live_root=self.live_root,
@@ -90,7 +90,7 @@ def deployment_below(
         folder: Where everything is that is not named.
         live_root: Folder of live directories, or None for `live` in the folder.
         catalog_url: URL of the catalog, or None for a SQLite file `catalog.db` in the folder.
-        storage_path: URL of the folder of images, or None for `images` in the folder.
+        storage_path: URL of the folder of snapshots, or None for `snapshots` in the folder.
 
     Raises:
         OptionError: The storage path has no scheme or is the root of a file system.
@@ -100,5 +100,5 @@ def deployment_below(
     return Deployment(
         live_root=live_root or f"file://{home / 'live'}",
         catalog_url=catalog_url or f"sqlite:///{home / 'catalog.db'}",
-        storage=FileSystemCheckpointStorage(storage_path or f"file://{home / 'images'}"),
+        storage=FileSystemCheckpointStorage(storage_path or f"file://{home / 'snapshots'}"),
     )

@@ -12,11 +12,11 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config import execution_config as allowed
 from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
 from dagster_ckpt.config.option_description import OptionDescription
-from dagster_ckpt.config.stream_id import JOB_ID_PATTERN
+from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.configured_program import ConfiguredProgram
 from dagster_ckpt.flink.deployment import Deployment, deployment_below
-from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, Stream, run_program, start_registered
+from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, StreamToRun, run_program, start_registered
 from dagster_ckpt.operations.start_request import cause_unasked
 from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
 from dagster_ckpt.spark.query.application import (
@@ -34,13 +34,13 @@ from dagster_ckpt.spark.query.description import (
     with_time,
 )
 from dagster_ckpt.spark.query.settings import settings_for_a_while
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-DEFAULT_JOB_NAME = "Spark Streaming Job"
+DEFAULT_JOB_NAME = "Spark Streaming Stream"
 
 
 class StreamExecutionEnvironment(ConfiguredProgram):
@@ -54,7 +54,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         folder: Where everything is that this program keeps, unless said otherwise below.
         live_root: Folder of Spark's own checkpoint directories, as a path or URL that every executor can reach.
         catalog_url: SQLAlchemy URL of the catalog.
-        storage_path: URL of the folder of images, where neither the checkpoint config nor the backend names one.
+        storage_path: URL of the folder of snapshots, where neither the checkpoint config nor the backend names one.
 
     Raises:
         OptionError: A path or URL cannot be used.
@@ -100,8 +100,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     ) -> StreamExecutionEnvironment:
         """Make an environment; without arguments everything is below `./checkpoints`. Arguments are those of the class.
 
-        `<folder>/live` holds live directories, `<folder>/images` checkpoints and savepoints, `<folder>/catalog.db` is
-        a SQLite catalog.
+        `<folder>/live` holds live directories, `<folder>/snapshots` checkpoints and savepoints, `<folder>/catalog.db`
+        is a SQLite catalog.
 
         Raises:
             OptionError: A path or URL cannot be used.
@@ -205,7 +205,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         """Add a query to the program: what a sink is in Flink.
 
         Args:
-            name: Its stable name: the job id in catalog and storage. Keep it, and the query goes on where it
+            name: Its stable name: the stream id in catalog and storage. Keep it, and the query goes on where it
                 stopped.
             writer: What `DataFrame.writeStream` gives, not started. A trigger that it has already stays; a query
                 name or checkpoint location is replaced.
@@ -214,7 +214,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             OptionError: The name is taken or cannot name a folder, or the query is of another session.
             OptionTypeError: It is no writer of a classic session.
         """
-        if not isinstance(name, str) or not JOB_ID_PATTERN.fullmatch(name):
+        if not isinstance(name, str) or not STREAM_ID_PATTERN.fullmatch(name):
             raise OptionError(
                 f"name is {name!r}, but must be letters, digits, '_', '-' and '.', beginning with a letter or digit, "
                 "128 at most: it names a folder."
@@ -252,11 +252,11 @@ class StreamExecutionEnvironment(ConfiguredProgram):
 
         Raises:
             OptionError: There is no writer, or options contradict each other.
-            JobFailedError: A query failed, and its restart strategy gave up.
+            StreamFailedError: A query failed, and its restart strategy gave up.
             StatePartitionsError: A query has state in another number of partitions than the max parallelism.
             StateBackendChangeError: A query has state that the state backend cannot read.
             KeyboardInterrupt: The program was interrupted; its queries were stopped and keep what they have.
-            CkptError: See `dagster_ckpt.runtime.execution.run_job`.
+            CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
         """
         self._check_writers()
         shown = job_name or DEFAULT_JOB_NAME
@@ -265,11 +265,11 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             closing(self._deployment.open_catalog()) as catalog,
             settings_for_a_while(self.spark, settings, "The environment"),
         ):
-            streams = [self._stream(catalog, registered, shown) for registered in self._writers.values()]
+            streams = [self._to_run(catalog, registered, shown) for registered in self._writers.values()]
             return run_program(shown, streams, spark=self.spark)
 
-    def streaming_job(self, name: str) -> StreamingJob:
-        """Return the job of a name, for `dagster_ckpt.operations.operations`: savepoints, suspend, cancel, doctor.
+    def stream_handle(self, name: str) -> StreamHandle:
+        """Return the stream of a name, for `dagster_ckpt.operations.operations`: savepoints, suspend, cancel, doctor.
 
         Works from another thread or process while the program runs there. Its catalog is the caller's to close.
 
@@ -277,20 +277,20 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             CatalogError: The catalog cannot be opened.
             OptionError: Options contradict each other.
         """
-        return self._job(self._deployment.open_catalog(), name, DEFAULT_JOB_NAME)
+        return self._stream(self._deployment.open_catalog(), name, DEFAULT_JOB_NAME)
 
-    def _stream(self, catalog: Catalog, registered: RegisteredWriter, job_name: str) -> Stream:
-        job = self._job(catalog, registered.name, job_name)
-        return Stream(
-            job,
-            start_registered(job, registered, self._config),
+    def _to_run(self, catalog: Catalog, registered: RegisteredWriter, job_name: str) -> StreamToRun:
+        stream = self._stream(catalog, registered.name, job_name)
+        return StreamToRun(
+            stream,
+            start_registered(stream, registered, self._config),
             lambda: registered.writer,
-            cause=cause_unasked(catalog, job.job_id),
+            cause=cause_unasked(catalog, stream.stream_id),
         )
 
-    def _job(self, catalog: Catalog, name: str, job_name: str) -> StreamingJob:
+    def _stream(self, catalog: Catalog, name: str, job_name: str) -> StreamHandle:
         options = self._checkpoint_config.options
-        return self._deployment.job(
+        return self._deployment.stream(
             name,
             catalog=catalog,
             query_name=f"{job_name}: {name}",

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
 from dagster_ckpt.config.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.errors import JobFailedError, LeaseLostError, StatePartitionsError
+from dagster_ckpt.errors import LeaseLostError, StatePartitionsError, StreamFailedError
 from dagster_ckpt.recovery.retention import apply_terminal_retention
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, StartQuery, run_job
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, StartQuery, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.pinned_state import pinned_partitions
 from dagster_ckpt.spark.query.application import application_of
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
-from dagster_ckpt.stream.handle import StreamingJob, monotonic_ms
+from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
 from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
@@ -51,26 +51,26 @@ class RegisteredWriter:
     has_own_trigger: bool
 
 
-def start_registered(job: StreamingJob, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
+def start_registered(stream: StreamHandle, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
     """How the query of a writer is started, at first and after each failure.
 
     Args:
-        job: Its job.
+        stream: Its stream.
         registered: The writer.
         config: How it is executed; its session settings are those of the session meanwhile.
     """
 
     def start(live: LiveDirectory) -> SupervisedQuery:
-        check_partitions(job.job_id, live, config)
+        check_partitions(stream.stream_id, live, config)
         writer = registered.writer
         if not registered.has_own_trigger:
             writer = writer.trigger(processingTime=f"{config.trigger_interval_ms} milliseconds")
-        return start_query(writer, job.name, live)
+        return start_query(writer, stream.name, live)
 
     return start
 
 
-def check_partitions(job_id: str, live: LiveDirectory, config: ExecutionConfig) -> None:
+def check_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfig) -> None:
     """Refuse a max parallelism that the state in a live directory does not have, and tell of another parallelism.
 
     Spark itself would go on with the number of the first batch, and ignore the other without a word.
@@ -83,18 +83,18 @@ def check_partitions(job_id: str, live: LiveDirectory, config: ExecutionConfig) 
         return
     if config.max_parallelism == PARALLELISM_DEFAULT:
         if config.parallelism not in (PARALLELISM_DEFAULT, pinned):
-            _LOG.warning("%s: state stays in %d partitions, not %d", job_id, pinned, config.parallelism)
+            _LOG.warning("%s: state stays in %d partitions, not %d", stream_id, pinned, config.parallelism)
         return
     if config.max_parallelism != pinned:
         raise StatePartitionsError(
-            f"Job {job_id!r} keeps its state in {pinned} partitions, but the max parallelism is "
+            f"Stream {stream_id!r} keeps its state in {pinned} partitions, but the max parallelism is "
             f"{config.max_parallelism}. Spark fixes the number at a query's first batch, because it decides which key "
             f"is in which partition. Set the max parallelism to {pinned}, or leave it unset; to have another one, "
-            "begin a new job under another name."
+            "begin a new stream under another name."
         )
 
 
-# Told the id of a job and one sentence.
+# Told the id of a stream and one sentence.
 Report = Callable[[str, str], None]
 
 # How a stream can end that is over; what else there is either goes on later or is an error.
@@ -107,11 +107,11 @@ _TERMINAL = {
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamToRun:
     """One stream of a program.
 
     Attributes:
-        job: Its job.
+        stream: Its stream.
         start_query: Starts its query on a live directory.
         describe: The query that this will start next, described.
         start_from: Where to begin.
@@ -120,7 +120,7 @@ class Stream:
         has_supervisor: Whether somebody starts it again after it was interrupted: its execution is left to them then.
     """
 
-    job: StreamingJob
+    stream: StreamHandle
     start_query: StartQuery
     describe: Callable[[], DataStreamWriter]
     start_from: StartFrom = field(default_factory=StartFrom)
@@ -134,13 +134,13 @@ class StreamExecution:
     """How one stream of a program ended.
 
     Attributes:
-        job_id: Its job in the catalog; the name its writer was added under.
+        stream_id: Its stream in the catalog; the name its writer was added under.
         execution_id: Its last execution in the catalog.
         end: How it ended, such as ENDED_BY_ITSELF.
         savepoint: Where the savepoint is that it was stopped with, if any.
     """
 
-    job_id: str
+    stream_id: str
     execution_id: str
     end: EndKind
     savepoint: str | None = None
@@ -171,14 +171,14 @@ class JobExecutionResult:
         return self.net_runtime_ms
 
 
-def log_sentence(job_id: str, sentence: str) -> None:
+def log_sentence(stream_id: str, sentence: str) -> None:
     """Tell the program's log."""
-    _LOG.info("%s: %s", job_id, sentence)
+    _LOG.info("%s: %s", stream_id, sentence)
 
 
 def run_program(
     job_name: str,
-    streams: Sequence[Stream],
+    streams: Sequence[StreamToRun],
     *,
     spark: SparkSession,
     run_id: str | None = None,
@@ -196,10 +196,10 @@ def run_program(
         spark: The session they run on.
         run_id: Id that their executions carry in the catalog; default: one of its own.
         signals: The signals that interrupt the program.
-        report: Told the job id and one sentence at each step.
+        report: Told the stream id and one sentence at each step.
 
     Raises:
-        JobFailedError: A stream failed, and its restart strategy gave up.
+        StreamFailedError: A stream failed, and its restart strategy gave up.
         LeaseLostError: Another process is the writer of a stream now.
         CkptError: A stream could not be started as it was asked for.
         KeyboardInterrupt: The program was interrupted, and its streams have been stopped.
@@ -211,21 +211,21 @@ def run_program(
     requests = [
         RunRequest(
             run_id=run_id,
-            start_query=stream.start_query,
-            describe=stream.describe,
-            start_from=stream.start_from,
-            cause=stream.cause,
-            start_request_id=stream.start_request_id,
+            start_query=to_run.start_query,
+            describe=to_run.describe,
+            start_from=to_run.start_from,
+            cause=to_run.cause,
+            start_request_id=to_run.start_request_id,
             jvm_pid=jvm.pid if jvm is not None else None,
             application=application_of(spark),
             interrupted=stop.is_set,
-            report=partial(report, stream.job.job_id),
+            report=partial(report, to_run.stream.stream_id),
         )
-        for stream in streams
+        for to_run in streams
     ]
     with _stopped_by(signals, stop) as interrupted, ThreadPoolExecutor(len(streams), "stream") as threads:
         running = [
-            threads.submit(_run, stream, request, stop) for stream, request in zip(streams, requests, strict=True)
+            threads.submit(_run, to_run, request, stop) for to_run, request in zip(streams, requests, strict=True)
         ]
         wait(running)
     _raise_first(running)
@@ -235,36 +235,37 @@ def run_program(
     return JobExecutionResult(run_id, job_name, monotonic_ms() - began_ms, ended)
 
 
-def _run(stream: Stream, request: RunRequest, stop: threading.Event) -> StreamExecution:
-    job = stream.job
+def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event) -> StreamExecution:
+    stream = to_run.stream
     try:
-        outcome = run_job(job, request)
-        _settle(stream, outcome, request.report)
+        outcome = execute_stream(stream, request)
+        _settle(to_run, outcome, request.report)
     except BaseException:
         # A program is whole or not at all, as a Flink job is.
         stop.set()
         raise
     savepoint = outcome.savepoint.location if outcome.savepoint is not None else None
-    return StreamExecution(job.job_id, outcome.execution_id, outcome.end.kind, savepoint)
+    return StreamExecution(stream.stream_id, outcome.execution_id, outcome.end.kind, savepoint)
 
 
-def _settle(stream: Stream, outcome: Outcome, report: Callable[[str], None]) -> None:
+def _settle(to_run: StreamToRun, outcome: Outcome, report: Callable[[str], None]) -> None:
     """Apply retention where the stream is over, and raise where it did not end well."""
-    job, end = stream.job, outcome.end
+    stream, end = to_run.stream, outcome.end
     if end.kind is EndKind.LEASE_LOST:
         raise LeaseLostError(end.reason)
-    if end.kind is EndKind.INTERRUPTED and stream.has_supervisor:
+    if end.kind is EndKind.INTERRUPTED and to_run.has_supervisor:
         # Told to stop by nobody that the catalog knows, such as a machine that shuts down: it is to come back.
-        job.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.FAILED, end.reason)
+        stream.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.FAILED, end.reason)
     elif end.kind is EndKind.INTERRUPTED:
         # It stopped between two looks at its query and is to go on later: everything is kept.
-        job.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
+        stream.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
     elif end.kind in _TERMINAL:
-        for sentence in apply_terminal_retention(job, outcome.execution_id, _TERMINAL[end.kind]).sentences():
+        for sentence in apply_terminal_retention(stream, outcome.execution_id, _TERMINAL[end.kind]).sentences():
             report(sentence)
     if end.kind is EndKind.FAILED:
-        raise JobFailedError(
-            f"Stream {job.job_id!r} failed, and its restart strategy ({job.restart.get_description()}) gave up: "
+        raise StreamFailedError(
+            f"Stream {stream.stream_id!r} failed, and its restart strategy ({stream.restart.get_description()}) gave "
+            "up: "
             f"{end.reason}\nMend the cause and execute the program again: it goes on from where the stream stopped."
         )
 

@@ -27,7 +27,8 @@ def accessing(what: str, where: str) -> Iterator[None]:
         raise StorageAccessError(
             f"Cannot {what} {without_secrets(where)}: {type(error).__name__}: {without_secrets(str(error))}. "
             "Check that the path is right, that this process "
-            f"has the right to {what} there, and that credentials and endpoint are set. Images already stored are as "
+            f"has the right to {what} there, and that credentials and endpoint are set. Snapshots already stored are "
+            "as "
             "they were."
         ) from cause_to_show(error)
 

@@ -1,4 +1,4 @@
-"""What somebody has to write to keep images in a place of their own: four verbs on named objects."""
+"""What somebody has to write to keep snapshots in a place of their own: four verbs on named objects."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ class CustomSpace(ABC):
     """A flat place of named objects, such as a table of blobs or a service of your own.
 
     Give `put`, `get`, `remove` and `objects`, and name the class in a `CustomCheckpointStorage`: it is called with
-    `job_id` and the settings, once for each job that is opened. All jobs share the place; folders, sharing between
-    images, and what may be deleted when, are made of these verbs. They are called from several threads at once.
+    `stream_id` and the settings, once for each stream that is opened. All streams share the place; folders, sharing
+    between snapshots, and what may be deleted when, are made of these verbs. They are called from several threads at
+    once.
 
     Any exception is told to users as a StorageAccessError that names the object. Names are POSIX paths without a
     leading slash. Data objects have up to 64 MB, or the size of the largest file of a state store where that is more;
     override `create` and `open` to stream them.
 
     Attributes:
-        url: A URL with a scheme of its own and a host, such as "blobs://orders": what locations of images begin with.
+        url: A URL with a scheme of its own and a host, such as "blobs://orders": what locations of snapshots begin
+            with.
     """
 
     url: str

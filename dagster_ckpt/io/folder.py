@@ -1,4 +1,4 @@
-"""A directory tree on any file system, as small as the rest of this room needs it."""
+"""A directory tree on any file system, with the few calls that the package needs."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class LocalListing(Listing):
             # What a damaged snapshot names is looked for here, and nowhere else.
             raise FileNotFoundError(f"{self._url}/{self._path}/{name}")
         try:
-            # Ten thousand times an image, hence without an object or a context manager for each.
+            # Ten thousand times a snapshot, hence without an object or a context manager for each.
             return version_of(os.stat(f"{self._directory}/{name}"))  # noqa: PTH116
         except OSError as error:
             raise explained("read", self._url, f"{self._path}/{name}", error) from error
@@ -104,7 +104,7 @@ class LocalFolder(Folder):
         """Version of each file, and its content if it is no larger than that: of one and the same file, too."""
         looks: deque[Look] = deque()
         path = ""
-        # Two hundred files with every image of a larger query: the way to the root is walked once, and no file has a
+        # Two hundred files with every snapshot of a larger query: the way to the root is walked once, and no file has a
         # context manager of its own.
         try:
             root = os.open(self._prefix, os.O_RDONLY)

@@ -240,7 +240,7 @@ class LocalSpace:
         with accessing("look at", self.url):
             for name in names:
                 with suppress(FileNotFoundError):
-                    found[name] = os.stat(f"{self._root}/{name}").st_size  # noqa: PTH116 - a dozen with every image
+                    found[name] = os.stat(f"{self._root}/{name}").st_size  # noqa: PTH116 - a dozen with every snapshot
         return found
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
@@ -256,7 +256,7 @@ class LocalSpace:
             except OSError:
                 # Another device, a disk without links, a limit reached: then the bytes are written anew.
                 return False
-            # An image that refers to it may be published next, and the source deleted.
+            # A snapshot that refers to it may be published next, and the source deleted.
             flush(path.parent)
         return True
 

@@ -61,7 +61,7 @@ class MemorySpace:
         return {name: size for name in names if (size := self.size(name)) is not None}
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
-        """Keep an object of another job's memory under a name here."""
+        """Keep an object of another stream's memory under a name here."""
         if not isinstance(source, MemorySpace) or source.size(source_name) is None:
             return False
         self.publish(name, source.read(source_name))

@@ -1,4 +1,4 @@
-"""What the writer and the reader of images need of a storage: a few verbs on names."""
+"""What the writer and the reader of snapshots need of a storage: a few verbs on names."""
 
 from __future__ import annotations
 

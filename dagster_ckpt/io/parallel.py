@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from dagster_ckpt.errors import ImageAbortedError
+from dagster_ckpt.errors import SnapshotAbortedError
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-# To be called now and then; raises ImageAbortedError once another part has failed.
+# To be called now and then; raises SnapshotAbortedError once another part has failed.
 GoOn = Callable[[], None]
 
 
@@ -33,7 +33,7 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], R
 
     def go_on() -> None:
         if failed:
-            raise ImageAbortedError("Another part of the image failed, so this one is not worth going on with.")
+            raise SnapshotAbortedError("Another part of the snapshot failed, so this one is not worth going on with.")
 
     def do(part: Part) -> Result:
         nonlocal failed
@@ -45,11 +45,11 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], R
 
     if count < 2 or len(parts) < 2:
         return [do(part) for part in parts]
-    with ThreadPoolExecutor(count, thread_name_prefix="image") as pool:
+    with ThreadPoolExecutor(count, thread_name_prefix="snapshot") as pool:
         futures = [pool.submit(do, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]
     # Those that gave up come last.
-    for error in sorted(errors, key=lambda error: isinstance(error, ImageAbortedError)):
+    for error in sorted(errors, key=lambda error: isinstance(error, SnapshotAbortedError)):
         raise error
     return [future.result() for future in futures]
 

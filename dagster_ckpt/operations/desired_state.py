@@ -1,6 +1,6 @@
-"""Deciding what brings a job to what it is meant to be. Pure: the row, what is seen, the policy in; one step out.
+"""Deciding what brings a stream to what it is meant to be. Pure: the row, what is seen, the policy in; one step out.
 
-What a person does with a job by hand counts as what is wanted, from then on: a stream that somebody cancelled is not
+What a person does with a stream by hand counts as what is wanted, from then on: a stream that somebody cancelled is not
 started again behind their back, and one that somebody started is not stopped.
 """
 
@@ -15,10 +15,10 @@ from dagster_ckpt.operations import upgrade as upgrades
 from dagster_ckpt.operations.managed_stream import (
     Adopt,
     Decision,
-    JobLife,
     Run,
     Seen,
     StepRun,
+    StreamLife,
     Withdraw,
     ask,
     move,
@@ -40,7 +40,7 @@ _STOP_BY = {
 
 
 def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePolicy, seen: Seen) -> Decision:
-    """Decide the next step for one job.
+    """Decide the next step for one stream.
 
     Args:
         row: What is wanted, and how far it is.
@@ -70,7 +70,7 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
 def is_steady(
     row: DesiredRecord, declared: DesiredState | None, execution: ExecutionRecord | None, code_version: str | None
 ) -> bool:
-    """Whether a job needs no closer look: what was reached is still so, as far as the catalog shows at a glance."""
+    """Whether a stream needs no closer look: what was reached is still so, as far as the catalog shows at a glance."""
     desired = row.desired or declared
     if desired is None:
         return row.upgrade is None or row.upgrade.phase.is_over
@@ -136,17 +136,17 @@ def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: Seen) -> Decisi
         return stay(row, f"code version {seen.code_version} is not started: {last.reason}").but(holds_restart=True)
     if last is not None and last.phase is UpgradePhase.ROLLED_BACK and not seen.is_alive:
         return upgrades.begin(policy, seen)
-    if seen.runs_another_version and (seen.is_alive or seen.life is JobLife.TO_BE_RESTARTED):
+    if seen.runs_another_version and (seen.is_alive or seen.life is StreamLife.TO_BE_RESTARTED):
         return upgrades.begin(policy, seen)
     if seen.is_alive:
         return stay(row, "it runs").but(reached=True, alert=None)
-    if seen.life is JobLife.TO_BE_RESTARTED:
+    if seen.life is StreamLife.TO_BE_RESTARTED:
         return stay(row, "the restart strategy decides")
     return _start(row, policy, seen)
 
 
 def _is_refused(upgrade: UpgradeRecord, seen: Seen) -> bool:
-    # Where a rollback failed a person has to say where the job goes on, whatever code there is.
+    # Where a rollback failed a person has to say where the stream goes on, whatever code there is.
     is_same = upgrade.to_version == seen.code_version or upgrade.phase is UpgradePhase.ROLLBACK_FAILED
     return upgrade.phase.refuses and is_same
 

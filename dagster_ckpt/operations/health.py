@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.operations.source_health import SourceFacts, lag, retention
 from dagster_ckpt.runtime.stall import Stillness
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 MINUTE_MS = 60_000
 
@@ -46,11 +46,11 @@ class HealthFacts:
 
     Attributes:
         running_since_ms: When its running execution began, or None where it does not run.
-        newest: The image that it would be recovered from, or None.
-        verified: The image that was verified last, or None.
-        failures: Attempts that failed since the newest image.
+        newest: The snapshot that it would be recovered from, or None.
+        verified: The snapshot that was verified last, or None.
+        failures: Attempts that failed since the newest snapshot.
         last_failure: Why the last of them failed.
-        bytes_before: Full bytes of the first image in the window of `size_window_ms`, or None.
+        bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`, or None.
         sources: Its sources, as the last batch reported them; None where none has.
         rows_per_second: Speed of the last batch, or None.
         desired: What it is meant to be and how far its last upgrade is; None where nobody has said anything.
@@ -59,14 +59,14 @@ class HealthFacts:
         stillness: What that query is doing and for how long; None where its process does not tell.
         down: Why it does not run although it should; None where it runs, or need not.
         down_since_ms: Since when.
-        failed_runs: How many of its executions failed lately, since the newest image completed.
+        failed_runs: How many of its executions failed lately, since the newest snapshot completed.
         last_end: Why the last of them failed.
         unrestorable: Why a recovery could not go on from `newest`; None where none has failed there.
     """
 
     running_since_ms: int | None = None
-    newest: ImageRecord | None = None
-    verified: ImageRecord | None = None
+    newest: SnapshotRecord | None = None
+    verified: SnapshotRecord | None = None
     failures: int = 0
     last_failure: str | None = None
     bytes_before: int | None = None
@@ -127,21 +127,23 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 
 
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether an image was proven to be restorable lately."""
+    """Whether a snapshot was proven to be restorable lately."""
     say = _about(HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
-        return say(Verdict.ERROR, f"a recovery failed at {describe_image(facts.newest)}: {facts.unrestorable}")
-    image = facts.verified
-    if image is None or image.verified_at_ms is None:
-        return say(Verdict.UNKNOWN, "no image was ever verified: run verify_images_job, or turn its schedule on")
-    age_ms = now_ms - image.verified_at_ms
-    figures = {"verification_age_ms": age_ms, "verified_image": describe_image(image)}
-    if image.verified_problem is not None:
-        return say(Verdict.ERROR, f"{describe_image(image)} cannot be restored: {image.verified_problem}", figures)
+        return say(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
+    snapshot = facts.verified
+    if snapshot is None or snapshot.verified_at_ms is None:
+        return say(Verdict.UNKNOWN, "no snapshot was ever verified: run verify_snapshots_job, or turn its schedule on")
+    age_ms = now_ms - snapshot.verified_at_ms
+    figures = {"verification_age_ms": age_ms, "verified_snapshot": describe_snapshot(snapshot)}
+    if snapshot.verified_problem is not None:
+        return say(
+            Verdict.ERROR, f"{describe_snapshot(snapshot)} cannot be restored: {snapshot.verified_problem}", figures
+        )
     if age_ms > settings.max_verification_age_ms:
         limit = iso_duration(settings.max_verification_age_ms)
         return say(Verdict.WARN, f"the last verification is older than {limit}", figures)
-    return say(Verdict.PASS, f"{describe_image(image)} was verified {iso_duration(age_ms)} ago", figures)
+    return say(Verdict.PASS, f"{describe_snapshot(snapshot)} was verified {iso_duration(age_ms)} ago", figures)
 
 
 def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
@@ -156,11 +158,11 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
         return say(Verdict.PASS, "periodic checkpoints are off, and no age is set")
     if limit_ms is None:
         limit_ms = max(options.interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
-    # A stream that was only just started could not take an image yet.
+    # A stream that was only just started could not take a snapshot yet.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
     age_ms = now_ms - max(taken_ms, facts.running_since_ms)
     figures = {"checkpoint_age_ms": age_ms, "max_checkpoint_age_ms": limit_ms}
-    sentence = f"no image for {iso_duration(age_ms)}; allowed are {iso_duration(limit_ms)}"
+    sentence = f"no snapshot for {iso_duration(age_ms)}; allowed are {iso_duration(limit_ms)}"
     if age_ms > limit_ms:
         return say(Verdict.ERROR, sentence, figures)
     return say(Verdict.WARN if age_ms * 2 > limit_ms else Verdict.PASS, sentence, figures)
@@ -178,7 +180,7 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
     say = _about(HealthCheck.CONSECUTIVE_FAILURES)
     figures = {"consecutive_failures": facts.failures}
     if facts.failures < settings.failures_to_warn:
-        return say(Verdict.PASS, f"{facts.failures} attempts failed since the newest image", figures)
+        return say(Verdict.PASS, f"{facts.failures} attempts failed since the newest snapshot", figures)
     verdict = Verdict.ERROR if facts.failures >= settings.failures_to_fail else Verdict.WARN
     return say(verdict, f"{facts.failures} attempts failed in a row, the last one: {facts.last_failure}", figures)
 
@@ -189,7 +191,7 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
     if facts.running_since_ms is None and facts.down is not None:
         return say(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
     if facts.failed_runs >= settings.loop_failures:
-        sentence = f"the stream restarts in a loop: {facts.failed_runs} runs failed since the newest image was "
+        sentence = f"the stream restarts in a loop: {facts.failed_runs} runs failed since the newest snapshot was "
         sentence += (
             f"completed, the last one: {facts.last_end}. cancel_stream_job stops it; doctor_job looks for damage"
         )
@@ -237,16 +239,18 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
     say = _about(HealthCheck.SIZE_GROWTH)
     size = facts.newest.full_bytes if facts.newest is not None else None
     if size is None:
-        return say(Verdict.UNKNOWN, "there is no image whose size is known")
+        return say(Verdict.UNKNOWN, "there is no snapshot whose size is known")
     figures: dict[str, int | float | str] = {"full_bytes": size}
-    if settings.max_image_bytes is not None and size > settings.max_image_bytes:
-        return say(Verdict.ERROR, f"an image has {size:,} bytes; allowed are {settings.max_image_bytes:,}", figures)
+    if settings.max_snapshot_bytes is not None and size > settings.max_snapshot_bytes:
+        return say(
+            Verdict.ERROR, f"a snapshot has {size:,} bytes; allowed are {settings.max_snapshot_bytes:,}", figures
+        )
     if not facts.bytes_before:
-        return say(Verdict.PASS, f"an image has {size:,} bytes; there is none to compare it with", figures)
+        return say(Verdict.PASS, f"a snapshot has {size:,} bytes; there is none to compare it with", figures)
     factor = size / facts.bytes_before
     figures["growth_factor"] = round(factor, 3)
     window = iso_duration(settings.size_window_ms)
-    sentence = f"an image has {size:,} bytes, {factor:.2f} times as many as at the begin of {window}"
+    sentence = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as at the begin of {window}"
     grows = size > settings.size_floor_bytes and factor >= settings.size_growth_factor
     return say(Verdict.WARN if grows else Verdict.PASS, sentence, figures)
 
@@ -273,10 +277,10 @@ def source_lag(facts: HealthFacts, settings: HealthSettings) -> Finding:
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the sources still have what a recovery from the newest image reads again."""
+    """Whether the sources still have what a recovery from the newest snapshot reads again."""
     say = _about(HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
-        return say(Verdict.UNKNOWN, "there is no image to be recovered from")
+        return say(Verdict.UNKNOWN, "there is no snapshot to be recovered from")
     if not facts.sources:
         return say(Verdict.UNKNOWN, "no batch has told what the sources are")
     so_far, sentences = Verdict.PASS, []
@@ -298,7 +302,7 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
             verdict = Verdict.WARN if left.left_ms <= settings.retention_margin_ms else Verdict.PASS
         so_far = max(so_far, verdict, key=_WORSE.index)
         sentences.append(f"{source.name}: {left.sentence}")
-    return say(so_far, "; ".join(sentences), {"restore_point": describe_image(facts.newest)})
+    return say(so_far, "; ".join(sentences), {"restore_point": describe_snapshot(facts.newest)})
 
 
 def desired_state(facts: HealthFacts) -> Finding:

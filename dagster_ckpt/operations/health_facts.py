@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, ImageRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
 from dagster_ckpt.catalog.recovery_records import PointFailure
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.health import HealthFacts
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.operations.source_health import sources_of
-from dagster_ckpt.recovery.recovery_points import failed_points, image_point
+from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
 from dagster_ckpt.runtime.stall import Stillness
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
@@ -23,25 +23,25 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
 
     Args:
         catalog: The catalog.
-        settings: The thresholds by job id; these jobs are looked at.
+        settings: The thresholds by stream id; these streams are looked at.
         now_ms: The time now, ms since the epoch.
     """
-    job_ids: Sequence[str] = list(settings)
-    executions = catalog.executions.latest_of(job_ids)
-    windows = {job_id: now_ms - each.size_window_ms for job_id, each in settings.items()}
-    histories = catalog.images.histories(windows)
-    desired = catalog.desired_states.of(job_ids)
+    stream_ids: Sequence[str] = list(settings)
+    executions = catalog.executions.latest_of(stream_ids)
+    windows = {stream_id: now_ms - each.size_window_ms for stream_id, each in settings.items()}
+    histories = catalog.snapshots.histories(windows)
+    desired = catalog.desired_states.of(stream_ids)
     since_ms = now_ms - max((each.loop_window_ms for each in settings.values()), default=0)
-    failed = catalog.executions.failed_since(job_ids, since_ms)
-    recoveries = catalog.recoveries.of_jobs(job_ids)
+    failed = catalog.executions.failed_since(stream_ids, since_ms)
+    recoveries = catalog.recoveries.of_streams(stream_ids)
     facts = {}
-    for job_id in job_ids:
-        execution, history = executions.get(job_id), histories[job_id]
+    for stream_id in stream_ids:
+        execution, history = executions.get(stream_id), histories[stream_id]
         progress = (execution.progress if execution is not None else None) or {}
         speed = progress.get("rows_per_second")
-        after_ms = max(now_ms - settings[job_id].loop_window_ms, _completed_at_ms(history.newest))
-        failed_runs = [end for end in failed.get(job_id, ()) if end.at_ms > after_ms]
-        facts[job_id] = HealthFacts(
+        after_ms = max(now_ms - settings[stream_id].loop_window_ms, _completed_at_ms(history.newest))
+        failed_runs = [end for end in failed.get(stream_id, ()) if end.at_ms > after_ms]
+        facts[stream_id] = HealthFacts(
             running_since_ms=_running_since_ms(execution),
             newest=history.newest,
             verified=history.verified,
@@ -50,25 +50,25 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             bytes_before=history.bytes_before,
             sources=sources_of(progress),
             rows_per_second=speed if isinstance(speed, int | float) else None,
-            desired=desired.get(job_id),
+            desired=desired.get(stream_id),
             heartbeat_at_ms=_heartbeat_at_ms(execution),
             process=f"process {execution.pid} on {execution.host}" if execution is not None else None,
-            down=_why_down(execution, desired.get(job_id)),
+            down=_why_down(execution, desired.get(stream_id)),
             down_since_ms=execution.ended_at_ms if execution is not None else None,
             failed_runs=len(failed_runs),
             last_end=failed_runs[-1].reason if failed_runs else None,
-            unrestorable=_why_unrestorable(history.newest, recoveries.get(job_id, ())),
+            unrestorable=_why_unrestorable(history.newest, recoveries.get(stream_id, ())),
             stillness=Stillness.of_record(progress.get("activity")),
         )
     return facts
 
 
-def _completed_at_ms(image: ImageRecord | None) -> int:
-    return (image.completed_at_ms or 0) if image is not None else 0
+def _completed_at_ms(snapshot: SnapshotRecord | None) -> int:
+    return (snapshot.completed_at_ms or 0) if snapshot is not None else 0
 
 
-def _why_unrestorable(newest: ImageRecord | None, failures: Sequence[PointFailure]) -> str | None:
-    return None if newest is None else failed_points(failures).get(image_point(newest.image_id))
+def _why_unrestorable(newest: SnapshotRecord | None, failures: Sequence[PointFailure]) -> str | None:
+    return None if newest is None else failed_points(failures).get(snapshot_point(newest.snapshot_id))
 
 
 def _running_since_ms(execution: ExecutionRecord | None) -> int | None:

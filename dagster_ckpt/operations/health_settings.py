@@ -15,20 +15,20 @@ class HealthSettings:
     """From when on something is not well.
 
     Attributes:
-        max_checkpoint_age_ms: Recovery point objective: the newest image may be so old; half of it warns. None: the
+        max_checkpoint_age_ms: Recovery point objective: the newest snapshot may be so old; half of it warns. None: the
             rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2); with periodic
             checkpoints off, any age.
         failures_to_warn: Failed attempts in a row that warn.
         failures_to_fail: Failed attempts in a row that are an error.
-        max_verification_age_ms: The last verification of an image may be so old.
-        size_growth_factor: An image so many times as large as at the begin of the window warns.
+        max_verification_age_ms: The last verification of a snapshot may be so old.
+        size_growth_factor: A snapshot so many times as large as at the begin of the window warns.
         size_window_ms: That window.
-        size_floor_bytes: Smaller images may grow as they like.
-        max_image_bytes: A larger image is an error; None for any size.
+        size_floor_bytes: Smaller snapshots may grow as they like.
+        max_snapshot_bytes: A larger snapshot is an error; None for any size.
         max_standstill_ms: A query that makes no batch and does not rest for so long is an error; a warning where tasks
             of its batch run.
-        loop_failures: A stream whose run failed this often since its newest image, within `loop_window_ms`, restarts in
-            a loop: an error.
+        loop_failures: A stream whose run failed this often since its newest snapshot, within `loop_window_ms`, restarts
+            in a loop: an error.
         loop_window_ms: That window.
         max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
         source_retention_ms: How long the sources keep what they had, where they do not tell (Kafka's `retention.ms`).
@@ -46,7 +46,7 @@ class HealthSettings:
     size_growth_factor: float = 2.0
     size_window_ms: int = DAY_MS
     size_floor_bytes: int = 64 * 1024 * 1024
-    max_image_bytes: int | None = None
+    max_snapshot_bytes: int | None = None
     max_standstill_ms: int = 10 * 60_000
     loop_failures: int = 3
     loop_window_ms: int = HOUR_MS

@@ -14,7 +14,7 @@ import psutil
 from dagster_ckpt.catalog.records import LaunchRecord, RequestRecord, RequestStatus
 from dagster_ckpt.config.redaction import shown_command, without_secrets
 from dagster_ckpt.errors import OptionError, RequestFailedError
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
 
 # Names the START request that a driver answers; `{start_request}` in a launch's command is the same.
@@ -27,10 +27,10 @@ class DriverLaunch:
     """How a driver is launched.
 
     Attributes:
-        command: Its command line. `{job_id}` and `{start_request}` in it are replaced: where the environment does not
-            reach the driver, tell it by
-            `--conf spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or
-            `--conf spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
+        command: Its command line. `{stream_id}` and `{start_request}` in it are replaced: where the environment does
+            not reach the driver, tell it by `--conf
+            spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
+            spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
         log_directory: Folder for what it prints, a file for each launch.
         environment: Variables that it gets beside those of the launching process.
         start_timeout_s: Seconds that the query may take to start; after that the start is withdrawn.
@@ -54,15 +54,15 @@ class DriverLaunch:
                 f"command is {_shown(self.command)!r}, but must be a list of words such as "
                 "('spark-submit', 'orders.py')."
             )
-        self.words(job_id="", start_request="")
+        self.words(stream_id="", start_request="")
 
-    def words(self, *, job_id: str, start_request: str) -> list[str]:
+    def words(self, *, stream_id: str, start_request: str) -> list[str]:
         """The command line of one launch."""
         try:
-            return [word.format(job_id=job_id, start_request=start_request) for word in self.command]
+            return [word.format(stream_id=stream_id, start_request=start_request) for word in self.command]
         except (KeyError, IndexError, ValueError) as error:
             raise OptionError(
-                f"command is {shown_command(self.command)!r}, in which only {{job_id}} and {{start_request}} are "
+                f"command is {shown_command(self.command)!r}, in which only {{stream_id}} and {{start_request}} are "
                 f"replaced ({type(error).__name__}: {error}). Double other braces."
             ) from error
 
@@ -105,11 +105,11 @@ class LaunchedDriver:
         return without_secrets("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
 
 
-def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecord, *, run_id: str) -> LaunchedDriver:
+def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRecord, *, run_id: str) -> LaunchedDriver:
     """Start a driver in a session of its own, so that no signal to this process reaches it.
 
     Args:
-        job: The job, registered in the catalog.
+        stream: The stream, registered in the catalog.
         launch: How.
         request: The START request that the driver is to answer.
         run_id: The run that launches it.
@@ -117,8 +117,8 @@ def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecor
     Raises:
         RequestFailedError: The command cannot be run.
     """
-    words = launch.words(job_id=job.job_id, start_request=request.request_id)
-    log = Path(launch.log_directory) / f"{job.job_id}-{request.request_id[:8]}.log"
+    words = launch.words(stream_id=stream.stream_id, start_request=request.request_id)
+    log = Path(launch.log_directory) / f"{stream.stream_id}-{request.request_id[:8]}.log"
     try:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What a driver prints is for nobody else to read.
@@ -133,12 +133,12 @@ def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecor
             )
     except OSError as error:
         raise RequestFailedError(
-            f"The driver of job {job.job_id!r} could not be launched: {error}. Look at the command "
+            f"The driver of stream {stream.stream_id!r} could not be launched: {error}. Look at the command "
             f"{shown_command(words)!r} and the log folder {launch.log_directory}."
         ) from error
-    record = job.catalog.launches.record(
+    record = stream.catalog.launches.record(
         request.request_id,
-        job_id=job.job_id,
+        stream_id=stream.stream_id,
         run_id=run_id,
         host=socket.gethostname(),
         boot_id=boot_id(),
@@ -150,13 +150,13 @@ def launch_driver(job: StreamingJob, launch: DriverLaunch, request: RequestRecor
     return LaunchedDriver(record, process.poll)
 
 
-def driver_on_its_way(job: StreamingJob) -> LaunchedDriver | None:
+def driver_on_its_way(stream: StreamHandle) -> LaunchedDriver | None:
     """A driver that was launched on this machine, lives, and has not started its query yet."""
-    record = job.catalog.launches.latest(job.job_id)
+    record = stream.catalog.launches.latest(stream.stream_id)
     if record is None:
         return None
     driver = LaunchedDriver(record)
-    is_open = job.catalog.requests.get(record.request_id).status is RequestStatus.PENDING
+    is_open = stream.catalog.requests.get(record.request_id).status is RequestStatus.PENDING
     return driver if is_open and driver.is_here() else None
 
 

@@ -1,4 +1,4 @@
-"""What a decision about a managed job is made from, and what it can be. Values only."""
+"""What a decision about a managed stream is made from, and what it can be. Values only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ImageRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import ExecutionRecord, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.config.modes import DesiredState
 
 # Origin of the requests that are made here, by which a start is known to be no person's.
@@ -18,8 +18,8 @@ _REQUESTS = uuid.UUID("6f1d3c2e-2f0b-4a57-9d0c-6a3f5c1f7f11")
 _OPEN = (RequestStatus.PENDING, RequestStatus.ACCEPTED)
 
 
-class JobLife(Enum):
-    """What a job is at the moment.
+class StreamLife(Enum):
+    """What a stream is at the moment.
 
     NEVER_STARTED: No execution of it was ever begun.
     ALIVE: Its run is not over, or somebody holds its lease.
@@ -43,7 +43,7 @@ class StepRun(Enum):
 
 @dataclass(frozen=True)
 class Seen:
-    """A job as the catalog and the orchestrator show it.
+    """A stream as the catalog and the orchestrator show it.
 
     Attributes:
         life: What it is.
@@ -53,15 +53,15 @@ class Seen:
         is_ours: Whether that was started by a request made here.
         request: The last request made here.
         start_pending: Whether somebody else has asked for a start.
-        has_state: Whether there is a live directory or an image to go on from.
-        newest_image: The newest image of its timeline.
-        is_healthy: Whether it has committed a batch or completed an image since the upgrade's start.
+        has_state: Whether there is a live directory or a snapshot to go on from.
+        newest_snapshot: The newest snapshot of its timeline.
+        is_healthy: Whether it has committed a batch or completed a snapshot since the upgrade's start.
         is_idle: Whether its query runs and waits for data.
         runs_failed: How many runs of the present step ended without a result.
         run_succeeded: Whether a run of the present step ended well.
     """
 
-    life: JobLife
+    life: StreamLife
     now_ms: int
     code_version: str | None = None
     execution: ExecutionRecord | None = None
@@ -69,7 +69,7 @@ class Seen:
     request: RequestRecord | None = None
     start_pending: bool = False
     has_state: bool = False
-    newest_image: ImageRecord | None = None
+    newest_snapshot: SnapshotRecord | None = None
     is_healthy: bool = False
     is_idle: bool = False
     runs_failed: int = 0
@@ -78,7 +78,7 @@ class Seen:
     @property
     def is_alive(self) -> bool:
         """Whether it runs, as far as is known."""
-        return self.life is JobLife.ALIVE
+        return self.life is StreamLife.ALIVE
 
     @property
     def open_request(self) -> RequestRecord | None:
@@ -97,7 +97,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask something of the job. The id makes asking twice the same as once."""
+    """Ask something of the stream. The id makes asking twice the same as once."""
 
     request_id: str
     kind: RequestKind
@@ -133,7 +133,7 @@ class Settle:
 
 @dataclass(frozen=True)
 class Adopt:
-    """Take what a person did with the job by hand as what is wanted."""
+    """Take what a person did with the stream by hand as what is wanted."""
 
     desired: DesiredState
 
@@ -153,7 +153,7 @@ class Decision:
         actions: What is done, in order; each may be done twice.
         reached: The world is as it is wanted.
         begins: An upgrade begins.
-        holds_restart: The restart strategy must not start the job meanwhile.
+        holds_restart: The restart strategy must not start the stream meanwhile.
     """
 
     reason: str
@@ -176,8 +176,8 @@ def stay(row: DesiredRecord, reason: str) -> Decision:
 
 
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
-    """Ask something of the job, once for each step of a generation."""
-    request_id = str(uuid.uuid5(_REQUESTS, f"{row.job_id}/{row.generation}/{step}"))
+    """Ask something of the stream, once for each step of a generation."""
+    request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
     return stay(row, reason).but(Ask(request_id, kind, arguments), request_id=request_id)
 
 
@@ -196,11 +196,11 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
 
 
 def quieten(seen: Seen) -> tuple[Action, ...]:
-    """For a job that does not run: nobody is to answer what was asked, and nobody to restart it."""
+    """For a stream that does not run: nobody is to answer what was asked, and nobody to restart it."""
     actions: list[Action] = []
     if seen.open_request is not None:
         actions.append(Withdraw(seen.open_request.request_id))
-    if seen.life is JobLife.TO_BE_RESTARTED and seen.execution is not None:
+    if seen.life is StreamLife.TO_BE_RESTARTED and seen.execution is not None:
         actions.append(Settle(seen.execution.execution_id))
     return tuple(actions)
 

@@ -1,6 +1,6 @@
-"""What operators do to a streaming job, from any process: every verb answers or raises.
+"""What operators do to a stream, from any process: every verb answers or raises.
 
-A job that runs is asked through a row in the catalog, which its own process answers. A job that
+A stream that runs is asked through a row in the catalog, which its own process answers. A stream that
 does not run is worked on directly, under the same lease that a run would take.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, RequestKind, RequestRecord
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, SnapshotRecord
 from dagster_ckpt.catalog.recovery_records import PointFailure
-from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_job
+from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.config.modes import DesiredState, TerminalState
 from dagster_ckpt.config.redaction import refuse_user_info
-from dagster_ckpt.errors import CkptError, ImageNotFoundError, LeaseHeldError, RequestFailedError
+from dagster_ckpt.errors import CkptError, LeaseHeldError, RequestFailedError, SnapshotNotFoundError
 from dagster_ckpt.operations.keeping import promote_checkpoint, release_checkpoint, tag_checkpoint
 from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.requests import (
@@ -34,8 +34,8 @@ from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.snapshot.manifest import ImageKind
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
@@ -64,87 +64,90 @@ __all__ = [
 ]
 
 
-def trigger_checkpoint(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ImageRecord:
-    """Take a checkpoint of a running job now, whatever the minimum pause.
+def trigger_checkpoint(
+    stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> SnapshotRecord:
+    """Take a checkpoint of a running stream now, whatever the minimum pause.
 
     Raises:
-        JobNotFoundError: The job was never started.
-        RequestFailedError: The job does not run, or the attempt failed.
+        StreamNotFoundError: The stream was never started.
+        RequestFailedError: The stream does not run, or the attempt failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
-    job.catalog.jobs.get(job.job_id)
-    if not is_running(job):
+    stream.catalog.streams.get(stream.stream_id)
+    if not is_running(stream):
         raise RequestFailedError(
-            f"Job {job.job_id!r} does not run, and a checkpoint belongs to a running job. Take a savepoint: "
-            "that works for a stopped job too."
+            f"Stream {stream.stream_id!r} does not run, and a checkpoint belongs to a running stream. Take a "
+            "savepoint: "
+            "that works for a stopped stream too."
         )
-    return _image_of(job, ask(job, RequestKind.CHECKPOINT, {}, operator, timeout_s))
+    return _snapshot_of(stream, ask(stream, RequestKind.CHECKPOINT, {}, operator, timeout_s))
 
 
 def trigger_savepoint(
-    job: StreamingJob,
+    stream: StreamHandle,
     operator: Operator,
     *,
     label: str | None = None,
     target_directory: str | None = None,
     schedule: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> ImageRecord:
-    """Take a savepoint of a running, stopped or failed job.
+) -> SnapshotRecord:
+    """Take a savepoint of a running, stopped or failed stream.
 
     Args:
-        job: The job.
+        stream: The stream.
         operator: Who asks.
         label: A name a person can start from later.
         target_directory: Folder for it, instead of the configured one.
         schedule: Name of the schedule that asks; its history may delete the savepoint later. None: a person asks.
-        timeout_s: How long to wait for a running job's answer.
+        timeout_s: How long to wait for a running stream's answer.
 
     Raises:
-        JobNotFoundError: The job was never started.
-        NothingCommittedError: The job has not committed a batch yet.
+        StreamNotFoundError: The stream was never started.
+        NothingCommittedError: The stream has not committed a batch yet.
         OptionError: The label means another starting point or cannot be found again, or the folder names a user.
         RequestFailedError: The attempt failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     checked_label(label)
     refuse_user_info("target_directory", target_directory)
-    job.catalog.jobs.get(job.job_id)
-    if is_running(job):
+    stream.catalog.streams.get(stream.stream_id)
+    if is_running(stream):
         arguments = {"label": label, "target_directory": target_directory, "schedule": schedule}
-        return _image_of(job, ask(job, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
-    return savepoint_of_stopped_job(job, label=label, target_directory=target_directory, schedule=schedule)
+        return _snapshot_of(stream, ask(stream, RequestKind.SAVEPOINT, arguments, operator, timeout_s))
+    return savepoint_of_stopped_stream(stream, label=label, target_directory=target_directory, schedule=schedule)
 
 
 def stop_with_savepoint(
-    job: StreamingJob,
+    stream: StreamHandle,
     operator: Operator,
     *,
     label: str | None = None,
     target_directory: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> ImageRecord:
-    """Stop a running job at a batch boundary and take a savepoint of exactly where it stopped.
+) -> SnapshotRecord:
+    """Stop a running stream at a batch boundary and take a savepoint of exactly where it stopped.
 
     Where the savepoint fails, the query goes on.
 
     Raises:
-        JobNotFoundError: The job was never started.
+        StreamNotFoundError: The stream was never started.
         OptionError: The label means another starting point or cannot be found again, or the folder names a user.
-        RequestFailedError: The job does not run, or the savepoint failed.
+        RequestFailedError: The stream does not run, or the savepoint failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     checked_label(label)
     refuse_user_info("target_directory", target_directory)
-    require_running(job, "stopped with a savepoint")
+    require_running(stream, "stopped with a savepoint")
     arguments = {"label": label, "target_directory": target_directory}
-    image = _image_of(job, ask(job, RequestKind.STOP_WITH_SAVEPOINT, arguments, operator, timeout_s))
-    await_stop(job, timeout_s)
-    return image
+    snapshot = _snapshot_of(stream, ask(stream, RequestKind.STOP_WITH_SAVEPOINT, arguments, operator, timeout_s))
+    await_stop(stream, timeout_s)
+    return snapshot
 
 
-def cancel(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
-    """Cancel a job; its checkpoints are kept or deleted as its clean-up option says.
+def cancel(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+    """Cancel a stream; its checkpoints are kept or deleted as its clean-up option says.
 
     One that has failed and waits for its restart is not restarted.
 
@@ -152,22 +155,22 @@ def cancel(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_
         What was done, in a sentence.
 
     Raises:
-        JobNotFoundError: The job was never started.
-        RequestFailedError: The job does not run, and nothing is about to restart it.
+        StreamNotFoundError: The stream was never started.
+        RequestFailedError: The stream does not run, and nothing is about to restart it.
         RequestTimeoutError: It did not stop in time.
     """
-    stopped = _stop_between_restarts(job, operator, ExecutionStatus.CANCELED)
+    stopped = _stop_between_restarts(stream, operator, ExecutionStatus.CANCELED)
     if stopped is not None:
-        report = apply_terminal_retention(job, stopped, TerminalState.CANCELED)
+        report = apply_terminal_retention(stream, stopped, TerminalState.CANCELED)
         return "; ".join(["it was between two restarts, and is not restarted any more", *report.sentences()])
-    require_running(job, "cancelled")
-    ask(job, RequestKind.CANCEL, {}, operator, timeout_s)
-    await_stop(job, timeout_s)
+    require_running(stream, "cancelled")
+    ask(stream, RequestKind.CANCEL, {}, operator, timeout_s)
+    await_stop(stream, timeout_s)
     return "the running query was stopped"
 
 
-def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
-    """Stop a job and keep everything, so that it can be started again.
+def suspend(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+    """Stop a stream and keep everything, so that it can be started again.
 
     One that has failed and waits for its restart is not restarted.
 
@@ -175,64 +178,64 @@ def suspend(job: StreamingJob, operator: Operator, *, timeout_s: float = DEFAULT
         What was done, in a sentence.
 
     Raises:
-        JobNotFoundError: The job was never started.
-        RequestFailedError: The job does not run, and nothing is about to restart it.
+        StreamNotFoundError: The stream was never started.
+        RequestFailedError: The stream does not run, and nothing is about to restart it.
         RequestTimeoutError: It did not stop in time.
     """
-    if _stop_between_restarts(job, operator, ExecutionStatus.SUSPENDED) is not None:
+    if _stop_between_restarts(stream, operator, ExecutionStatus.SUSPENDED) is not None:
         return "it was between two restarts, and is not restarted any more; everything is kept"
-    require_running(job, "suspended")
-    ask(job, RequestKind.SUSPEND, {}, operator, timeout_s)
-    await_stop(job, timeout_s)
+    require_running(stream, "suspended")
+    ask(stream, RequestKind.SUSPEND, {}, operator, timeout_s)
+    await_stop(stream, timeout_s)
     return "the running query was stopped; everything is kept"
 
 
-def _stop_between_restarts(job: StreamingJob, operator: Operator, status: ExecutionStatus) -> str | None:
-    """Stop a job whose last execution failed or died and is to be restarted; returns that execution, or None."""
-    last = job.catalog.executions.latest(job.job_id)
-    if last is None or last.settled or is_running(job):
+def _stop_between_restarts(stream: StreamHandle, operator: Operator, status: ExecutionStatus) -> str | None:
+    """Stop a stream whose last execution failed or died and is to be restarted; returns that execution, or None."""
+    last = stream.catalog.executions.latest(stream.stream_id)
+    if last is None or last.settled or is_running(stream):
         return None
     holder = this_holder(f"stop-{uuid.uuid4()}", operator.origin, None)
     try:
         # A restart that begins meanwhile holds the lease, and is asked like any other that runs.
-        acquired = acquire(job.catalog, job.job_id, holder)
+        acquired = acquire(stream.catalog, stream.stream_id, holder)
     except LeaseHeldError:
         return None
     reason = (
         f"{status.value} by {operator.origin} between two restarts; it had ended {last.status.value}: {last.reason}"
     )
-    with LeaseKeeper(job.catalog, acquired.record) as lease:
-        found = job.catalog.executions.stopped(
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        found = stream.catalog.executions.stopped(
             lease.record, last.execution_id, status, reason, settled=status is ExecutionStatus.SUSPENDED
         )
     return last.execution_id if found else None
 
 
-def accept_plan_change(job: StreamingJob, fingerprint: str) -> None:
-    """Let code whose plan differs from the one that made a job's state go on from that state, once.
+def accept_plan_change(stream: StreamHandle, fingerprint: str) -> None:
+    """Let code whose plan differs from the one that made a stream's state go on from that state, once.
 
     Args:
-        job: The job.
+        stream: The stream.
         fingerprint: That of the plan, as the refusal shows it: another change is refused as before.
 
     Raises:
-        JobNotFoundError: The job was never started.
+        StreamNotFoundError: The stream was never started.
     """
-    job.catalog.jobs.accept_plan(job.job_id, fingerprint)
+    stream.catalog.streams.accept_plan(stream.stream_id, fingerprint)
 
 
 def set_desired_state(
-    job: StreamingJob,
+    stream: StreamHandle,
     desired: DesiredState | None,
     operator: Operator,
     *,
     retry_refused: bool = False,
     accept_plan_change: bool = False,
 ) -> DesiredRecord:
-    """Say what a job is to be; the supervisor sensor brings it there, also one that was never started.
+    """Say what a stream is to be; the supervisor sensor brings it there, also one that was never started.
 
     Args:
-        job: The job.
+        stream: The stream.
         desired: The state; None leaves it to the asset's definition.
         operator: Who says so.
         retry_refused: Try a code version again that a preflight refused, or that was rolled back.
@@ -241,72 +244,77 @@ def set_desired_state(
     Raises:
         RequestFailedError: The last preflight refused no plan, so nobody has seen yet what would be accepted.
     """
-    job.register()
+    stream.register()
     if accept_plan_change:
-        row = job.catalog.desired_states.find(job.job_id)
+        row = stream.catalog.desired_states.find(stream.stream_id)
         refused = row.preflight.refused_plan if row is not None and row.preflight is not None else None
         if refused is None:
             raise RequestFailedError(
-                f"Job {job.job_id!r} has no change of the plan to accept: its last preflight refused none. Let a "
+                f"Stream {stream.stream_id!r} has no change of the plan to accept: its last preflight refused none. "
+                "Let a "
                 "preflight show first what is different."
             )
-        job.catalog.jobs.accept_plan(job.job_id, refused)
+        stream.catalog.streams.accept_plan(stream.stream_id, refused)
         retry_refused = True
-    return job.catalog.desired_states.say(job.job_id, desired, origin=operator.origin, retry_refused=retry_refused)
+    return stream.catalog.desired_states.say(
+        stream.stream_id, desired, origin=operator.origin, retry_refused=retry_refused
+    )
 
 
-def prefer_savepoint(job: StreamingJob, reference: str) -> ImageRecord:
+def prefer_savepoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
     """Choose the savepoint that `preferred-savepoint` starts from.
 
     Args:
-        job: The job.
-        reference: Image id, label or location of one of its savepoints.
+        stream: The stream.
+        reference: Snapshot id, label or location of one of its savepoints.
 
     Raises:
-        ImageNotFoundError: The job has no savepoint of this name.
+        SnapshotNotFoundError: The stream has no savepoint of this name.
     """
-    plan = preview_start(job, StartFrom(StartPoint.NAMED, reference))
-    image = plan.image
-    if image is None or image.kind != ImageKind.SAVEPOINT.value:
-        raise ImageNotFoundError(
-            f"{reference!r} of job {job.job_id!r} is not a savepoint: checkpoints belong to the system and may be "
+    plan = preview_start(stream, StartFrom(StartPoint.NAMED, reference))
+    snapshot = plan.snapshot
+    if snapshot is None or snapshot.kind != SnapshotKind.SAVEPOINT.value:
+        raise SnapshotNotFoundError(
+            f"{reference!r} of stream {stream.stream_id!r} is not a savepoint: checkpoints belong to the system and "
+            "may be "
             "subsumed at any time. Take a savepoint and prefer that."
         )
-    if _listed(job, image) is None:
-        raise ImageNotFoundError(
-            f"The catalog of job {job.job_id!r} does not list a savepoint at {reference!r}, so it would not be found "
+    if _listed(stream, snapshot) is None:
+        raise SnapshotNotFoundError(
+            f"The catalog of stream {stream.stream_id!r} does not list a savepoint at {reference!r}, so it would not "
+            "be found "
             "there later. Start from its location, or prefer one that is listed."
         )
-    job.catalog.jobs.prefer_savepoint(job.job_id, image.image_id)
-    return image
+    stream.catalog.streams.prefer_savepoint(stream.stream_id, snapshot.snapshot_id)
+    return snapshot
 
 
-def preview_start(job: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
+def preview_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
     """What a start would do, without doing it.
 
     Raises:
-        JobNotFoundError: The job was never started.
-        ImageNotFoundError: The image named does not exist.
+        StreamNotFoundError: The stream was never started.
+        SnapshotNotFoundError: The snapshot named does not exist.
         LiveDirectoryError: Nothing is left to start from.
     """
-    return plan_recovery(recovery_facts(job, start_from, predecessor_ended=True, remembers=False))
+    return plan_recovery(recovery_facts(stream, start_from, predecessor_ended=True, remembers=False))
 
 
-def preview(job: StreamingJob, start_from: StartFrom) -> RewindPreview:
-    """What a start would undo and do again, and what each sink will do with that; works while the job runs.
+def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
+    """What a start would undo and do again, and what each sink will do with that; works while the stream runs.
 
     Raises:
-        JobNotFoundError: The job was never started.
-        ImageNotFoundError: The image named does not exist.
+        StreamNotFoundError: The stream was never started.
+        SnapshotNotFoundError: The snapshot named does not exist.
         LiveDirectoryError: Nothing is left to start from, or the batch is not retained.
-        RecoveryExhaustedError: Every point that the job could go on from is damaged.
+        RecoveryExhaustedError: Every point that the stream could go on from is damaged.
     """
-    facts = recovery_facts(job, start_from, predecessor_ended=True, remembers=False)
+    facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
     while True:
         plan = plan_recovery(facts)
         try:
-            with holding(job.catalog, [plan.image], "preview"):
-                return preview_rewind(job, facts, plan)
+            with holding(stream.catalog, [plan.snapshot], "preview"):
+                return preview_rewind(stream, facts, plan)
         except CkptError as error:
             damage = damage_of(error)
             if damage is None or plan.point is None or start_from.point is not StartPoint.LATEST:
@@ -316,27 +324,27 @@ def preview(job: StreamingJob, start_from: StartFrom) -> RewindPreview:
             facts = replace(facts, failures=[*facts.failures, failed])
 
 
-def request_start(job: StreamingJob, start_from: StartFrom, operator: Operator) -> RequestRecord:
-    """Ask that the job be started; the supervisor sensor launches the run.
+def request_start(stream: StreamHandle, start_from: StartFrom, operator: Operator) -> RequestRecord:
+    """Ask that the stream be started; the supervisor sensor launches the run.
 
     The starting point is checked first, so that a name that does not exist is an error here.
 
     Raises:
-        JobNotFoundError: The job was never started.
-        ImageNotFoundError: The image named does not exist.
+        StreamNotFoundError: The stream was never started.
+        SnapshotNotFoundError: The snapshot named does not exist.
         LiveDirectoryError: Nothing is left to start from.
         RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that.
         SinkRollbackError: A sink that has to be rolled back cannot be.
     """
-    ahead = preview(job, start_from)
-    refuse_loss(job, ahead, accept_loss=start_from.accept_loss)
-    listed = _listed(job, ahead.plan.image)
-    return job.catalog.requests.submit(
-        job.job_id,
+    ahead = preview(stream, start_from)
+    refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
+    listed = _listed(stream, ahead.plan.snapshot)
+    return stream.catalog.requests.submit(
+        stream.stream_id,
         RequestKind.START,
         arguments=start_arguments(start_from),
         origin=operator.origin,
-        holding=listed.image_id if listed is not None else None,
+        holding=listed.snapshot_id if listed is not None else None,
     )
 
 
@@ -354,63 +362,69 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
 
 
 def restart(
-    job: StreamingJob,
+    stream: StreamHandle,
     start_from: StartFrom,
     operator: Operator,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> RewindPreview:
-    """Start a job; one that runs is suspended first. Returns once the query is started.
+    """Start a stream; one that runs is suspended first. Returns once the query is started.
 
-    The image to start from is held from before the query is suspended until the start is answered. Where the start
+    The snapshot to start from is held from before the query is suspended until the start is answered. Where the start
     cannot be asked for after all, a query that ran is started again from where it stopped.
 
     Raises:
-        JobNotFoundError: The job was never started.
-        ImageNotFoundError: The image named does not exist; a running job runs on.
-        LiveDirectoryError: Nothing is left to start from; a running job runs on.
-        RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that; a running job runs on.
-        SinkRollbackError: A sink that has to be rolled back cannot be; a running job runs on.
+        StreamNotFoundError: The stream was never started.
+        SnapshotNotFoundError: The snapshot named does not exist; a running stream runs on.
+        LiveDirectoryError: Nothing is left to start from; a running stream runs on.
+        RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that; a running stream runs on.
+        SinkRollbackError: A sink that has to be rolled back cannot be; a running stream runs on.
         RequestFailedError: The start failed.
         RequestTimeoutError: Nobody launched the run in time.
     """
-    ahead = preview(job, start_from)
+    ahead = preview(stream, start_from)
     for sentence in ahead.sentences():
         report(sentence)
-    refuse_loss(job, ahead, accept_loss=start_from.accept_loss)
-    with holding(job.catalog, [ahead.plan.image], f"restart by {operator.origin}"):
-        request = _ask_for_restart(job, start_from, operator, timeout_s, report)
+    refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
+    with holding(stream.catalog, [ahead.plan.snapshot], f"restart by {operator.origin}"):
+        request = _ask_for_restart(stream, start_from, operator, timeout_s, report)
         report(
             "waiting for the start: by the supervisor sensor, which has to be turned on, or by whoever runs the program"
         )
-        await_answer(job, request, timeout_s=timeout_s)
+        await_answer(stream, request, timeout_s=timeout_s)
     return ahead
 
 
 def _ask_for_restart(
-    job: StreamingJob, start_from: StartFrom, operator: Operator, timeout_s: float, report: Callable[[str], None]
+    stream: StreamHandle, start_from: StartFrom, operator: Operator, timeout_s: float, report: Callable[[str], None]
 ) -> RequestRecord:
-    if not is_running(job):
-        return request_start(job, start_from, operator)
-    suspend(job, operator, timeout_s=timeout_s)
+    if not is_running(stream):
+        return request_start(stream, start_from, operator)
+    suspend(stream, operator, timeout_s=timeout_s)
     report("suspended the running query")
     try:
-        return request_start(job, start_from, operator)
+        return request_start(stream, start_from, operator)
     except CkptError as error:
         # Such as a batch that Spark has purged meanwhile: who asked is told, and the query runs on.
-        request_start(job, StartFrom(), operator)
+        request_start(stream, StartFrom(), operator)
         report(f"the start was refused ({error}), so the query is started again from where it stopped")
         raise
 
 
-def _listed(job: StreamingJob, image: ImageRecord | None) -> ImageRecord | None:
-    """The image as the catalog lists it at this place; None where it does not."""
-    listed = job.catalog.images.by_id([image.image_id]).get(image.image_id) if image is not None else None
-    return listed if listed is not None and image is not None and listed.location == image.location else None
+def _listed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
+    """The snapshot as the catalog lists it at this place; None where it does not."""
+    listed = (
+        stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
+        if snapshot is not None
+        else None
+    )
+    return listed if listed is not None and snapshot is not None and listed.location == snapshot.location else None
 
 
-def _image_of(job: StreamingJob, answer: RequestRecord) -> ImageRecord:
-    if answer.image_id is None:
-        raise RequestFailedError(f"Request {answer.request_id} of job {job.job_id!r} ended without an image.")
-    return job.catalog.images.get(answer.image_id)
+def _snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
+    if answer.snapshot_id is None:
+        raise RequestFailedError(
+            f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."
+        )
+    return stream.catalog.snapshots.get(answer.snapshot_id)

@@ -1,4 +1,4 @@
-"""Preflight: new code is run on a copy of a job's state, for one batch and without output, while the old runs on."""
+"""Preflight: new code is run on a copy of a stream's state, for one batch and without output, while the old runs on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import PlanChange, check_backend, plan_change, told
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.recovery.prepare import image_location, restore_into
+from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -22,36 +22,36 @@ from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, in_plain_words, run_trial
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.holding import holding
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 DEFAULT_TIMEOUT_S = 900.0
-# No job id begins with a dot.
+# No stream id begins with a dot.
 SCRATCH_FOLDER = ".preflight"
 # A copy that is older was left by a preflight that was killed.
 LEFT_AFTER_MS = 6 * 3_600_000
 
 
 def preflight(
-    job: StreamingJob,
+    stream: StreamHandle,
     describe: Callable[[], DataStreamWriter],
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> PreflightRecord:
-    """Try whether the code that is loaded can go on from where a job stands; the job may run, and is left as it is.
+    """Try whether the loaded code can resume from the state of a stream, which may run and is not changed.
 
     The newest committed batch is replayed, so that the state is loaded, changed and written. Where Spark does not
     retain what that needs, or the sources do not have its data any more, a batch is made of new data, if there is any.
 
     Args:
-        job: The job, with the code version that is tried.
+        stream: The stream, with the code version that is tried.
         describe: Makes the described, unstarted writer.
         timeout_s: How long the batch may take.
         interrupted: Asked while it runs; True ends it.
@@ -61,24 +61,24 @@ def preflight(
         The result, which is also in the catalog.
 
     Raises:
-        JobNotFoundError: The job was never started.
+        StreamNotFoundError: The stream was never started.
         RequestFailedError: It was interrupted.
         StorageAccessError: The state cannot be read, or the copy not be written.
     """
-    record = job.catalog.jobs.get(job.job_id)
-    remove_leftovers(job)
+    record = stream.catalog.streams.get(stream.stream_id)
+    remove_leftovers(stream)
     change: PlanChange | None = None
     try:
         output = _output_of(describe)
-        facts = recovery_facts(job, StartFrom(), predecessor_ended=True, output=output)
+        facts = recovery_facts(stream, StartFrom(), predecessor_ended=True, output=output)
         plan = plan_recovery(facts)
-        _weigh_sinks(job, facts, plan, output)
-        check_backend(job, plan)
+        _weigh_sinks(stream, facts, plan, output)
+        check_backend(stream, plan)
         change = plan_change(record, plan, _plan_of(describe))
         for difference in change.differences if change is not None else ():
             report(f"the plan is another one: {difference}")
         trial, how = _try(
-            job,
+            stream,
             plan,
             describe,
             timeout_s=timeout_s,
@@ -90,16 +90,16 @@ def preflight(
     except CkptError as error:
         trial, how = Trial(None, str(error)), ""
     if interrupted():
-        raise RequestFailedError(f"The preflight of job {job.job_id!r} was interrupted, so it has no result.")
+        raise RequestFailedError(f"The preflight of stream {stream.stream_id!r} was interrupted, so it has no result.")
     reason = how if trial.error is None else in_plain_words(trial.error)
     refused = None if change is None or change.is_accepted else change
     if refused is not None:
         reason = f"the code keeps other state than what is there. {told(refused.differences)} Spark: {reason}"
-    at_ms = job.catalog.now_ms()
+    at_ms = stream.catalog.now_ms()
     passed = trial.error is None and refused is None
     fingerprint = refused.fingerprint if refused is not None else None
-    result = PreflightRecord(job.code_version, passed, reason, trial.batch_id, at_ms, fingerprint)
-    job.catalog.desired_states.note_preflight(job.job_id, result)
+    result = PreflightRecord(stream.code_version, passed, reason, trial.batch_id, at_ms, fingerprint)
+    stream.catalog.desired_states.note_preflight(stream.stream_id, result)
     return result
 
 
@@ -111,13 +111,13 @@ def _output_of(describe: Callable[[], DataStreamWriter]) -> NamedOutput | None:
         return None
 
 
-def _weigh_sinks(job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> None:
+def _weigh_sinks(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> None:
     """Refuse what the start would refuse."""
-    if is_running(job) and plan.kind is RecoveryKind.RESUME:
+    if is_running(stream) and plan.kind is RecoveryKind.RESUME:
         # Its batch in flight is of this moment: the query before is stopped first, and finishes it.
-        survey_sinks(job, plan, output).refuse(job.job_id)
+        survey_sinks(stream, plan, output).refuse(stream.stream_id)
     else:
-        refuse_loss(job, preview_rewind(job, facts, plan, output), accept_loss=False)
+        refuse_loss(stream, preview_rewind(stream, facts, plan, output), accept_loss=False)
 
 
 def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None:
@@ -127,10 +127,10 @@ def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None
         return None
 
 
-def remove_leftovers(job: StreamingJob) -> None:
+def remove_leftovers(stream: StreamHandle) -> None:
     """Delete copies of preflights that were killed; the catalog's clock has named them and says how old they are."""
-    now_ms = job.catalog.now_ms()
-    folder = LiveDirectory(f"{job.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{job.job_id}")
+    now_ms = stream.catalog.now_ms()
+    folder = LiveDirectory(f"{stream.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{stream.stream_id}")
     for name in folder.folder.list():
         made_at = name.partition("-")[0]
         if made_at.isdecimal() and now_ms - int(made_at) > LEFT_AFTER_MS:
@@ -138,7 +138,7 @@ def remove_leftovers(job: StreamingJob) -> None:
 
 
 def _try(
-    job: StreamingJob,
+    stream: StreamHandle,
     plan: RecoveryPlan,
     describe: Callable[[], DataStreamWriter],
     *,
@@ -149,24 +149,26 @@ def _try(
     """The trial, and how it was done."""
 
     def run(scratch: LiveDirectory, *, replays: bool) -> Trial:
-        name = f"{job.name} preflight"
+        name = f"{stream.name} preflight"
         return run_trial(describe, scratch, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
 
-    if plan.kind is RecoveryKind.START_EMPTY or (plan.image is None and plan.to_batch is None and _is_empty(job)):
+    if plan.kind is RecoveryKind.START_EMPTY or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
         return Trial(None), "there is no state yet that it could not go on from"
-    live = LiveDirectory(plan.directory or job.catalog.jobs.get(job.job_id).live_directory or "")
-    if plan.image is None:
-        with _scratch(job) as scratch:
+    live = LiveDirectory(plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory or "")
+    if plan.snapshot is None:
+        with _scratch(stream) as scratch:
             if copy_for_trial(live, scratch, before_last_batch=True):
                 report("the newest committed batch is replayed on a copy of the live directory, without output")
                 trial = run(scratch, replays=True)
                 if not trial.data_is_gone:
                     return trial, f"batch {trial.batch_id} was replayed on a copy of the state"
                 report(f"the data of that batch is gone, so new data is tried: {trial.error}")
-    with _scratch(job) as scratch, holding(job.catalog, [plan.image], "preflight"):
-        if plan.image is not None:
-            report(f"the live directory is lost: {describe_image(plan.image)} is tried")
-            restore_into(job, image_location(plan.image), scratch, new_query_id=str(uuid.uuid4()), is_scratch=True)
+    with _scratch(stream) as scratch, holding(stream.catalog, [plan.snapshot], "preflight"):
+        if plan.snapshot is not None:
+            report(f"the live directory is lost: {describe_snapshot(plan.snapshot)} is tried")
+            restore_into(
+                stream, snapshot_location(plan.snapshot), scratch, new_query_id=str(uuid.uuid4()), is_scratch=True
+            )
         else:
             copy_for_trial(live, scratch, before_last_batch=False)
         trial = run(scratch, replays=False)
@@ -174,15 +176,15 @@ def _try(
         return trial, ran if trial.batch_id is not None else "it starts, but there was no data to load the state with"
 
 
-def _is_empty(job: StreamingJob) -> bool:
-    record = job.catalog.jobs.get(job.job_id)
+def _is_empty(stream: StreamHandle) -> bool:
+    record = stream.catalog.streams.get(stream.stream_id)
     return record.live_directory is None or LiveDirectory(record.live_directory).positions().commit is None
 
 
 @contextmanager
-def _scratch(job: StreamingJob) -> Iterator[LiveDirectory]:
-    name = f"{job.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
-    scratch = LiveDirectory(f"{job.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{job.job_id}/{name}")
+def _scratch(stream: StreamHandle) -> Iterator[LiveDirectory]:
+    name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
+    scratch = LiveDirectory(f"{stream.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{stream.stream_id}/{name}")
     try:
         yield scratch
     finally:

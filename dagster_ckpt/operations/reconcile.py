@@ -44,7 +44,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Retain:
-    """The job is over: apply externalized retention for the state it ended in."""
+    """The stream is over: apply externalized retention for the state it ended in."""
 
     state: TerminalState
     reason: str
@@ -75,8 +75,8 @@ def reconcile(
     Args:
         recorded: What the orchestrator recorded for its run.
         ended: What the execution itself recorded before its process was gone.
-        strategy: The job's restart strategy.
-        failed_at_ms: Failures since a person last started the job, this one included, ms since the epoch.
+        strategy: The stream's restart strategy.
+        failed_at_ms: Failures since a person last started the stream, this one included, ms since the epoch.
         holds_lease: Whether its process still renews the lease: nothing is deleted under a query that may write.
         now_ms: The catalog's time, which dates the failures.
         random: For the jitter of exponential delays; seed it per execution, so that every

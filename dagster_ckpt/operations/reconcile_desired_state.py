@@ -1,4 +1,4 @@
-"""Bringing one managed job a step closer to what it is meant to be: look, decide, act, record.
+"""Bringing one managed stream a step closer to what it is meant to be: look, decide, act, record.
 
 The order makes a crash harmless: what is done may be done twice (requests have ids of their own, runs have keys), and
 only then is it recorded. A crash between the two decides the same again.
@@ -19,11 +19,11 @@ from dagster_ckpt.operations.managed_stream import (
     Adopt,
     Ask,
     Decision,
-    JobLife,
     Run,
     Seen,
     Settle,
     StepRun,
+    StreamLife,
     Withdraw,
 )
 from dagster_ckpt.policies.upgrade import UpgradePolicy
@@ -34,16 +34,16 @@ _FAILED = (ExecutionStatus.FAILED, ExecutionStatus.STARTING, ExecutionStatus.RUN
 
 @dataclass(frozen=True)
 class Definition:
-    """What the loaded code says of a job.
+    """What the loaded code says of a stream.
 
     Attributes:
-        job_id: The job.
+        stream_id: The stream.
         declared: What it is to be where nobody has said anything else; None: it is not managed.
         policy: How it goes over to another code version.
         code_version: Version of the code.
     """
 
-    job_id: str
+    stream_id: str
     declared: DesiredState | None
     policy: UpgradePolicy
     code_version: str | None
@@ -93,7 +93,7 @@ class Step:
 
 
 def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
-    """Look at a job, decide, act and record; what takes long is returned for a run to do.
+    """Look at a stream, decide, act and record; what takes long is returned for a run to do.
 
     Raises:
         CatalogError: The catalog cannot be used; the next look goes on.
@@ -104,11 +104,11 @@ def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definiti
 
 
 def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Seen:
-    """A job as the catalog and the orchestrator show it."""
-    job_id = row.job_id
-    execution = catalog.executions.latest(job_id)
-    images = catalog.images.restorable(job_id)
-    starts = [request for request in catalog.requests.pending(job_id) if request.kind is RequestKind.START]
+    """A stream as the catalog and the orchestrator show it."""
+    stream_id = row.stream_id
+    execution = catalog.executions.latest(stream_id)
+    snapshots = catalog.snapshots.restorable(stream_id)
+    starts = [request for request in catalog.requests.pending(stream_id) if request.kind is RequestKind.START]
     runs = orchestrator.runs_of_step(step_name(row))
     progress = (execution.progress if execution is not None else None) or {}
     return Seen(
@@ -119,9 +119,9 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
         is_ours=execution is not None and _is_ours(catalog, orchestrator.start_request_of(execution.run_id)),
         request=catalog.requests.find(row.request_id),
         start_pending=any(request.origin != ORIGIN for request in starts),
-        has_state=bool(images) or catalog.jobs.get(job_id).live_directory is not None,
-        newest_image=next(iter(images), None),
-        is_healthy=progress.get("batch_id") is not None or _has_image_since(catalog, row),
+        has_state=bool(snapshots) or catalog.streams.get(stream_id).live_directory is not None,
+        newest_snapshot=next(iter(snapshots), None),
+        is_healthy=progress.get("batch_id") is not None or _has_snapshot_since(catalog, row),
         is_idle=bool(progress.get("idle")),
         runs_failed=runs.failed,
         run_succeeded=runs.succeeded,
@@ -134,7 +134,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
     for action in decision.actions:
         if isinstance(action, Ask):
             catalog.requests.submit(
-                row.job_id,
+                row.stream_id,
                 action.kind,
                 arguments=action.arguments,
                 origin=ORIGIN,
@@ -146,7 +146,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
             catalog.executions.settle(action.execution_id, ExecutionStatus.FAILED)
         elif isinstance(action, Adopt):
             # This is recorded with it; what was thought out for the wish before is void.
-            catalog.desired_states.say(row.job_id, action.desired, origin=decision.reason)
+            catalog.desired_states.say(row.stream_id, action.desired, origin=decision.reason)
         else:
             assert isinstance(action, Run)
             run = action.step
@@ -155,10 +155,10 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
 
 
 def step_name(row: DesiredRecord) -> str:
-    """Name of the step that a job is at, for the runs that do it."""
+    """Name of the step that a stream is at, for the runs that do it."""
     is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
     phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
-    return f"{row.job_id}/{row.generation}/{phase}"
+    return f"{row.stream_id}/{row.generation}/{phase}"
 
 
 def _record(catalog: Catalog, row: DesiredRecord, decision: Decision) -> None:
@@ -176,18 +176,18 @@ def _record(catalog: Catalog, row: DesiredRecord, decision: Decision) -> None:
     )
 
 
-def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orchestrator) -> JobLife:
+def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orchestrator) -> StreamLife:
     if execution is None:
-        return JobLife.NEVER_STARTED
-    lease = catalog.leases.current(execution.job_id)
+        return StreamLife.NEVER_STARTED
+    lease = catalog.leases.current(execution.stream_id)
     # Somebody else's lease is that of a fork or a rollback, or of a start whose execution is still to begin.
     if lease is not None and lease.run_id == execution.run_id and is_held(lease):
-        return JobLife.ALIVE
+        return StreamLife.ALIVE
     if not orchestrator.run_is_over(execution.run_id):
-        return JobLife.ALIVE
+        return StreamLife.ALIVE
     if not execution.settled and execution.status in _FAILED:
-        return JobLife.TO_BE_RESTARTED
-    return JobLife.ENDED
+        return StreamLife.TO_BE_RESTARTED
+    return StreamLife.ENDED
 
 
 def _is_ours(catalog: Catalog, request_id: str | None) -> bool:
@@ -195,9 +195,9 @@ def _is_ours(catalog: Catalog, request_id: str | None) -> bool:
     return request is not None and request.origin == ORIGIN
 
 
-def _has_image_since(catalog: Catalog, row: DesiredRecord) -> bool:
+def _has_snapshot_since(catalog: Catalog, row: DesiredRecord) -> bool:
     upgrade = row.upgrade
     if upgrade is None or upgrade.phase is not UpgradePhase.UPGRADING:
         return False
     since_ms = upgrade.started_at_ms or 0
-    return any((image.completed_at_ms or 0) > since_ms for image in catalog.images.completed(row.job_id))
+    return any((snapshot.completed_at_ms or 0) > since_ms for snapshot in catalog.snapshots.completed(row.stream_id))

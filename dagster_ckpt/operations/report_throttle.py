@@ -1,8 +1,8 @@
-"""Which of a job's events are told to the orchestrator, so that its event log is not flooded. Pure.
+"""Which of a stream's events are told to the orchestrator, so that its event log is not flooded. Pure.
 
-An orchestrator keeps what it is told for ever; the catalog keeps every image anyway. So of periodic checkpoints only
+An orchestrator keeps what it is told for ever; the catalog keeps every snapshot anyway. So of periodic checkpoints only
 the first in each interval is told. Intervals are those of the clock, not counted from what was told last: whether an
-event is told follows from it and from the events of its job before it alone, so whoever reads the events again, from
+event is told follows from it and from the events of its stream before it alone, so whoever reads the events again, from
 wherever, comes to the same answer.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import EventRecord, EventType, ImageRecord, ImageTrigger
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
 
 _FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)
 # What decides about the event after it.
@@ -33,7 +33,7 @@ class Told:
     """An event that is told.
 
     Attributes:
-        event: The event; of an image, or of an attempt that failed.
+        event: The event; of a snapshot, or of an attempt that failed.
         is_failure: Whether it tells of an attempt that failed.
     """
 
@@ -44,7 +44,7 @@ class Told:
 def events_to_tell(
     events: Iterable[EventRecord],
     before: Mapping[str, Sequence[EventRecord]],
-    images: Mapping[str, ImageRecord],
+    snapshots: Mapping[str, SnapshotRecord],
     *,
     interval_ms: int,
 ) -> Iterator[Told]:
@@ -55,42 +55,44 @@ def events_to_tell(
     failed the first after one that succeeded, then one in each interval.
 
     Args:
-        events: What happened, in order; of any number of jobs.
-        before: For each job its last `REMEMBERED` decisive events before them, oldest first.
-        images: The images that the events name, by id; one that is missing is told of.
+        events: What happened, in order; of any number of streams.
+        before: For each stream its last `REMEMBERED` decisive events before them, oldest first.
+        snapshots: The snapshots that the events name, by id; one that is missing is told of.
         interval_ms: Length of an interval; 0 tells of each.
     """
-    past = {job_id: list(known) for job_id, known in before.items()}
+    past = {stream_id: list(known) for stream_id, known in before.items()}
     for event in events:
-        known = past.setdefault(event.job_id, [])
-        told = _told(event, known, images, interval_ms)
+        known = past.setdefault(event.stream_id, [])
+        told = _told(event, known, snapshots, interval_ms)
         if told is not None:
             yield told
         if event.type in DECISIVE:
-            past[event.job_id] = [*known, event][-REMEMBERED:]
+            past[event.stream_id] = [*known, event][-REMEMBERED:]
 
 
 def _told(
-    event: EventRecord, known: Sequence[EventRecord], images: Mapping[str, ImageRecord], interval_ms: int
+    event: EventRecord, known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
 ) -> Told | None:
     if event.type is EventType.EXECUTION_ENDED:
-        return _last_untold(known, images, interval_ms)
+        return _last_untold(known, snapshots, interval_ms)
     if event.type in _FAILED:
         is_told = event.type is EventType.SAVEPOINT_FAILED or _is_first(event, known, interval_ms)
         return Told(event, is_failure=True) if is_told else None
     if event.type is EventType.CHECKPOINT_COMPLETED:
-        is_told = _is_first(event, known, interval_ms) or _was_asked_for(event, images)
+        is_told = _is_first(event, known, interval_ms) or _was_asked_for(event, snapshots)
         return Told(event) if is_told else None
     return Told(event) if event.type is EventType.SAVEPOINT_COMPLETED else None
 
 
-def _last_untold(known: Sequence[EventRecord], images: Mapping[str, ImageRecord], interval_ms: int) -> Told | None:
-    """The last image of an execution that ends, where it is a checkpoint that was not told."""
+def _last_untold(
+    known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
+) -> Told | None:
+    """The last snapshot of an execution that ends, where it is a checkpoint that was not told."""
     at = next((at for at in reversed(range(len(known))) if known[at].type not in _FAILED), None)
     if at is None or known[at].type is not EventType.CHECKPOINT_COMPLETED:
         return None
     last = known[at]
-    is_told = _is_first(last, known[:at], interval_ms) or _was_asked_for(last, images)
+    is_told = _is_first(last, known[:at], interval_ms) or _was_asked_for(last, snapshots)
     return None if is_told else Told(last)
 
 
@@ -110,6 +112,6 @@ def _decides(previous: EventRecord, event: EventRecord) -> bool:
     return previous.type not in (*_FAILED, EventType.SAVEPOINT_COMPLETED)
 
 
-def _was_asked_for(event: EventRecord, images: Mapping[str, ImageRecord]) -> bool:
-    image = images.get(event.image_id or "")
-    return image is None or image.trigger is not ImageTrigger.PERIODIC
+def _was_asked_for(event: EventRecord, snapshots: Mapping[str, SnapshotRecord]) -> bool:
+    snapshot = snapshots.get(event.snapshot_id or "")
+    return snapshot is None or snapshot.trigger is not SnapshotTrigger.PERIODIC

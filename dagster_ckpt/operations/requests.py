@@ -1,4 +1,4 @@
-"""Asking the process that runs a job, by a row in the catalog, and waiting for its answer."""
+"""Asking the process that runs a stream, by a row in the catalog, and waiting for its answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.errors import CatalogError, RequestFailedError, RequestTimeoutError
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import has_living_holder
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -27,40 +27,40 @@ class Operator:
     origin: str
 
 
-def is_running(job: StreamingJob) -> bool:
-    """Whether an execution of the job holds its lease and may be alive."""
-    return has_living_holder(job.catalog, job.job_id)
+def is_running(stream: StreamHandle) -> bool:
+    """Whether an execution of the stream holds its lease and may be alive."""
+    return has_living_holder(stream.catalog, stream.stream_id)
 
 
-def require_running(job: StreamingJob, participle: str) -> None:
-    """Refuse what only a job that runs can do.
+def require_running(stream: StreamHandle, participle: str) -> None:
+    """Refuse what only a stream that runs can do.
 
     Args:
-        job: The job.
+        stream: The stream.
         participle: What cannot be done to it, for the message: "suspended".
 
     Raises:
-        JobNotFoundError: The job was never started.
+        StreamNotFoundError: The stream was never started.
         RequestFailedError: It does not run.
     """
-    job.catalog.jobs.get(job.job_id)
-    if not is_running(job):
+    stream.catalog.streams.get(stream.stream_id)
+    if not is_running(stream):
         raise RequestFailedError(
-            f"Job {job.job_id!r} does not run, so it cannot be {participle}. Its images are as they were."
+            f"Stream {stream.stream_id!r} does not run, so it cannot be {participle}. Its snapshots are as they were."
         )
 
 
 def ask(
-    job: StreamingJob,
+    stream: StreamHandle,
     kind: RequestKind,
     arguments: dict[str, str | None],
     operator: Operator,
     timeout_s: float,
 ) -> RequestRecord:
-    """Ask a job that runs for something, and wait for the answer.
+    """Ask a stream that runs for something, and wait for the answer.
 
     Args:
-        job: The job.
+        stream: The stream.
         kind: For what.
         arguments: What else its process has to know.
         operator: Who asks.
@@ -70,16 +70,16 @@ def ask(
         RequestFailedError: It failed or was taken back, or the run ended before it answered.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
-    request = job.catalog.requests.submit(job.job_id, kind, arguments=arguments, origin=operator.origin)
+    request = stream.catalog.requests.submit(stream.stream_id, kind, arguments=arguments, origin=operator.origin)
 
     def nobody_left() -> str | None:
-        return None if is_running(job) else "the job's run ended before it answered"
+        return None if is_running(stream) else "the stream's run ended before it answered"
 
-    return await_answer(job, request, timeout_s=timeout_s, gave_up=nobody_left)
+    return await_answer(stream, request, timeout_s=timeout_s, gave_up=nobody_left)
 
 
 def await_answer(
-    job: StreamingJob,
+    stream: StreamHandle,
     request: RequestRecord,
     *,
     timeout_s: float,
@@ -88,7 +88,7 @@ def await_answer(
     """Wait until a request is answered; withdraw it if it is not, also where the waiting is interrupted.
 
     Args:
-        job: The job.
+        stream: The stream.
         request: What was asked.
         timeout_s: How long to wait.
         gave_up: Asked at each poll; a sentence ends the waiting at once.
@@ -98,49 +98,50 @@ def await_answer(
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     try:
-        return _await_answer(job, request, timeout_s, gave_up)
+        return _await_answer(stream, request, timeout_s, gave_up)
     except BaseException:
         # Whoever waits is told to stop, and what nobody waits for is not to be done later.
         with suppress(CatalogError):
-            job.catalog.requests.withdraw(request.request_id)
+            stream.catalog.requests.withdraw(request.request_id)
         raise
 
 
 def _await_answer(
-    job: StreamingJob, request: RequestRecord, timeout_s: float, gave_up: Callable[[], str | None]
+    stream: StreamHandle, request: RequestRecord, timeout_s: float, gave_up: Callable[[], str | None]
 ) -> RequestRecord:
     deadline = time.monotonic() + timeout_s
     while True:
-        answer = job.catalog.requests.get(request.request_id)
+        answer = stream.catalog.requests.get(request.request_id)
         if answer.status is RequestStatus.COMPLETED:
             return answer
-        what = f"{answer.kind.value} of job {job.job_id!r} (request {answer.request_id})"
+        what = f"{answer.kind.value} of stream {stream.stream_id!r} (request {answer.request_id})"
         if answer.status is RequestStatus.FAILED:
             raise RequestFailedError(f"{what} failed: {answer.error}")
         if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
             raise RequestFailedError(f"{what} is {answer.status.value}: somebody has taken it back. Ask again.")
         why = gave_up()
-        if why is not None and job.catalog.requests.withdraw(request.request_id):
+        if why is not None and stream.catalog.requests.withdraw(request.request_id):
             raise RequestFailedError(f"{what} was withdrawn: {why}")
-        if time.monotonic() >= deadline and job.catalog.requests.withdraw(request.request_id):
+        if time.monotonic() >= deadline and stream.catalog.requests.withdraw(request.request_id):
             raise RequestTimeoutError(
-                f"{what} had no answer in {timeout_s:.0f} s and was withdrawn. Look at the log of the job's run: "
+                f"{what} had no answer in {timeout_s:.0f} s and was withdrawn. Look at the log of the stream's run: "
                 "a batch that takes longer than this, or a query without a committed batch, cannot answer."
             )
         time.sleep(POLL_S)
 
 
-def await_stop(job: StreamingJob, timeout_s: float) -> None:
-    """Wait until nothing of a job runs any more.
+def await_stop(stream: StreamHandle, timeout_s: float) -> None:
+    """Wait until nothing of a stream runs any more.
 
     Raises:
         RequestTimeoutError: It still runs after that time.
     """
     deadline = time.monotonic() + timeout_s
-    while is_running(job):
+    while is_running(stream):
         if time.monotonic() >= deadline:
             raise RequestTimeoutError(
-                f"Job {job.job_id!r} agreed to stop but still runs after {timeout_s:.0f} s. Look at its run's log; "
-                "terminate the run if it hangs. Its images are safe."
+                f"Stream {stream.stream_id!r} agreed to stop but still runs after {timeout_s:.0f} s. Look at its "
+                "run's log; "
+                "terminate the run if it hangs. Its snapshots are safe."
             )
         time.sleep(POLL_S)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, JobRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.policies.savepoint_history import SavepointHistory, ScheduledSavepoint, leaving_history
 from dagster_ckpt.recovery.retention import RetentionReport, discard
-from dagster_ckpt.snapshot.manifest import ImageKind
-from dagster_ckpt.stream.handle import StreamingJob
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 
-def apply_savepoint_history(job: StreamingJob, schedule: str, history: SavepointHistory) -> RetentionReport:
-    """Delete what the history of one schedule has no room for; by mark, bytes, forget, as every image is deleted.
+def apply_savepoint_history(stream: StreamHandle, schedule: str, history: SavepointHistory) -> RetentionReport:
+    """Delete what the history of one schedule has no room for; by mark, bytes, forget, as every snapshot is deleted.
 
     Ages are those by the catalog's clock, which has dated the savepoints; their order is that of their numbers.
 
     Only savepoints that this schedule took are looked at: never one that a person took, one of another schedule, or
-    one that a start has claimed (it is a checkpoint to the job). The preferred savepoint and the one that the current
-    timeline began with stay.
+    one that a start has claimed (it is a checkpoint to the stream). The preferred savepoint and the one that the
+    current timeline began with stay.
 
     Args:
-        job: The job.
+        stream: The stream.
         schedule: Name of the schedule.
         history: Its limits.
 
@@ -28,33 +28,35 @@ def apply_savepoint_history(job: StreamingJob, schedule: str, history: Savepoint
         What was deleted, and what was kept with the reason. What could not be deleted stays DELETING in the catalog and
         is tried again by `housekeeping`.
     """
-    record = job.catalog.jobs.get(job.job_id)
+    record = stream.catalog.streams.get(stream.stream_id)
     taken = {
-        image.image_id: image
-        for image in job.catalog.images.of_job(job.job_id, kind=ImageKind.SAVEPOINT.value, status=ImageStatus.COMPLETED)
-        if image.schedule == schedule and not image.claimed
+        snapshot.snapshot_id: snapshot
+        for snapshot in stream.catalog.snapshots.of_stream(
+            stream.stream_id, kind=SnapshotKind.SAVEPOINT.value, status=SnapshotStatus.COMPLETED
+        )
+        if snapshot.schedule == schedule and not snapshot.claimed
     }
     # Ids are listed newest first, by number.
     savepoints = [
-        ScheduledSavepoint(image.image_id, image.completed_at_ms or 0, _held_because(image, record))
-        for image in reversed(taken.values())
+        ScheduledSavepoint(snapshot.snapshot_id, snapshot.completed_at_ms or 0, _held_because(snapshot, record))
+        for snapshot in reversed(taken.values())
     ]
     report = RetentionReport(
         kept=tuple(
-            f"{describe_image(taken[savepoint.image_id])}: {savepoint.held_because}"
+            f"{describe_snapshot(taken[savepoint.snapshot_id])}: {savepoint.held_because}"
             for savepoint in savepoints
             if savepoint.held_because is not None
         )
     )
-    for leaving in leaving_history(savepoints, history, now_ms=job.catalog.now_ms()):
+    for leaving in leaving_history(savepoints, history, now_ms=stream.catalog.now_ms()):
         reason = f"history of {schedule}: {leaving.reason}"
-        report = report.and_then(discard(job, [taken[leaving.image_id]], reason=reason, lease=None))
+        report = report.and_then(discard(stream, [taken[leaving.snapshot_id]], reason=reason, lease=None))
     return report
 
 
-def _held_because(image: ImageRecord, job: JobRecord) -> str | None:
-    if image.image_id == job.preferred_savepoint_id:
+def _held_because(snapshot: SnapshotRecord, stream: StreamRecord) -> str | None:
+    if snapshot.snapshot_id == stream.preferred_savepoint_id:
         return "it is the preferred savepoint"
-    if image.image_id == job.restored_image_id:
+    if snapshot.snapshot_id == stream.restored_snapshot_id:
         return "the current timeline began with it"
     return None

@@ -1,6 +1,6 @@
 """Part files that a rolled-back file sink does not name any more: listed, and deleted once nothing can need them.
 
-Two things may still need a file that the log does not name: a batch that is being written, and an image whose copy of
+Two things may still need a file that the log does not name: a batch that is being written, and a snapshot whose copy of
 the log names it, since a start from there brings it back into sight. A forked output has files of its own.
 """
 
@@ -23,9 +23,9 @@ from dagster_ckpt.sinks.part_files import (
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
 from dagster_ckpt.spark.query.sinks import file_sink_path
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
 # A file that was undone by a roll-back before these is told as undone by the first of them.
@@ -80,36 +80,38 @@ class SinkCleaning:
 
 
 def clean_sinks(
-    job: StreamingJob,
+    stream: StreamHandle,
     *,
     dry_run: bool = True,
     grace_ms: int = DEFAULT_GRACE_MS,
 ) -> SinkCleaning:
-    """List, and without `dry_run` delete, part files of a job's file sinks that nothing names.
+    """List, and without `dry_run` delete, part files of a stream's file sinks that nothing names.
 
     Ages are those by the clock of each sink's storage: that of this machine decides nothing.
 
     Args:
-        job: The job; it may run.
+        stream: The stream; it may run.
         dry_run: Only list.
         grace_ms: Younger files are kept.
 
     Raises:
-        JobNotFoundError: The job was never started.
+        StreamNotFoundError: The stream was never started.
         SharedSinkError: A folder is not the stream's own any more, or its log is gone.
         SinkRollbackError: A sink has no whole log, so nothing can be told of its files.
         LiveDirectoryError: A log has a hole, or an entry cannot be read.
-        ImageCorruptError: An image cannot be read, so it cannot be known what it names.
-        StorageAccessError: A sink or an image cannot be reached.
+        SnapshotCorruptError: A snapshot cannot be read, so it cannot be known what it names.
+        StorageAccessError: A sink or a snapshot cannot be reached.
     """
-    refuse_to_clean(job)
-    sinks = [path for path in map(file_sink_path, job.catalog.executions.last_sinks(job.job_id)) if path is not None]
+    refuse_to_clean(stream)
+    sinks = [
+        path for path in map(file_sink_path, stream.catalog.executions.last_sinks(stream.stream_id)) if path is not None
+    ]
     # Files first, then who names them: what is committed in between is found named.
     files = {sink: part_files(sink) for sink in sinks}
     logs = {sink: read_sink_log(sink) for sink in sinks}
-    in_images = _named_in_images(job)
-    rewinds = _rewinds(job)
-    may_write = _may_be_writing(job)
+    in_snapshots = _named_in_snapshots(stream)
+    rewinds = _rewinds(stream)
+    may_write = _may_be_writing(stream)
     now_ms = {sink: storage_time_ms(sink) for sink in sinks}
     orphans = tuple(
         Orphan(
@@ -117,7 +119,7 @@ def clean_sinks(
             file,
             age_ms=_age_ms(file, now_ms[sink]),
             undone_by=_undone_by(file, rewinds),
-            kept_because=in_images.get(file.name) or _too_young(file, logs[sink], may_write, now_ms[sink], grace_ms),
+            kept_because=in_snapshots.get(file.name) or _too_young(file, logs[sink], may_write, now_ms[sink], grace_ms),
         )
         for sink, found in files.items()
         for file in found
@@ -133,9 +135,9 @@ def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
     return None if file.modified_at_ms is None or now_ms is None else max(0, now_ms - file.modified_at_ms)
 
 
-def _may_be_writing(job: StreamingJob) -> bool:
+def _may_be_writing(stream: StreamHandle) -> bool:
     """Whether a query may write batches: its lease may have run out, as long as nobody has proof of its end."""
-    lease = job.catalog.leases.current(job.job_id)
+    lease = stream.catalog.leases.current(stream.stream_id)
     return lease is not None and holder_liveness(lease) is not Liveness.ENDED
 
 
@@ -150,29 +152,31 @@ def _too_young(file: PartFile, log: SinkLog, may_write: bool, now_ms: int | None
     return None
 
 
-def _named_in_images(job: StreamingJob) -> dict[str, str]:
-    """Bare name of each file that an image names, and which one does."""
+def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
+    """Bare name of each file that a snapshot names, and which one does."""
     named: dict[str, str] = {}
-    for image in job.catalog.images.completed(job.job_id):
-        if image.location is not None:
-            named |= dict.fromkeys(_named_in_image(job, image.location), f"{describe_image(image)} names it")
+    for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
+        if snapshot.location is not None:
+            named |= dict.fromkeys(
+                _named_in_snapshot(stream, snapshot.location), f"{describe_snapshot(snapshot)} names it"
+            )
     return named
 
 
-def _named_in_image(job: StreamingJob, location: str) -> set[str]:
+def _named_in_snapshot(stream: StreamHandle, location: str) -> set[str]:
     names: set[str] = set()
 
     def collect(entry: FileEntry, chunks: Iterable[bytes]) -> None:
         names.update(names_in(b"".join(chunks), f"{location}/{entry.path}"))
 
-    job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+    stream.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
     return names
 
 
-def _rewinds(job: StreamingJob) -> list[EventRecord]:
-    events = job.catalog.events
-    found = events.last_of([job.job_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_REWINDS_TOLD)
-    return found[job.job_id]
+def _rewinds(stream: StreamHandle) -> list[EventRecord]:
+    events = stream.catalog.events
+    found = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_REWINDS_TOLD)
+    return found[stream.stream_id]
 
 
 def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:

@@ -117,7 +117,7 @@ def retention(
 
     Args:
         source: The source.
-        restore_point_at_ms: When the image was begun: what came later is read again.
+        restore_point_at_ms: When the snapshot was begun: what came later is read again.
         now_ms: The time now.
         retention_ms: How long the sources keep what they had, or None where that is not known.
         file_max_age_ms: `maxFileAge` of file sources.

@@ -46,15 +46,15 @@ def is_by_hand() -> bool:
     return has_terminal or hasattr(sys, "ps1")
 
 
-def cause_unasked(catalog: Catalog, job_id: str) -> StartCause:
+def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
     """Who began a start that no request asks for: a person, or a restart."""
-    if is_by_hand() or catalog.executions.latest(job_id) is None:
+    if is_by_hand() or catalog.executions.latest(stream_id) is None:
         return StartCause.MANUAL
     return StartCause.RESTART_NEW_RUN
 
 
 def start_order(
-    catalog: Catalog, job_id: str, *, otherwise: StartFrom, environment: Mapping[str, str] = os.environ
+    catalog: Catalog, stream_id: str, *, otherwise: StartFrom, environment: Mapping[str, str] = os.environ
 ) -> StartOrder:
     """Find out what this driver was started for.
 
@@ -63,40 +63,41 @@ def start_order(
 
     Args:
         catalog: The catalog.
-        job_id: The job.
+        stream_id: The stream.
         otherwise: Where to begin where nobody asked for anything.
         environment: Names the request a driver was launched for.
 
     Raises:
-        RequestFailedError: That request has failed or was withdrawn, or is one of another job.
+        RequestFailedError: That request has failed or was withdrawn, or is one of another stream.
         CatalogError: There is no such request.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
     if launched_for:
-        return _of_launched(catalog, catalog.requests.get(launched_for), job_id)
-    for request in catalog.requests.pending(job_id):
+        return _of_launched(catalog, catalog.requests.get(launched_for), stream_id)
+    for request in catalog.requests.pending(stream_id):
         if request.kind is RequestKind.START and "run_id" not in request.arguments:
             return StartOrder(
                 start_from=_start_from(request.arguments),
                 cause=_cause_of(catalog, request),
                 request_id=request.request_id,
             )
-    return StartOrder(start_from=otherwise, cause=cause_unasked(catalog, job_id))
+    return StartOrder(start_from=otherwise, cause=cause_unasked(catalog, stream_id))
 
 
 def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
     is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
-    latest = catalog.executions.latest(request.job_id)
+    latest = catalog.executions.latest(request.stream_id)
     # It was begun for this request, and its process was killed before it could answer.
     has_begun = latest is not None and latest.started_at_ms >= request.created_at_ms
     return StartCause.RESTART_NEW_RUN if is_restart or has_begun else StartCause.MANUAL
 
 
-def _of_launched(catalog: Catalog, request: RequestRecord, job_id: str) -> StartOrder:
-    if request.job_id != job_id or request.kind is not RequestKind.START:
+def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> StartOrder:
+    if request.stream_id != stream_id or request.kind is not RequestKind.START:
         raise RequestFailedError(
-            f"{START_REQUEST_VARIABLE} names request {request.request_id}, which is {request.kind.value} of job "
-            f"{request.job_id!r} and no START of {job_id!r}. Give the program the job id of the asset that launches it."
+            f"{START_REQUEST_VARIABLE} names request {request.request_id}, which is {request.kind.value} of stream "
+            f"{request.stream_id!r} and no START of {stream_id!r}. Give the program the stream id of the asset that "
+            "launches it."
         )
     launch = catalog.launches.get(request.request_id)
     run_id = launch.run_id if launch is not None else request.arguments.get("run_id")
@@ -104,7 +105,7 @@ def _of_launched(catalog: Catalog, request: RequestRecord, job_id: str) -> Start
         return StartOrder(cause=StartCause.RESTART_NEW_RUN, run_id=run_id, has_supervisor=True)
     if request.status is not RequestStatus.PENDING:
         raise RequestFailedError(
-            f"The start of job {job_id!r} that this process was launched for (request {request.request_id}) is "
+            f"The start of stream {stream_id!r} that this process was launched for (request {request.request_id}) is "
             f"{request.status.value}: {request.error or 'nobody waits for it any more'}. Start the stream again."
         )
     return StartOrder(

@@ -1,4 +1,4 @@
-"""Asking a managed job to stop, waiting for it, and what people are told where that comes to nothing. Pure."""
+"""Asking a managed stream to stop, waiting for it, and what people are told where that comes to nothing. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.operations.managed_stream import STOPPING, Decision, Seen, ask, stay
 from dagster_ckpt.stream.liveness import SILENCE_MS
 
-# What the alert of a stop that came to nothing begins with; it is taken back once the job does not run.
+# What the alert of a stop that came to nothing begins with; it is taken back once the stream does not run.
 NOT_STOPPED = "it was not stopped: "
 
 
@@ -23,11 +23,11 @@ def ask_to_stop(
     reason: str,
     step: str = "stop",
 ) -> Decision:
-    """Ask a job that is alive to stop, then wait; where that came to nothing, ask in another way, or tell people.
+    """Ask a stream that is alive to stop, then wait; where that came to nothing, ask in another way, or tell people.
 
     Args:
-        row: The managed job.
-        seen: The job, which is alive.
+        row: The managed stream.
+        seen: The stream, which is alive.
         first: How it is asked to stop.
         again: How it is asked where the first request failed, or a later execution has begun since.
         since_ms: Requests made before have nothing to do with it.
@@ -50,10 +50,10 @@ def ask_to_stop(
 
 
 def overdue(seen: Seen, timeout_ms: int | None) -> str | None:
-    """What people are told of a job that has not answered in time to the last request to stop, or has not ended.
+    """What people are told of a stream that has not answered in time to the last request to stop, or has not ended.
 
     Args:
-        seen: The job.
+        seen: The stream.
         timeout_ms: It has so long to answer, and then so long to end; None: however long.
 
     Returns:

@@ -1,6 +1,6 @@
 """Deciding how an upgrade goes on. Pure: the row, what is seen, the policy in; the next step out.
 
-| phase | the job | next |
+| phase | the stream | next |
 |---|---|---|
 | PREFLIGHT | as it was | STOPPING; REFUSED where the new code cannot go on from the state |
 | STOPPING | is asked to stop | STARTING once its run is over; REFUSED where it cannot be stopped safely |
@@ -10,7 +10,7 @@
 | RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, written by the run that does it |
 
 The rules on modes and their fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), except that
-code cannot be taken back: there is one version of it loaded, so a rolled back job is down until there is another.
+code cannot be taken back: there is one version of it loaded, so a rolled back stream is down until there is another.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestSt
 from dagster_ckpt.operations.managed_stream import (
     STOPPING,
     Decision,
-    JobLife,
     Run,
     Seen,
     StepRun,
+    StreamLife,
     Withdraw,
     ask,
     move,
@@ -86,18 +86,18 @@ def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
 
 def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
     if not seen.is_alive:
-        image_id = seen.request.image_id if seen.request is not None else None
-        if image_id is None and seen.newest_image is not None:
-            image_id = seen.newest_image.image_id
+        snapshot_id = seen.request.snapshot_id if seen.request is not None else None
+        if snapshot_id is None and seen.newest_snapshot is not None:
+            snapshot_id = seen.newest_snapshot.snapshot_id
         old = seen.execution.execution_id if seen.execution is not None else None
         return move(
-            row, upgrade, UpgradePhase.STARTING, "it does not run", image_id=image_id, old_execution_id=old
+            row, upgrade, UpgradePhase.STARTING, "it does not run", snapshot_id=snapshot_id, old_execution_id=old
         ).but(*quieten(seen))
     first, why = _way_to_stop(upgrade.mode, policy.max_checkpoint_age_ms, seen)
     request = seen.request
     late = overdue(seen, policy.stop_timeout_ms)
     if late is not None and request is not None and request.status is RequestStatus.PENDING:
-        # First out of reach of whoever may answer it yet, then given up: a job that stops after all is upgraded.
+        # First out of reach of whoever may answer it yet, then given up: a stream that stops after all is upgraded.
         return stay(row, late).but(Withdraw(request.request_id, only_pending=True), holds_restart=True)
     if late is not None and request is not None and request.status is RequestStatus.WITHDRAWN:
         return move(row, upgrade, UpgradePhase.REFUSED, late)
@@ -106,7 +106,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
         and request.kind is RequestKind.STOP_WITH_SAVEPOINT
         and request.status in (RequestStatus.FAILED, RequestStatus.WITHDRAWN)
     )
-    if failed and (upgrade.mode is not UpgradeMode.SAVEPOINT or seen.newest_image is None):
+    if failed and (upgrade.mode is not UpgradeMode.SAVEPOINT or seen.newest_snapshot is None):
         assert request is not None
         reason = f"the savepoint failed ({request.error or 'it was withdrawn'}), so it runs on as it was"
         return move(row, upgrade, UpgradePhase.REFUSED, reason)
@@ -128,10 +128,10 @@ def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: Seen) -> tuple[
     if mode is UpgradeMode.STATELESS or oldest_ms is None:
         return RequestKind.SUSPEND, "stop"
     began_ms = seen.execution.started_at_ms if seen.execution is not None else 0
-    newest_ms = (seen.newest_image.completed_at_ms or 0) if seen.newest_image is not None else 0
+    newest_ms = (seen.newest_snapshot.completed_at_ms or 0) if seen.newest_snapshot is not None else 0
     if seen.now_ms - max(newest_ms, began_ms) <= oldest_ms:
-        return RequestKind.SUSPEND, "stop: the newest image is young enough"
-    return RequestKind.STOP_WITH_SAVEPOINT, "stop with a savepoint: the newest image is too old"
+        return RequestKind.SUSPEND, "stop: the newest snapshot is young enough"
+    return RequestKind.STOP_WITH_SAVEPOINT, "stop with a savepoint: the newest snapshot is too old"
 
 
 def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decision:
@@ -163,7 +163,7 @@ def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
         return move(row, upgrade, UpgradePhase.STABLE, "the new code has committed a batch or completed a checkpoint")
     if seen.runs_another_version:
         return begin(policy, seen)
-    ended = seen.execution.status if seen.execution is not None and seen.life is JobLife.ENDED else None
+    ended = seen.execution.status if seen.execution is not None and seen.life is StreamLife.ENDED else None
     if ended is not None and ended is not ExecutionStatus.FAILED:
         return move(row, upgrade, UpgradePhase.STABLE, f"somebody has stopped it: {ended.value}")
     reason = f"failed for good: {seen.execution.reason}" if ended is not None and seen.execution is not None else None
@@ -194,8 +194,8 @@ def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
             step="roll back",
         )
         return asked.but(holds_restart=True)
-    if upgrade.image_id is None:
-        reason = f"{upgrade.reason}; it was stopped, and there is no image from before to go back to"
+    if upgrade.snapshot_id is None:
+        reason = f"{upgrade.reason}; it was stopped, and there is no snapshot from before to go back to"
         return move(row, upgrade, UpgradePhase.ROLLBACK_FAILED, reason).but(*quieten(seen))
     return move(row, upgrade, UpgradePhase.RESTORING, upgrade.reason).but(*quieten(seen))
 
@@ -203,7 +203,7 @@ def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
 def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decision:
     if seen.is_alive:
         return move(row, upgrade, UpgradePhase.STABLE, "somebody has started it by hand")
-    return stay(row, "goes back to the image from before").but(Run(StepRun.ROLL_BACK), holds_restart=True)
+    return stay(row, "goes back to the snapshot from before").but(Run(StepRun.ROLL_BACK), holds_restart=True)
 
 
 def is_stop_of(seen: Seen) -> bool:

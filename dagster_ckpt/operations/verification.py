@@ -1,4 +1,4 @@
-"""Proving that an image can be restored: its bytes, its completeness, and on demand its state as Spark reads it."""
+"""Proving that a snapshot can be restored: its bytes, its completeness, and on demand its state as Spark reads it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.errors import CkptError, ImageCorruptError, ImageNotFoundError, RestoreError, StorageAccessError
+from dagster_ckpt.errors import CkptError, RestoreError, SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.recovery.prepare import restore_into
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import ImageHeader
-from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
+from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import sink_entry
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity
 from dagster_ckpt.spark.query.state_rows import StateRows, count_state_rows
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.holding import holding_location
 from dagster_ckpt.stream.snapshot_names import is_named
 from dagster_ckpt.stream.start_from import is_location
@@ -34,12 +34,12 @@ ALL = "all"
 _READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
-_NOT_OF_AN_IMAGE = {Code.SCHEMA_PATH_ELSEWHERE}
+_NOT_OF_AN_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 
 
 @dataclass(frozen=True)
-class ImageVerification:
-    """What was found of one image.
+class SnapshotVerification:
+    """What was found of one snapshot.
 
     Attributes:
         location: Where it is.
@@ -50,7 +50,7 @@ class ImageVerification:
     """
 
     location: str
-    header: ImageHeader | None
+    header: SnapshotHeader | None
     deep: bool
     problems: tuple[str, ...]
     state: tuple[StateRows, ...] | None = None
@@ -65,7 +65,7 @@ class ImageVerification:
         header = self.header
         return {
             "location": self.location,
-            "image_id": header.image_id if header else None,
+            "snapshot_id": header.snapshot_id if header else None,
             "kind": header.kind.value if header else None,
             "number": header.number if header else None,
             "batch_id": header.batch_id if header else None,
@@ -76,102 +76,109 @@ class ImageVerification:
         }
 
 
-def locations_of(job: StreamingJob, reference: str) -> list[str]:
-    """Locations of the images that a person names.
+def locations_of(stream: StreamHandle, reference: str) -> list[str]:
+    """Locations of the snapshots that a person names.
 
     Args:
-        job: The job.
-        reference: "latest", "all", or the id, number (`chk-7`), label or location of an image; a location may be of one
-            that the catalog does not list.
+        stream: The stream.
+        reference: "latest", "all", or the id, number (`chk-7`), label or location of a snapshot; a location may be of
+            one that the catalog does not list.
 
     Raises:
-        ImageNotFoundError: There is none of this name.
+        SnapshotNotFoundError: There is none of this name.
     """
-    listed = [image for image in job.catalog.images.completed(job.job_id) if image.location is not None]
+    listed = [
+        snapshot for snapshot in stream.catalog.snapshots.completed(stream.stream_id) if snapshot.location is not None
+    ]
     if reference == ALL:
         found = listed
     elif reference == LATEST:
         found = listed[:1]
     else:
-        found = [image for image in listed if is_named(image, reference)]
+        found = [snapshot for snapshot in listed if is_named(snapshot, reference)]
         if not found and is_location(reference):
             return [reference.rstrip("/").removesuffix("/_metadata")]
     if not found:
-        known = ", ".join(image.location or "" for image in listed[:8]) or "none"
-        raise ImageNotFoundError(f"Job {job.job_id!r} has no image {reference!r}. It has: {known}. Name one of these.")
-    return [image.location or "" for image in found]
+        known = ", ".join(snapshot.location or "" for snapshot in listed[:8]) or "none"
+        raise SnapshotNotFoundError(
+            f"Stream {stream.stream_id!r} has no snapshot {reference!r}. It has: {known}. Name one of these."
+        )
+    return [snapshot.location or "" for snapshot in found]
 
 
-def verify_image(
-    job: StreamingJob, location: str, *, deep: bool = True, spark: SparkSession | None = None
-) -> ImageVerification:
-    """Prove that an image can be restored.
+def verify_snapshot(
+    stream: StreamHandle, location: str, *, deep: bool = True, spark: SparkSession | None = None
+) -> SnapshotVerification:
+    """Prove that a snapshot can be restored.
 
     In this order, each only where the one before found nothing: the data objects are there and long enough; with
-    `deep` every byte has its digest; all files that a resume after the image's batch needs are among its files, in
+    `deep` every byte has its digest; all files that a resume after the snapshot's batch needs are among its files, in
     formats that are known; with a session it is restored aside, and the state of every operator is read.
 
     Args:
-        job: The job.
-        location: The image.
+        stream: The stream.
+        location: The snapshot.
         deep: Read every byte.
-        spark: A session to read the state with; the copy is made beside the job's live directories and deleted.
+        spark: A session to read the state with; the copy is made beside the stream's live directories and deleted.
 
     Raises:
-        ImageNotFoundError: The catalog has deleted the image, or is deleting it, which says nothing about its bytes.
-        StorageAccessError: The storage cannot be reached, which says nothing about the image.
+        SnapshotNotFoundError: The catalog has deleted the snapshot, or is deleting it, which says nothing about its
+            bytes.
+        StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
     """
-    with holding_location(job, location, "verification"):
-        verification = _verify_image(job, location, deep=deep, spark=spark)
+    with holding_location(stream, location, "verification"):
+        verification = _verify_snapshot(stream, location, deep=deep, spark=spark)
     if not verification.passed:
         # A reader that stood still for longer than its hold lasted may have read what was being deleted.
-        with holding_location(job, location, "verification"):
+        with holding_location(stream, location, "verification"):
             pass
     return verification
 
 
-def _verify_image(job: StreamingJob, location: str, *, deep: bool, spark: SparkSession | None) -> ImageVerification:
-    problems = job.store.verify(location, deep=deep)
+def _verify_snapshot(
+    stream: StreamHandle, location: str, *, deep: bool, spark: SparkSession | None
+) -> SnapshotVerification:
+    problems = stream.store.verify(location, deep=deep)
     try:
-        header = job.store.manifest(location).header
-    except (ImageNotFoundError, ImageCorruptError) as trouble:
-        return ImageVerification(location, None, deep, tuple(problems or [str(trouble)]))
+        header = stream.store.manifest(location).header
+    except (SnapshotNotFoundError, SnapshotCorruptError) as trouble:
+        return SnapshotVerification(location, None, deep, tuple(problems or [str(trouble)]))
     if not problems:
-        problems = layout_problems(job.store, location)
+        problems = layout_problems(stream.store, location)
     state = None
     if spark is not None and not problems:
         try:
-            state = _read_state(job, location, header.batch_id, spark)
+            state = _read_state(stream, location, header.batch_id, spark)
         except StorageAccessError:
             raise
         except CkptError as trouble:
             problems = [str(trouble)]
-    return ImageVerification(location, header, deep, tuple(problems), state)
+    return SnapshotVerification(location, header, deep, tuple(problems), state)
 
 
-def record_verification(job: StreamingJob, verification: ImageVerification) -> None:
+def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
     """Let the catalog remember what was found, for the health check and for automatic restarts.
 
     Lengths alone do not take back what a comparison of every byte found.
     """
     if verification.passed and not verification.deep:
         return
-    listed = job.catalog.images.completed(job.job_id)
+    listed = stream.catalog.snapshots.completed(stream.stream_id)
     problem = verification.problems[0] if verification.problems else None
-    for image in listed:
-        if image.location == verification.location:
-            job.catalog.images.verified(image.image_id, problem)
+    for snapshot in listed:
+        if snapshot.location == verification.location:
+            stream.catalog.snapshots.verified(snapshot.snapshot_id, problem)
 
 
-def layout_problems(store: ImageStore, location: str) -> list[str]:
-    """What a restore of an image would miss, without restoring its state.
+def layout_problems(store: SnapshotStore, location: str) -> list[str]:
+    """What a restore of a snapshot would miss, without restoring its state.
 
     A hollow copy is examined as a live directory is: the logs and notes are real, of all other files only the names
     and lengths are.
 
     Raises:
-        ImageNotFoundError: There is no image.
-        ImageCorruptError: What had to be read is missing or was altered.
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: What had to be read is missing or was altered.
     """
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
@@ -189,12 +196,12 @@ def layout_problems(store: ImageStore, location: str) -> list[str]:
     found = [
         f"{location}: {item.path}: {item.explanation.replace(f'file://{root}/', '')}"
         for item in diagnosis.findings
-        if item.severity is Severity.ERROR and item.code not in _NOT_OF_AN_IMAGE
+        if item.severity is Severity.ERROR and item.code not in _NOT_OF_AN_SNAPSHOT
     ]
     if not found and diagnosis.batch_id != manifest.header.batch_id:
         found.append(
             f"{location} says that it is of batch {manifest.header.batch_id}, but its files are of batch "
-            f"{diagnosis.batch_id}. Use another image."
+            f"{diagnosis.batch_id}. Use another snapshot."
         )
     return found
 
@@ -223,12 +230,12 @@ def _writer(root: Path) -> Any:
     return write
 
 
-def _read_state(job: StreamingJob, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:
+def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:
     # Beside the live directories: every executor reaches that place.
-    copy = LiveDirectory(f"{job.live_folder}/verify-{uuid.uuid4()}")
+    copy = LiveDirectory(f"{stream.live_folder}/verify-{uuid.uuid4()}")
     try:
-        # Without a donor: what is to be proven is the image, not the live directory.
-        restore_into(job, location, copy, is_scratch=True)
+        # Without a donor: what is to be proven is the snapshot, not the live directory.
+        restore_into(stream, location, copy, is_scratch=True)
         return tuple(count_state_rows(spark, copy, batch_id))
     finally:
         copy.delete()

@@ -1,6 +1,6 @@
 """Dagster: streaming assets, resources, operator jobs, sensors and schedules.
 
-The only room that imports Dagster. What an op does is a few lines that call `lifecycle/`; what a sensor
+The only package that imports Dagster. What an op does is a few lines that call `operations/`; what a sensor
 decides is a pure function there. Start with `streaming_asset.py` and `stream_definitions.py`.
 """
 
@@ -16,7 +16,7 @@ from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, Str
 from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.checks.health_checks import build_health_checks, build_health_sensor
-from dagster_ckpt.orchestration.component.component import StreamingJobsComponent
+from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.jobs.desired_state_jobs import build_desired_state_jobs
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
@@ -60,7 +60,7 @@ __all__ = [
     "StreamRunConfig",
     "StreamSpec",
     "StreamingAsset",
-    "StreamingJobsComponent",
+    "StreamsComponent",
     "UpgradeSettings",
     "build_catalog_sensor",
     "build_desired_state_jobs",

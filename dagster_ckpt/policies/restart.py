@@ -13,7 +13,7 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 
 @dataclass(frozen=True)
 class FailureHistory:
-    """The failures of a job since a person last started it, the one to decide on included.
+    """The failures of a stream since a person last started it, the one to decide on included.
 
     Attributes:
         failed_at_ms: When each failed, in ms since the epoch. Kept in order of time.
@@ -32,7 +32,7 @@ class FailureHistory:
         if not self.failed_at_ms:
             raise OptionError(
                 "failed_at_ms is empty, but must hold one failure or more: "
-                "a restart strategy is asked only after the job has failed."
+                "a restart strategy is asked only after the stream has failed."
             )
         object.__setattr__(self, "failed_at_ms", tuple(sorted(self.failed_at_ms)))
 
@@ -43,7 +43,7 @@ class FailureHistory:
 
     @property
     def last_ms(self) -> int:
-        """When the job failed last."""
+        """When the stream failed last."""
         return self.failed_at_ms[-1]
 
     def restart_after(self, delay_ms: int, now_ms: int, reason: str) -> "RestartAt":
@@ -53,7 +53,7 @@ class FailureHistory:
 
 @dataclass(frozen=True)
 class RestartAt:
-    """The job is restarted.
+    """The stream is restarted.
 
     Attributes:
         at_ms: When, in ms since the epoch; never in the past.
@@ -66,7 +66,7 @@ class RestartAt:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The job stays failed until a person starts it.
+    """The stream stays failed until a person starts it.
 
     Attributes:
         reason: Why, as a sentence.
@@ -76,7 +76,7 @@ class GiveUp:
 
 
 class RestartStrategyConfiguration(ABC):
-    """What a job was told to do after a failure."""
+    """What a stream was told to do after a failure."""
 
     @abstractmethod
     def get_description(self) -> str:
@@ -91,7 +91,7 @@ class DecidingRestartStrategy(RestartStrategyConfiguration):
         """Decide what follows the last failure.
 
         Args:
-            failures: What has happened since a person last started the job.
+            failures: What has happened since a person last started the stream.
             now_ms: The time, in ms since the epoch.
             random: Source of jitter. Seed it with the execution's id to get one answer however often
                 the question is asked.
@@ -101,7 +101,7 @@ class DecidingRestartStrategy(RestartStrategyConfiguration):
         """
 
     def validate(self) -> None:
-        """Check the values that PyFlink accepts when the object is made and refuses when the job starts.
+        """Check the values that PyFlink accepts when the object is made and refuses when the stream starts.
 
         Raises:
             OptionError: One is out of range.
@@ -117,7 +117,7 @@ FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA
 
 @dataclass(frozen=True)
 class NoRestartStrategyConfiguration(DecidingRestartStrategy):
-    """The first failure ends the job."""
+    """The first failure ends the stream."""
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
@@ -126,7 +126,7 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
         """Give up."""
         del failures, now_ms, random  # nothing could change the answer
-        return GiveUp("No restart strategy is set, so the first failure ends the job.")
+        return GiveUp("No restart strategy is set, so the first failure ends the stream.")
 
 
 @dataclass(frozen=True, init=False)
@@ -134,12 +134,12 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
     """So many restarts, each the same time after its failure.
 
     Args:
-        restart_attempts: How many restarts; the failure after the last one ends the job.
+        restart_attempts: How many restarts; the failure after the last one ends the stream.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
 
     Raises:
         OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as PyFlink refuses it
-            when the job starts.
+            when the stream starts.
     """
 
     restart_attempts: int
@@ -184,13 +184,13 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
     """Restarts for as long as failures do not come too often.
 
     Args:
-        max_failure_rate: How many failures an interval may hold; one more ends the job.
+        max_failure_rate: How many failures an interval may hold; one more ends the stream.
         failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
 
     Raises:
         OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as PyFlink refuses it
-            when the job starts.
+            when the stream starts.
     """
 
     failure_rate: int
@@ -250,7 +250,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
 
 @dataclass(frozen=True)
 class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
-    """The job leaves it to the deployment; `effective_restart_strategy` finds what that means."""
+    """The stream leaves it to the deployment; `effective_restart_strategy` finds what that means."""
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
@@ -258,7 +258,7 @@ class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
 
 
 def _as_pyflink(allowed: WholeNumber, value: object) -> int:
-    """Let a value below the range pass: PyFlink makes such an object, and the job's start refuses it."""
+    """Let a value below the range pass: PyFlink makes such an object, and the stream's start refuses it."""
     number = allowed.typed(value)
     return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)
 
@@ -271,7 +271,7 @@ _ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
 
 @dataclass(frozen=True)
 class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
-    """Restarts after growing delays, which start anew once the job has been healthy for long.
+    """Restarts after growing delays, which start anew once the stream has been healthy for long.
 
     Flink's default while checkpointing is on (since 1.19, FLIP-364).
 
@@ -280,8 +280,8 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         max_backoff_ms: Longest delay, jitter included.
         backoff_multiplier: Growth from one delay to the next, above 1.
         reset_backoff_threshold_ms: Healthy time after which delays and attempts start anew.
-        jitter_factor: Largest random part of a delay, 0 to 1, so that many jobs do not restart at once.
-        attempts_before_reset_backoff: Restarts without such a healthy time; one more failure ends the job.
+        jitter_factor: Largest random part of a delay, 0 to 1, so that many streams do not restart at once.
+        attempts_before_reset_backoff: Restarts without such a healthy time; one more failure ends the stream.
 
     Raises:
         OptionError: A value is out of range.

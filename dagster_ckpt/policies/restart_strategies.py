@@ -1,4 +1,4 @@
-"""When a failed job is restarted, and when it is given up.
+"""When a failed stream is restarted, and when it is given up.
 
 The strategies, their defaults and their limits are those of Flink 1.20
 (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/task_failure_recovery/).
@@ -49,7 +49,7 @@ class RestartStrategies:
 
         Raises:
             OptionTypeError: A value has the wrong type. A negative one is refused by `validate`,
-                as PyFlink refuses it when the job starts.
+                as PyFlink refuses it when the stream starts.
         """
         return kinds.FixedDelayRestartStrategyConfiguration(
             restart_attempts,
@@ -64,7 +64,7 @@ class RestartStrategies:
 
         Raises:
             OptionTypeError: A value has the wrong type. One out of range is refused by `validate`,
-                as PyFlink refuses it when the job starts.
+                as PyFlink refuses it when the stream starts.
         """
         return kinds.FailureRateRestartStrategyConfiguration(
             failure_rate,
@@ -104,15 +104,15 @@ def effective_restart_strategy(
     deployment: RestartStrategyConfiguration | None = None,
     checkpointing_enabled: bool,
 ) -> DecidingRestartStrategy:
-    """Return the strategy that holds: the job's, else the deployment's, else Flink's default.
+    """Return the strategy that holds: the stream's, else the deployment's, else Flink's default.
 
     The default is no restart while periodic checkpointing is off, because there may be nothing to
     restart from, and exponential delay while it is on.
 
     Args:
-        configured: The job's; None or a fallback leaves it to the deployment.
+        configured: The stream's; None or a fallback leaves it to the deployment.
         deployment: The deployment's; None or a fallback leaves it to the default.
-        checkpointing_enabled: Whether the job takes periodic checkpoints.
+        checkpointing_enabled: Whether the stream takes periodic checkpoints.
 
     Raises:
         OptionError: The strategy is out of range.

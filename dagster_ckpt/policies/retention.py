@@ -1,4 +1,4 @@
-"""Which images are kept when a job ends, and which one makes room when a new one completes.
+"""Which snapshots are kept when a stream ends, and which one makes room when a new one completes.
 
 Pure rules over values. The table is that of Flink's `CheckpointProperties`, the queue that of its
 `CheckpointSubsumeHelper`.
@@ -21,12 +21,12 @@ _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
 
 
 class RetainedKind(Enum):
-    """What an image in the retained queue is.
+    """What a snapshot in the retained queue is.
 
     Attributes:
         CHECKPOINT: Taken by the system, deleted once subsumed.
         SAVEPOINT: Asked for by a person; leaves the queue, but its data is never deleted.
-        STOP_WITH_SAVEPOINT: A savepoint after which the job takes no further image.
+        STOP_WITH_SAVEPOINT: A savepoint after which the stream takes no further snapshot.
     """
 
     CHECKPOINT = "CHECKPOINT"
@@ -36,22 +36,22 @@ class RetainedKind(Enum):
 
 @dataclass(frozen=True)
 class Retained:
-    """One completed image that a job could recover from.
+    """One completed snapshot that a stream could recover from.
 
     Attributes:
-        image_id: Its id.
+        snapshot_id: Its id.
         kind: What it is.
     """
 
-    image_id: str
+    snapshot_id: str
     kind: RetainedKind = RetainedKind.CHECKPOINT
 
 
-def images_to_keep_at(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
-    """Tell whether a job's checkpoints are kept at its end. Savepoints always are, so do not ask for them.
+def snapshots_to_keep_at(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
+    """Tell whether a stream's checkpoints are kept at its end. Savepoints always are, so do not ask for them.
 
     Args:
-        state: How the job ended. A job that stopped with a savepoint is FINISHED: its savepoint
+        state: How the stream ended. A stream that stopped with a savepoint is FINISHED: its savepoint
             stays, its checkpoints go, whatever the policy.
         cleanup: The policy.
     """
@@ -59,22 +59,22 @@ def images_to_keep_at(state: TerminalState, cleanup: ExternalizedCheckpointClean
 
 
 def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
-    """Tell whether Spark's own checkpoint directory is deleted with the images.
+    """Tell whether Spark's own checkpoint directory is deleted with the snapshots.
 
-    Only a cancellation under DELETE_ON_CANCELLATION says that nothing of the job is to remain.
+    Only a cancellation under DELETE_ON_CANCELLATION says that nothing of the stream is to remain.
     """
     return state is TerminalState.CANCELED and cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
 
 
-def subsumed(images: Sequence[Retained], num_retained: int, *, count_savepoints: bool = False) -> list[Retained]:
-    """Return the images that leave the retained queue, oldest first.
+def subsumed(snapshots: Sequence[Retained], num_retained: int, *, count_savepoints: bool = False) -> list[Retained]:
+    """Return the snapshots that leave the retained queue, oldest first.
 
-    The newest image never leaves. The newest checkpoint stays too, because later incremental ones may
-    refer to its bytes, unless the job has stopped with a savepoint and takes no more. So more than
+    The newest snapshot never leaves. The newest checkpoint stays too, because later incremental ones may
+    refer to its bytes, unless the stream has stopped with a savepoint and takes no more. So more than
     `num_retained` may be left.
 
     Args:
-        images: The completed images of the job, oldest first.
+        snapshots: The completed snapshots of the stream, oldest first.
         num_retained: How many to keep, 1 or more.
         count_savepoints: Savepoints stand in the queue and push checkpoints out of it, as in Flink. Otherwise
             `num_retained` checkpoints are kept, however many savepoints lie between them.
@@ -87,40 +87,40 @@ def subsumed(images: Sequence[Retained], num_retained: int, *, count_savepoints:
 
     Example:
         >>> queue = [Retained("chk-1"), Retained("chk-2"), Retained("sp", RetainedKind.SAVEPOINT)]
-        >>> [image.image_id for image in subsumed(queue, 2)]
+        >>> [snapshot.snapshot_id for snapshot in subsumed(queue, 2)]
         []
-        >>> [image.image_id for image in subsumed(queue, 2, count_savepoints=True)]
+        >>> [snapshot.snapshot_id for snapshot in subsumed(queue, 2, count_savepoints=True)]
         ['chk-1']
     """
     if not count_savepoints:
-        images = [image for image in images if image.kind is RetainedKind.CHECKPOINT]
-    excess = len(images) - NUM_RETAINED.checked(num_retained)
+        snapshots = [snapshot for snapshot in snapshots if snapshot.kind is RetainedKind.CHECKPOINT]
+    excess = len(snapshots) - NUM_RETAINED.checked(num_retained)
     if excess <= 0:
         return []
-    newest = images[-1]
-    kept = {newest.image_id}
-    newest_checkpoint = _newest_checkpoint(images)
+    newest = snapshots[-1]
+    kept = {newest.snapshot_id}
+    newest_checkpoint = _newest_checkpoint(snapshots)
     if newest_checkpoint is not None and newest.kind is not RetainedKind.STOP_WITH_SAVEPOINT:
-        kept.add(newest_checkpoint.image_id)
-    return [image for image in images if image.image_id not in kept][:excess]
+        kept.add(newest_checkpoint.snapshot_id)
+    return [snapshot for snapshot in snapshots if snapshot.snapshot_id not in kept][:excess]
 
 
-def image_to_recover_from(images: Sequence[Retained], *, prefer_checkpoint: bool) -> Retained | None:
-    """Return the image that a recovery takes, or None where there is none.
+def snapshot_to_recover_from(snapshots: Sequence[Retained], *, prefer_checkpoint: bool) -> Retained | None:
+    """Return the snapshot that a recovery takes, or None where there is none.
 
     It is the newest one. With `prefer_checkpoint` it is the newest checkpoint, even where a savepoint
-    is newer: the job then repeats what it did since, so the caller shows how far it goes back.
+    is newer: the stream then repeats what it did since, so the caller shows how far it goes back.
 
     Args:
-        images: The completed images of the job, oldest first.
+        snapshots: The completed snapshots of the stream, oldest first.
         prefer_checkpoint: The option `prefer_checkpoint_for_recovery`.
     """
-    if not images:
+    if not snapshots:
         return None
     if not prefer_checkpoint:
-        return images[-1]
-    return _newest_checkpoint(images) or images[-1]
+        return snapshots[-1]
+    return _newest_checkpoint(snapshots) or snapshots[-1]
 
 
-def _newest_checkpoint(images: Sequence[Retained]) -> Retained | None:
-    return next((image for image in reversed(images) if image.kind is RetainedKind.CHECKPOINT), None)
+def _newest_checkpoint(snapshots: Sequence[Retained]) -> Retained | None:
+    return next((snapshot for snapshot in reversed(snapshots) if snapshot.kind is RetainedKind.CHECKPOINT), None)

@@ -117,12 +117,12 @@ class ScheduledSavepoint:
     """A completed savepoint that a schedule took.
 
     Attributes:
-        image_id: Its id.
+        snapshot_id: Its id.
         taken_at_ms: When it was completed.
         held_because: Why it stays whatever its age, or None.
     """
 
-    image_id: str
+    snapshot_id: str
     taken_at_ms: int
     held_because: str | None = None
 
@@ -132,11 +132,11 @@ class Leaving:
     """A savepoint that the history has no room for.
 
     Attributes:
-        image_id: Its id.
+        snapshot_id: Its id.
         reason: Why it goes.
     """
 
-    image_id: str
+    snapshot_id: str
     reason: str
 
 
@@ -153,7 +153,7 @@ def leaving_history(
     Example:
         >>> taken = [ScheduledSavepoint("a", 1), ScheduledSavepoint("b", 2), ScheduledSavepoint("c", 3)]
         >>> leaving_history(taken, SavepointHistory(max_count=2), now_ms=4)
-        [Leaving(image_id='a', reason='more than 2 of its schedule')]
+        [Leaving(snapshot_id='a', reason='more than 2 of its schedule')]
     """
     leaving = []
     # The newest is passed over: it is kept whatever its age.
@@ -161,7 +161,7 @@ def leaving_history(
         if savepoint.held_because is not None:
             continue
         if history.max_count is not None and newer >= history.max_count:
-            leaving.append(Leaving(savepoint.image_id, f"more than {history.max_count} of its schedule"))
+            leaving.append(Leaving(savepoint.snapshot_id, f"more than {history.max_count} of its schedule"))
         elif history.max_age_ms is not None and now_ms - savepoint.taken_at_ms > history.max_age_ms:
-            leaving.append(Leaving(savepoint.image_id, f"older than {iso_duration(history.max_age_ms)}"))
+            leaving.append(Leaving(savepoint.snapshot_id, f"older than {iso_duration(history.max_age_ms)}"))
     return leaving[::-1]

@@ -1,4 +1,4 @@
-"""How a running job goes over to another version of its code."""
+"""How a running stream goes over to another version of its code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dagster_ckpt.errors import OptionError
 
 
 class UpgradeMode(StrEnum):
-    """What the new code starts from, as `job.upgradeMode` of the Flink Kubernetes Operator.
+    """What the new code starts from, as `stream.upgradeMode` of the Flink Kubernetes Operator.
 
     STATELESS: Nothing: all state is given up, and what can be rolled back is.
-    LAST_STATE: The live directory, where the old code stopped; without it the newest image. Works for a job that fails.
+    LAST_STATE: The live directory, where the old code stopped; without it the newest snapshot. Works for a stream that
+        fails.
     SAVEPOINT: The same, after the old code was stopped with a savepoint, which is what a rollback goes back to.
     """
 
@@ -23,22 +24,23 @@ class UpgradeMode(StrEnum):
 
 @dataclass(frozen=True)
 class UpgradePolicy:
-    """What is done where the code version of a managed job is another one than it was started with.
+    """What is done where the code version of a managed stream is another one than it was started with.
 
-    `stop_timeout_ms` holds for every stop of a managed job, also to suspend or cancel it.
+    `stop_timeout_ms` holds for every stop of a managed stream, also to suspend or cancel it.
 
     Attributes:
         mode: What the new code starts from.
-        max_checkpoint_age_ms: With LAST_STATE: where the newest image of a running job is older, and the job runs for
+        max_checkpoint_age_ms: With LAST_STATE: where the newest snapshot of a running stream is older, and the stream
+            runs for
             longer than that, it is stopped with a savepoint instead. None: however old. Source and name:
-            `kubernetes.operator.job.upgrade.last-state.max.allowed.checkpoint.age`.
+            `kubernetes.operator.stream.upgrade.last-state.max.allowed.checkpoint.age`.
         rollback_after_ms: The new code has so long, from its start, to commit a batch or complete a checkpoint;
-            else it is stopped and the job is brought back to where the old code stopped. None: it is left to the
+            else it is stopped and the stream is brought back to where the old code stopped. None: it is left to the
             restart strategy. Off by default, as `kubernetes.operator.deployment.rollback.enabled`.
-        preflight: Before the job is stopped, run the new code for one batch on a copy of its state, without output.
-        stop_timeout_ms: A job that was asked to stop has so long to answer and to end, half an hour by default. Then an
-            upgrade is given up and the job left as it is; in every case people are told what was found and what to do.
-            A savepoint has to fit into it: make it longer than the checkpoint timeout. None: however long.
+        preflight: Before the stream is stopped, run the new code for one batch on a copy of its state, without output.
+        stop_timeout_ms: A stream that was asked to stop has so long to answer and to end, half an hour by default. Then
+            an upgrade is given up and the stream left as it is; in every case people are told what was found and what
+            to do. A savepoint has to fit into it: make it longer than the checkpoint timeout. None: however long.
 
     Raises:
         OptionError: A duration is not positive.

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 from dagster_ckpt.errors import (
     CutOvertakenError,
-    ImageCorruptError,
-    ImageNotFoundError,
     LiveDirectoryError,
     NothingCommittedError,
     RecoveryExhaustedError,
     RestoreError,
     RowsAtRiskError,
     SinkRollbackError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
     StateAtRiskError,
     UnknownLayoutError,
 )
 from dagster_ckpt.spark.query.query import trace_of
 
-_OF_A_POINT = (ImageCorruptError, ImageNotFoundError, LiveDirectoryError, RestoreError)
+_OF_A_POINT = (SnapshotCorruptError, SnapshotNotFoundError, LiveDirectoryError, RestoreError)
 _OF_SOMETHING_ELSE = (
     *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
     *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),

@@ -1,8 +1,8 @@
 """Attempts whose process died before the catalog knew how they ended.
 
 A process may die between the publication of `_metadata` and the catalog's record of it, or in the middle of an upload.
-Such a row says IN_PROGRESS. The next start of the stream, or housekeeping where it does not run, settles it: an image
-that is whole in storage is registered, any other attempt has failed. An image that became whole after its attempt had
+Such a row says IN_PROGRESS. The next start of the stream, or housekeeping where it does not run, settles it: a snapshot
+that is whole in storage is registered, any other attempt has failed. A snapshot that became whole after its attempt had
 been recorded as failed is deleted: nothing refers to it.
 """
 
@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import uuid
 
-from dagster_ckpt.catalog.records import CompletedImage, ImageRecord, ImageStatus, LeaseRecord
+from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, StorageAccessError
-from dagster_ckpt.snapshot.manifest import ImageKind, Manifest
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.snapshot.manifest import Manifest, SnapshotKind
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.holding import HOLD_TTL_MS
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness, this_holder
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 
-def settle_dead_attempts(job: StreamingJob, lease: LeaseRecord) -> list[str]:
+def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
     """Settle the attempts of every execution before the one that holds the lease, and of savepoints that nobody takes.
 
     Call it before that execution begins an attempt of its own. Whoever began the others can record nothing any more,
     as each of its writes needs the lease.
 
     Args:
-        job: The job.
+        stream: The stream.
         lease: Its lease.
 
     Returns:
@@ -38,16 +38,18 @@ def settle_dead_attempts(job: StreamingJob, lease: LeaseRecord) -> list[str]:
         StorageAccessError: The storage cannot be reached; the rest is settled by the next start.
     """
     done = []
-    for image in job.catalog.images.of_job(job.job_id, status=ImageStatus.IN_PROGRESS):
-        if image.execution_id is None and _is_held(job, image):
+    for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS):
+        if snapshot.execution_id is None and _is_held(stream, snapshot):
             continue
-        found = _found(job, image)
+        found = _found(stream, snapshot)
         if found is None:
-            job.catalog.images.fail(lease, image.image_id, "its process died before it was whole in storage")
-            done.append(f"{_name(image)} was not completed: its process died")
+            stream.catalog.snapshots.fail(
+                lease, snapshot.snapshot_id, "its process died before it was whole in storage"
+            )
+            done.append(f"{_name(snapshot)} was not completed: its process died")
             continue
         location, manifest = found
-        facts = CompletedImage(
+        facts = CompletedSnapshot(
             location=location,
             batch_id=manifest.header.batch_id,
             query_id=manifest.header.query_id,
@@ -55,37 +57,38 @@ def settle_dead_attempts(job: StreamingJob, lease: LeaseRecord) -> list[str]:
             file_count=manifest.file_count,
             properties=dict(manifest.header.properties),
         )
-        registered = job.catalog.images.complete(lease, image.image_id, facts)
-        done.append(f"registered {describe_image(registered)}: it was whole, and its process died before it could")
+        registered = stream.catalog.snapshots.complete(lease, snapshot.snapshot_id, facts)
+        done.append(f"registered {describe_snapshot(registered)}: it was whole, and its process died before it could")
     return done
 
 
-def attempts_under_way(job: StreamingJob) -> frozenset[int]:
+def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
     """Numbers of the attempts whose process may live: whatever they have written belongs to them, however old it is.
 
     One of an execution lives as long as the holder of the lease is not proven to have ended. A savepoint of a stopped
     stream, which needs no lease, lives as long as its process holds it.
     """
-    begun = job.catalog.images.of_job(job.job_id, status=ImageStatus.IN_PROGRESS)
-    lease = job.catalog.leases.current(job.job_id) if begun else None
+    begun = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS)
+    lease = stream.catalog.leases.current(stream.stream_id) if begun else None
     has_writer = lease is not None and holder_liveness(lease) is not Liveness.ENDED
     return frozenset(
-        image.number
-        for image in begun
-        if image.number is not None and (has_writer if image.execution_id is not None else _is_held(job, image))
+        snapshot.number
+        for snapshot in begun
+        if snapshot.number is not None
+        and (has_writer if snapshot.execution_id is not None else _is_held(stream, snapshot))
     )
 
 
-def _is_held(job: StreamingJob, image: ImageRecord) -> bool:
+def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
     """Whether the process that takes a savepoint without a lease may live: it holds the attempt soon after its begin.
 
     One that lives all the same, because the catalog was away from it for longer, finds its attempt settled and says so.
     """
-    is_young = job.catalog.now_ms() - image.created_at_ms <= HOLD_TTL_MS
-    return is_young or bool(job.catalog.holds.on(image.image_id))
+    is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
+    return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
 
 
-def settle_while_stopped(job: StreamingJob) -> list[str]:
+def settle_while_stopped(stream: StreamHandle) -> list[str]:
     """Settle dead attempts of a stream that does not run, and delete what was completed after it was given up.
 
     Does nothing while the stream runs: its start has settled what was before it.
@@ -93,72 +96,85 @@ def settle_while_stopped(job: StreamingJob) -> list[str]:
     Raises:
         StorageAccessError: The storage cannot be reached.
     """
-    if not _has_something_to_settle(job):
+    if not _has_something_to_settle(stream):
         return []
     try:
-        acquired = acquire(job.catalog, job.job_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None))
+        acquired = acquire(
+            stream.catalog, stream.stream_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None)
+        )
     except LeaseHeldError:
         return []
-    with LeaseKeeper(job.catalog, acquired.record) as lease:
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
         try:
-            done = settle_dead_attempts(job, lease.record)
+            done = settle_dead_attempts(stream, lease.record)
             # A holder that may still live could be publishing it at this moment.
-            return done + (_delete_failed(job, lease) if acquired.predecessor_ended else [])
+            return done + (_delete_failed(stream, lease) if acquired.predecessor_ended else [])
         except LeaseLostError:
             return []
 
 
-def _has_something_to_settle(job: StreamingJob) -> bool:
-    begun = job.catalog.images.of_job(job.job_id, status=ImageStatus.IN_PROGRESS)
-    is_dead = (image.execution_id is not None or not _is_held(job, image) for image in begun)
-    return any(is_dead) or bool(_failed_but_whole(job))
+def _has_something_to_settle(stream: StreamHandle) -> bool:
+    begun = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS)
+    is_dead = (snapshot.execution_id is not None or not _is_held(stream, snapshot) for snapshot in begun)
+    return any(is_dead) or bool(_failed_but_whole(stream))
 
 
-def _delete_failed(job: StreamingJob, lease: LeaseKeeper) -> list[str]:
+def _delete_failed(stream: StreamHandle, lease: LeaseKeeper) -> list[str]:
     done = []
-    for location, image in _failed_but_whole(job):
+    for location, snapshot in _failed_but_whole(stream):
         lease.check()
-        job.store.discard(location)
-        done.append(f"deleted {_name(image)} at {location}: its attempt had failed before it was whole")
+        stream.store.discard(location)
+        done.append(f"deleted {_name(snapshot)} at {location}: its attempt had failed before it was whole")
     return done
 
 
-def _failed_but_whole(job: StreamingJob) -> list[tuple[str, ImageRecord]]:
+def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
     """Checkpoints in storage whose attempt this catalog has as failed; what it does not know is left alone."""
-    failed = {image.number: image for image in job.catalog.images.of_job(job.job_id, status=ImageStatus.FAILED)}
+    failed = {
+        snapshot.number: snapshot
+        for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.FAILED)
+    }
     whole = []
-    for location in job.store.checkpoints():
+    for location in stream.store.checkpoints():
         number = location.rstrip("/").rpartition("/chk-")[2]
-        image = failed.get(int(number)) if number.isdecimal() else None
-        if image is not None and image.kind == ImageKind.CHECKPOINT and _is_at(job, image, location) is not None:
-            whole.append((location, image))
+        snapshot = failed.get(int(number)) if number.isdecimal() else None
+        if (
+            snapshot is not None
+            and snapshot.kind == SnapshotKind.CHECKPOINT
+            and _is_at(stream, snapshot, location) is not None
+        ):
+            whole.append((location, snapshot))
     return whole
 
 
-def _found(job: StreamingJob, image: ImageRecord) -> tuple[str, Manifest] | None:
-    """Where an image is whole in storage, or None."""
-    if image.kind == ImageKind.CHECKPOINT:
-        places = [each for each in job.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{image.number}")]
+def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
+    """Where a snapshot is whole in storage, or None."""
+    if snapshot.kind == SnapshotKind.CHECKPOINT:
+        places = [each for each in stream.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{snapshot.number}")]
     else:
-        places = job.store.savepoints()
+        places = stream.store.savepoints()
     for location in places:
-        manifest = _is_at(job, image, location)
-        if manifest is not None and not job.store.verify(location, deep=False):
+        manifest = _is_at(stream, snapshot, location)
+        if manifest is not None and not stream.store.verify(location, deep=False):
             return location, manifest
     return None
 
 
-def _is_at(job: StreamingJob, image: ImageRecord, location: str) -> Manifest | None:
+def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
     try:
-        manifest = job.store.manifest(location)
+        manifest = stream.store.manifest(location)
     except StorageAccessError:
         # Nothing can be said of it: a later look settles the attempt.
         raise
     except CkptError:
         # What lies there is damaged, or of a format that this version does not know: it must not stop a start.
         return None
-    return manifest if manifest.header.image_id == image.image_id else None
+    return manifest if manifest.header.snapshot_id == snapshot.snapshot_id else None
 
 
-def _name(image: ImageRecord) -> str:
-    return f"chk-{image.number}" if image.kind == ImageKind.CHECKPOINT else f"savepoint {image.label or image.image_id}"
+def _name(snapshot: SnapshotRecord) -> str:
+    return (
+        f"chk-{snapshot.number}"
+        if snapshot.kind == SnapshotKind.CHECKPOINT
+        else f"savepoint {snapshot.label or snapshot.snapshot_id}"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, ImageStatus, JobRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.recovery_records import OriginKind
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts
 from dagster_ckpt.recovery.unknown_state import unknown_state
@@ -12,14 +12,14 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_d
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.rewind import retained_batches
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
-from dagster_ckpt.stream.unregistered import unlisted_image
+from dagster_ckpt.stream.unregistered import unlisted_snapshot
 
 
 def recovery_facts(
-    job: StreamingJob,
+    stream: StreamHandle,
     start_from: StartFrom,
     *,
     predecessor_ended: bool,
@@ -30,7 +30,7 @@ def recovery_facts(
     """Look at everything a recovery plan is made from; nothing is changed.
 
     Args:
-        job: The job.
+        stream: The stream.
         start_from: What was asked for.
         predecessor_ended: Whether the execution before can write nothing any more.
         is_automatic: Whether nobody asked for this start.
@@ -38,39 +38,39 @@ def recovery_facts(
         output: Where the query about to start writes; None where that cannot be seen.
 
     Raises:
-        ImageNotFoundError: The image named is of another job.
-        ImageCorruptError: The image named cannot be read.
+        SnapshotNotFoundError: The snapshot named is of another stream.
+        SnapshotCorruptError: The snapshot named cannot be read.
         StorageAccessError: The storage or the live directory cannot be reached.
     """
-    catalog = job.catalog
-    record = catalog.jobs.get(job.job_id)
+    catalog = stream.catalog
+    record = catalog.streams.get(stream.stream_id)
     live = LiveDirectory(record.live_directory) if record.live_directory else None
     state = inspect_live_directory(live) if live is not None else None
-    executions = catalog.executions.of_job(job.job_id)
-    listed = catalog.images.completed(job.job_id)
-    unlisted = unlisted_image(job, start_from, listed)
+    executions = catalog.executions.of_stream(stream.stream_id)
+    listed = catalog.snapshots.completed(stream.stream_id)
+    unlisted = unlisted_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
-    failures = catalog.recoveries.of_job(job.job_id) if remembers else []
+    failures = catalog.recoveries.of_stream(stream.stream_id) if remembers else []
     # The catalog may be another one than that of the state that lies there.
     is_unheard_of = record.live_generation == 0 and not listed
     return RecoveryFacts(
-        job=record,
+        stream=record,
         live=state,
-        images=catalog.images.restorable(job.job_id),
-        all_images=listed if unlisted is None else [unlisted, *listed],
-        last_batch=catalog.executions.last_batch(job.job_id, record.live_directory),
+        snapshots=catalog.snapshots.restorable(stream.stream_id),
+        all_snapshots=listed if unlisted is None else [unlisted, *listed],
+        last_batch=catalog.executions.last_batch(stream.stream_id, record.live_directory),
         has_run=any(each.live_directory == record.live_directory for each in executions),
         predecessor_ended=predecessor_ended,
-        prefer_checkpoint=job.options.prefer_checkpoint_for_recovery,
-        depth=job.options.recovery_depth,
+        prefer_checkpoint=stream.options.prefer_checkpoint_for_recovery,
+        depth=stream.options.recovery_depth,
         start_from=start_from,
         retained=retained_batches(live) if live is not None and start_from.point is StartPoint.BATCH else (),
         ended_in_order=_ended_in_order(executions, record.live_directory),
         failures=failures,
         origin_batch_is_retained=bool(is_lost or failures) and _origin_batch_is_retained(record),
-        origin_image_is_gone=_origin_image_is_gone(job, record),
+        origin_snapshot_is_gone=_origin_snapshot_is_gone(stream, record),
         is_automatic=is_automatic,
-        unknown=unknown_state(job, output) if is_unheard_of else NOTHING_UNKNOWN,
+        unknown=unknown_state(stream, output) if is_unheard_of else NOTHING_UNKNOWN,
         last_sign_ms=next(
             (each.heartbeat_at_ms for each in executions if each.live_directory == record.live_directory), None
         ),
@@ -85,7 +85,7 @@ def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str |
     return bool(in_it) and all(each.status in ends and each.boot_id == boot_id() for each in in_it)
 
 
-def _origin_batch_is_retained(record: JobRecord) -> bool:
+def _origin_batch_is_retained(record: StreamRecord) -> bool:
     origin = record.origin
     if origin is None or origin.kind is not OriginKind.DIRECTORY or origin.directory is None:
         return False
@@ -93,11 +93,11 @@ def _origin_batch_is_retained(record: JobRecord) -> bool:
     return before.exists() and origin.batch_id in retained_batches(before)
 
 
-def _origin_image_is_gone(job: StreamingJob, record: JobRecord) -> bool:
+def _origin_snapshot_is_gone(stream: StreamHandle, record: StreamRecord) -> bool:
     origin = record.origin
     if origin is not None and origin.kind is OriginKind.DIRECTORY:
         origin = origin.earlier
-    if origin is None or origin.image_id is None:
+    if origin is None or origin.snapshot_id is None:
         return False
-    known = job.catalog.images.by_id([origin.image_id]).get(origin.image_id)
-    return known is not None and known.status in (ImageStatus.DELETING, ImageStatus.DELETED)
+    known = stream.catalog.snapshots.by_id([origin.snapshot_id]).get(origin.snapshot_id)
+    return known is not None and known.status in (SnapshotStatus.DELETING, SnapshotStatus.DELETED)

@@ -1,7 +1,7 @@
-"""Forking: another job goes on from where this one stood, as a query of its own. The original may run meanwhile.
+"""Forking: another stream goes on from where this one stood, as a query of its own. The original may run meanwhile.
 
 Order makes a crash harmless, as in `prepare`: the directory is built aside, the forked output gets its log, and one
-catalog transaction makes both the new job's. What is checked at its first start is noted there until it has started.
+catalog transaction makes both the new stream's. What is checked at its first start is noted there until it has started.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFaile
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.recovery.prepare import image_location, restore_into
+from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.sinks.parquet import fork_output
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -28,32 +28,32 @@ from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, own_past
 from dagster_ckpt.spark.query.output import same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 
 @dataclass(frozen=True)
 class Fork:
-    """A job that was made of another one.
+    """A stream that was made of another one.
 
     Attributes:
-        job_id: The new job.
-        of_job_id: The original.
+        stream_id: The new stream.
+        of_stream_id: The original.
         source: What it was made of, in words.
         batch_id: The batch it resumes after.
         query_id: Its own query id.
         live_directory: Its live directory.
         outputs: Folders of the original's file sinks to those that were given their rows.
         parent_outputs: Folders of the original's file sinks; the fork may not write there.
-        of_deployment: The deployment of the original, where it is another one: see `import_image`.
+        of_deployment: The deployment of the original, where it is another one: see `import_snapshot`.
     """
 
-    job_id: str
-    of_job_id: str
+    stream_id: str
+    of_stream_id: str
     source: str
     batch_id: int
     query_id: str
@@ -64,50 +64,54 @@ class Fork:
 
 
 def fork(
-    original: StreamingJob,
-    job: StreamingJob,
+    original: StreamHandle,
+    stream: StreamHandle,
     start_from: StartFrom,
     *,
     origin: str,
     outputs: Mapping[str, str] | None = None,
     replace_state: bool = False,
 ) -> Fork:
-    """Let a job go on from where another one stood; its next start, from `latest`, begins there.
+    """Let a stream go on from where another one stood; its next start, from `latest`, begins there.
 
     Args:
-        original: The job to fork; it may run, and is left as it is.
-        job: The job that is to go on; it must not run.
-        start_from: Where: `latest` (its newest committed batch), `batch-<n>`, or an image.
+        original: The stream to fork; it may run, and is left as it is.
+        stream: The stream that is to go on; it must not run.
+        start_from: Where: `latest` (its newest committed batch), `batch-<n>`, or a snapshot.
         origin: Who asks, as the lease shows it meanwhile.
         outputs: Folder of a file sink of the original to the folder of the fork's: its readers then see the rows of
             the original up to here too. Without it the fork's folder holds only what came after.
-        replace_state: Give up what the job itself has committed.
+        replace_state: Give up what the stream itself has committed.
 
     Raises:
-        JobNotFoundError: The original was never started.
-        LeaseHeldError: The job runs.
-        LeaseLostError: The job was started meanwhile.
-        RequestFailedError: The job has committed batches of its own, or the original has a restore to finish.
+        StreamNotFoundError: The original was never started.
+        LeaseHeldError: The stream runs.
+        LeaseLostError: The stream was started meanwhile.
+        RequestFailedError: The stream has committed batches of its own, or the original has a restore to finish.
         NothingCommittedError: The original has nothing to go on from.
-        ImageNotFoundError: The original has no image of that name.
+        SnapshotNotFoundError: The original has no snapshot of that name.
         LiveDirectoryError: The original's live directory is not whole, or the batch is not retained there.
         SharedSinkError: An output is not the original's, or its folder is in use.
-        RestoreError: The image makes no directory that Spark could start in.
+        RestoreError: The snapshot makes no directory that Spark could start in.
     """
-    if original.job_id == job.job_id:
-        raise OptionError(f"Job {job.job_id!r} cannot be forked into itself. Name another one, or rewind it.")
+    if original.stream_id == stream.stream_id:
+        raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
     plan = _plan(original, start_from)
 
     def build(target: LiveDirectory, still_mine: StillMine) -> TakenUp:
-        with holding(original.catalog, [plan.image], f"fork into {job.job_id}"):
+        with holding(original.catalog, [plan.snapshot], f"fork into {stream.stream_id}"):
             return _make(original, plan, target, dict(outputs or {}), still_mine)
 
     holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
-    made = take_up(job, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan))
-    source = describe_image(plan.image) if plan.image is not None else f"its live directory at batch {made.batch_id}"
+    made = take_up(stream, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan))
+    source = (
+        describe_snapshot(plan.snapshot)
+        if plan.snapshot is not None
+        else f"its live directory at batch {made.batch_id}"
+    )
     return Fork(
-        job.job_id,
-        original.job_id,
+        stream.stream_id,
+        original.stream_id,
         source,
         made.batch_id,
         made.query_id,
@@ -119,20 +123,20 @@ def fork(
 
 @dataclass(frozen=True)
 class TakenUp:
-    """The state of another job, in a live directory that stands ready.
+    """The state of another stream, in a live directory that stands ready.
 
     Attributes:
         live_directory: The directory.
-        of_job_id: The other job.
+        of_stream_id: The other stream.
         batch_id: The batch it stands at.
         query_id: Its own query id.
-        logs: Folders of the other job's file sinks, each with its log up to the batch.
+        logs: Folders of the other stream's file sinks, each with its log up to the batch.
         given: Folders that were given the rows of some of them.
         noted: What else the first start has to know.
     """
 
     live_directory: str
-    of_job_id: str
+    of_stream_id: str
     batch_id: int
     query_id: str
     logs: Mapping[str, Sequence[SinkEntry]]
@@ -141,14 +145,14 @@ class TakenUp:
 
     @property
     def parent_outputs(self) -> tuple[str, ...]:
-        """Folders of the other job's file sinks."""
+        """Folders of the other stream's file sinks."""
         return tuple(self.logs)
 
     @property
     def pending(self) -> dict[str, Any]:
         """What is noted until the first start, which checks where it writes."""
         return {
-            "fork_of": self.of_job_id,
+            "fork_of": self.of_stream_id,
             "batch_id": self.batch_id,
             "sinks": [],
             "parent_outputs": list(self.logs),
@@ -159,41 +163,42 @@ class TakenUp:
 
 
 def take_up(
-    job: StreamingJob,
+    stream: StreamHandle,
     build: Callable[[LiveDirectory, StillMine], TakenUp],
     *,
     holder: Holder,
     replace_state: bool,
     plan: Mapping[str, Any],
 ) -> TakenUp:
-    """Let a job go on from state that is not its own; its next start, from `latest`, begins there.
+    """Let a stream go on from state that is not its own; its next start, from `latest`, begins there.
 
     Args:
-        job: The job; it must not run.
+        stream: The stream; it must not run.
         build: Makes its new live directory.
         holder: Who holds its lease meanwhile.
-        replace_state: Give up what the job itself has committed.
+        replace_state: Give up what the stream itself has committed.
         plan: What the state is kept for, empty where that is not known.
 
     Raises:
-        LeaseHeldError: The job runs.
-        LeaseLostError: The job was started meanwhile.
-        RequestFailedError: The job has committed batches of its own.
+        LeaseHeldError: The stream runs.
+        LeaseLostError: The stream was started meanwhile.
+        RequestFailedError: The stream has committed batches of its own.
     """
-    above = job.token_in_use(job.register())
-    acquired = acquire(job.catalog, job.job_id, holder, above=above)
-    with LeaseKeeper(job.catalog, acquired.record) as lease:
-        record = job.catalog.jobs.get(job.job_id)
-        committed = job.catalog.executions.last_batch(job.job_id, record.live_directory)
+    above = stream.token_in_use(stream.register())
+    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        record = stream.catalog.streams.get(stream.stream_id)
+        committed = stream.catalog.executions.last_batch(stream.stream_id, record.live_directory)
         if committed is not None and not replace_state:
             raise RequestFailedError(
-                f"Job {job.job_id!r} has committed batches of its own, the newest is {committed}. To go on from "
-                "elsewhere gives that up: ask for it with replace_state, or name another job."
+                f"Stream {stream.stream_id!r} has committed batches of its own, the newest is {committed}. To go on "
+                "from "
+                "elsewhere gives that up: ask for it with replace_state, or name another stream."
             )
-        # While the directory that a lost holder's query runs in is still known as the job's.
-        fence_predecessor(job, acquired, still_mine=lease.check)
-        made = build(job.new_live_directory(record.live_generation, lease.record.token), lease.step)
-        job.catalog.jobs.switch_live_directory(
+        # While the directory that a lost holder's query runs in is still known as the stream's.
+        fence_predecessor(stream, acquired, still_mine=lease.check)
+        made = build(stream.new_live_directory(record.live_generation, lease.record.token), lease.step)
+        stream.catalog.streams.switch_live_directory(
             lease.record,
             made.live_directory,
             origin=StateOrigin(OriginKind.FORK, batch_id=made.batch_id),
@@ -203,51 +208,57 @@ def take_up(
     return made
 
 
-def _plan(original: StreamingJob, start_from: StartFrom) -> RecoveryPlan:
+def _plan(original: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
     if start_from.point is StartPoint.EMPTY:
-        raise OptionError("A fork goes on from somewhere: give start_from as latest, batch-<n> or an image, not empty.")
+        raise OptionError(
+            "A fork goes on from somewhere: give start_from as latest, batch-<n> or a snapshot, not empty."
+        )
     plan = plan_recovery(recovery_facts(original, start_from, predecessor_ended=True))
     if plan.kind is RecoveryKind.FINISH_RESTORE:
         raise RequestFailedError(
-            f"Job {original.job_id!r} has a restore to finish first: start it, or name an image to fork from."
+            f"Stream {original.stream_id!r} has a restore to finish first: start it, or name a snapshot to fork from."
         )
     if plan.to_batch is None:
-        raise NothingCommittedError(f"Job {original.job_id!r} has committed nothing to go on from: {plan.reason}.")
+        raise NothingCommittedError(
+            f"Stream {original.stream_id!r} has committed nothing to go on from: {plan.reason}."
+        )
     return plan
 
 
-def _state_plan(original: StreamingJob, plan: RecoveryPlan) -> Mapping[str, Any]:
+def _state_plan(original: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:
     """What the state that a fork takes along is kept for."""
-    return plan.image.plan if plan.image is not None else original.catalog.jobs.get(original.job_id).plan or {}
+    return (
+        plan.snapshot.plan if plan.snapshot is not None else original.catalog.streams.get(original.stream_id).plan or {}
+    )
 
 
 def _make(
-    original: StreamingJob,
+    original: StreamHandle,
     plan: RecoveryPlan,
     target: LiveDirectory,
     outputs: Mapping[str, str],
     still_mine: StillMine,
 ) -> TakenUp:
     query_id = str(uuid.uuid4())
-    if plan.image is not None:
-        restore_into(original, image_location(plan.image), target, new_query_id=query_id)
+    if plan.snapshot is not None:
+        restore_into(original, snapshot_location(plan.snapshot), target, new_query_id=query_id)
         batch_id = int(plan.to_batch or 0)
-        logs = _logs_of_image(original, image_location(plan.image))
+        logs = _logs_of_snapshot(original, snapshot_location(plan.snapshot))
     else:
-        live = LiveDirectory(plan.directory or original.catalog.jobs.get(original.job_id).live_directory or "")
+        live = LiveDirectory(plan.directory or original.catalog.streams.get(original.stream_id).live_directory or "")
         at_batch = plan.to_batch if plan.kind is RecoveryKind.REWIND else None
         batch_id = clone(live, target, at_batch=at_batch).batch_id
         give_query_id(target, query_id)
-        logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.job_id), batch_id)
+        logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.stream_id), batch_id)
     give_outputs(logs, outputs, batch_id, still_mine)
     return TakenUp(
         target.url,
-        original.job_id,
+        original.stream_id,
         batch_id,
         query_id,
         logs,
         tuple(outputs.values()),
-        {"image_id": plan.image.image_id if plan.image is not None else None},
+        {"snapshot_id": plan.snapshot.snapshot_id if plan.snapshot is not None else None},
     )
 
 
@@ -295,8 +306,8 @@ def _logs_of_sinks(sinks: Sequence[str], batch_id: int) -> dict[str, list[SinkEn
     }
 
 
-def _logs_of_image(job: StreamingJob, location: str) -> dict[str, list[SinkEntry]]:
-    described: Any = job.store.manifest(location).header.properties.get("sinks")
+def _logs_of_snapshot(stream: StreamHandle, location: str) -> dict[str, list[SinkEntry]]:
+    described: Any = stream.store.manifest(location).header.properties.get("sinks")
     paths = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
     logs: dict[str, list[SinkEntry]] = {path: [] for path in paths}
 
@@ -304,7 +315,9 @@ def _logs_of_image(job: StreamingJob, location: str) -> dict[str, list[SinkEntry
         _, index, name = entry.path.split("/", 2)
         logs[paths[int(index)]].append(SinkEntry(name, b"".join(chunks)))
 
-    job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
-    current = [path for path in map(file_sink_path, job.catalog.executions.last_sinks(job.job_id)) if path is not None]
+    stream.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+    current = [
+        path for path in map(file_sink_path, stream.catalog.executions.last_sinks(stream.stream_id)) if path is not None
+    ]
     # Where the original writes now is as little the fork's as where it wrote then.
     return logs | {path: [] for path in current if path not in logs}

@@ -1,7 +1,7 @@
-"""Importing: a job goes on from an image of another deployment, as a query of its own.
+"""Importing: a stream goes on from a snapshot of another deployment, as a query of its own.
 
-Nothing in this catalog can hold that image, so the import reads all of it at once and keeps no reference to it. Of the
-other deployment it only reads: the image and, where that is asked for, the rows of its output.
+Nothing in this catalog can hold that snapshot, so the import reads all of it at once and keeps no reference to it. Of
+the other deployment it only reads: the snapshot and, where that is asked for, the rows of its output.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import ImageRecord
-from dagster_ckpt.errors import ImageCorruptError, LiveDirectoryError, SharedSinkError
+from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SnapshotCorruptError
 from dagster_ckpt.recovery.fork import Fork, TakenUp, give_outputs, take_up
-from dagster_ckpt.recovery.prepare import image_location, restore_into
-from dagster_ckpt.recovery.sink_survey import sink_logs_of_image
+from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
+from dagster_ckpt.recovery.sink_survey import sink_logs_of_snapshot
 from dagster_ckpt.sinks.parquet import strange_file
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.rewind import live_query_id
 from dagster_ckpt.spark.query.output import folders_overlap, same_folder
 from dagster_ckpt.spark.query.sinks import sink_place
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import claim_live_folder
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 from dagster_ckpt.stream.start_from import is_location
-from dagster_ckpt.stream.unregistered import DEPLOYMENT, foreign_image
+from dagster_ckpt.stream.unregistered import DEPLOYMENT, foreign_snapshot
 
-# Of the ids of imported queries: each is made of the deployment, the job and the directory, so that what an import
+# Of the ids of imported queries: each is made of the deployment, the stream and the directory, so that what an import
 # that was cut off has left is known again.
 _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """A sink of the image, and where the importing query writes instead.
+    """A sink of the snapshot, and where the importing query writes instead.
 
     Attributes:
-        name: The sink as the image names it: a folder, or what Spark calls it.
+        name: The sink as the snapshot names it: a folder, or what Spark calls it.
         old: The folder or table that this says; None where it says none.
         new: The folder, table or topic that takes its place.
     """
@@ -48,8 +48,8 @@ class _MovedSink:
     new: str
 
 
-def import_image(
-    job: StreamingJob,
+def import_snapshot(
+    stream: StreamHandle,
     location: str,
     *,
     outputs: Mapping[str, str],
@@ -57,76 +57,76 @@ def import_image(
     with_rows: bool = False,
     replace_state: bool = False,
 ) -> Fork:
-    """Let a job go on from an image of another deployment; its next start, from `latest`, begins there.
+    """Let a stream go on from a snapshot of another deployment; its next start, from `latest`, begins there.
 
-    The image and the original's output are read and left as they are; the storage of the job has to reach them. Cut
-    off at any point, the job stands where it stood, and the import can be made again.
+    The snapshot and the original's output are read and left as they are; the storage of the stream has to reach them.
+    Cut off at any point, the stream stands where it stood, and the import can be made again.
 
     Args:
-        job: The job that is to go on; it must not run.
-        location: Where the image is: a checkpoint or savepoint of another catalog.
-        outputs: Each sink that the image names, to the folder, table or topic that the job writes to instead. A file
-            sink is named by its folder. The job's first start is refused where its query names another place.
+        stream: The stream that is to go on; it must not run.
+        location: Where the snapshot is: a checkpoint or savepoint of another catalog.
+        outputs: Each sink that the snapshot names, to the folder, table or topic that the stream writes to instead. A
+            file sink is named by its folder. The stream's first start is refused where its query names another place.
         origin: Who asks, as the lease shows it meanwhile.
-        with_rows: Copy the rows that the original's file sinks had at the image to the new folders. Without it these
+        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders. Without it these
             hold only what comes after.
-        replace_state: Give up what the job itself has committed.
+        replace_state: Give up what the stream itself has committed.
 
     Raises:
         OptionError: That is no location.
-        ImageNotFoundError: There is no image, or it is of this deployment.
-        ImageCorruptError: It misses data or was altered.
+        SnapshotNotFoundError: There is no snapshot, or it is of this deployment.
+        SnapshotCorruptError: It misses data or was altered.
         SharedSinkError: A sink is not mapped, or to a place of the original or of something else.
-        LeaseHeldError: The job runs.
-        LeaseLostError: The job was started meanwhile.
-        RequestFailedError: The job has committed batches of its own.
-        LiveDirectoryError: The job's storage or live directories are in use by a deployment that is not this one.
-        RestoreError: The image makes no directory that Spark could start in, or a file of the output is gone.
+        LeaseHeldError: The stream runs.
+        LeaseLostError: The stream was started meanwhile.
+        RequestFailedError: The stream has committed batches of its own.
+        LiveDirectoryError: The stream's storage or live directories are in use by a deployment that is not this one.
+        RestoreError: The snapshot makes no directory that Spark could start in, or a file of the output is gone.
         StorageAccessError: Something cannot be read or written.
     """
-    image = foreign_image(job, location)
-    logs = sink_logs_of_image(job, image_location(image))
-    sinks = _moved_sinks(image, outputs)
-    _refuse_taken(job, image, sinks, logs if with_rows else {})
+    snapshot = foreign_snapshot(stream, location)
+    logs = sink_logs_of_snapshot(stream, snapshot_location(snapshot))
+    sinks = _moved_sinks(snapshot, outputs)
+    _refuse_taken(stream, snapshot, sinks, logs if with_rows else {})
     folders = {path: sink.new for path in logs for sink in sinks if sink.name == path} if with_rows else {}
 
     def build(target: LiveDirectory, still_mine: StillMine) -> TakenUp:
-        _refuse_anothers_place(job)
-        claim_live_folder(job)
-        query_id = _query_id_in(job, target)
-        restore_into(job, image_location(image), target, new_query_id=query_id)
-        batch_id = image.batch_id or 0
+        _refuse_anothers_place(stream)
+        claim_live_folder(stream)
+        query_id = _query_id_in(stream, target)
+        restore_into(stream, snapshot_location(snapshot), target, new_query_id=query_id)
+        batch_id = snapshot.batch_id or 0
         give_outputs(logs, folders, batch_id, still_mine, may_link=False)
         noted = {
-            "imported_from": image.location,
-            "of_deployment": image.properties.get(DEPLOYMENT),
+            "imported_from": snapshot.location,
+            "of_deployment": snapshot.properties.get(DEPLOYMENT),
             "mapped": [sink.new for sink in sinks],
         }
-        return TakenUp(target.url, image.job_id, batch_id, query_id, logs, tuple(folders.values()), noted)
+        return TakenUp(target.url, snapshot.stream_id, batch_id, query_id, logs, tuple(folders.values()), noted)
 
     holder = this_holder(f"import-{uuid.uuid4()}", origin, None)
-    made = take_up(job, build, holder=holder, replace_state=replace_state, plan=image.plan)
+    made = take_up(stream, build, holder=holder, replace_state=replace_state, plan=snapshot.plan)
     return Fork(
-        job.job_id,
-        image.job_id,
-        f"{describe_image(image)} ({image.location})",
+        stream.stream_id,
+        snapshot.stream_id,
+        f"{describe_snapshot(snapshot)} ({snapshot.location})",
         made.batch_id,
         made.query_id,
         made.live_directory,
         {sink.name: sink.new for sink in sinks},
         made.parent_outputs,
-        of_deployment=str(image.properties.get(DEPLOYMENT, "unknown")),
+        of_deployment=str(snapshot.properties.get(DEPLOYMENT, "unknown")),
     )
 
 
-def _moved_sinks(image: ImageRecord, outputs: Mapping[str, str]) -> list[_MovedSink]:
-    """Each sink of an image with its new place.
+def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_MovedSink]:
+    """Each sink of a snapshot with its new place.
 
     Raises:
-        SharedSinkError: One has none, what is mapped is no sink of the image, or two have one place.
-        ImageCorruptError: The image does not say which sinks there are.
+        SharedSinkError: One has none, what is mapped is no sink of the snapshot, or two have one place.
+        SnapshotCorruptError: The snapshot does not say which sinks there are.
     """
-    named = _sinks_of(image)
+    named = _sinks_of(snapshot)
     asked = {old.strip(): new.strip() for old, new in outputs.items()}
     known = named or {old: sink_place(old) or old for old in asked}
     listed = ", ".join(known) or "none; name the place that its query writes to"
@@ -135,31 +135,33 @@ def _moved_sinks(image: ImageRecord, outputs: Mapping[str, str]) -> list[_MovedS
         matches = [key for key in asked if key == name or (old is not None and same_folder(key, old))]
         if not matches or not asked[matches[0]]:
             raise SharedSinkError(
-                f"{image.location} is not imported, nothing was changed: its sink {name} is not mapped. Say in outputs "
-                f"where the imported stream is to write instead. Sinks of the image: {listed}."
+                f"{snapshot.location} is not imported, nothing was changed: its sink {name} is not mapped. Say in "
+                "outputs "
+                f"where the imported stream is to write instead. Sinks of the snapshot: {listed}."
             )
         moved.append(_MovedSink(name, old, asked.pop(matches[0])))
     if asked or not moved:
         what = f"{', '.join(asked)} is no sink of it" if asked else "it names no sink, and outputs names none"
         raise SharedSinkError(
-            f"{image.location} is not imported, nothing was changed: {what}. Sinks of the image: {listed}."
+            f"{snapshot.location} is not imported, nothing was changed: {what}. Sinks of the snapshot: {listed}."
         )
     return moved
 
 
-def _sinks_of(image: ImageRecord) -> dict[str, str | None]:
-    described, others = image.properties.get("sinks"), image.properties.get("other_sinks", [])
+def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
+    described, others = snapshot.properties.get("sinks"), snapshot.properties.get("other_sinks", [])
     if not isinstance(described, list) or not isinstance(others, list):
-        raise ImageCorruptError(
-            f"{image.location} does not say which sinks its query wrote to, so nobody could keep the imported stream "
-            "away from them. Import another image."
+        raise SnapshotCorruptError(
+            f"{snapshot.location} does not say which sinks its query wrote to, so nobody could keep the imported "
+            "stream "
+            "away from them. Import another snapshot."
         )
     folders: dict[str, str | None] = {str(sink["path"]): str(sink["path"]) for sink in described}
     return folders | {str(sink): sink_place(str(sink)) for sink in others}
 
 
 def _refuse_taken(
-    job: StreamingJob, image: ImageRecord, sinks: Sequence[_MovedSink], logs: Mapping[str, Sequence[SinkEntry]]
+    stream: StreamHandle, snapshot: SnapshotRecord, sinks: Sequence[_MovedSink], logs: Mapping[str, Sequence[SinkEntry]]
 ) -> None:
     """Refuse a new place that is the original's, or that something else writes to.
 
@@ -167,22 +169,22 @@ def _refuse_taken(
         SharedSinkError: One is.
     """
     originals = [sink.old or sink.name for sink in sinks]
-    others = list(_places_of_others(job))
+    others = list(_places_of_others(stream))
     for before, sink in enumerate(sinks):
-        why = _why_taken(sink, image, originals, others, sinks[:before])
+        why = _why_taken(sink, snapshot, originals, others, sinks[:before])
         strange = strange_file(sink.new, originals[before], logs.get(sink.name, ())) if _is_folder(sink) else None
         if why is None and strange is not None:
             why = f"there is {strange} already"
         if why is not None:
             raise SharedSinkError(
-                f"{image.location} is not imported, nothing was changed: {sink.name} is mapped to {sink.new}, but "
+                f"{snapshot.location} is not imported, nothing was changed: {sink.name} is mapped to {sink.new}, but "
                 f"{why}. Name an empty folder, or a table or topic that nothing else writes to."
             )
 
 
 def _why_taken(
     sink: _MovedSink,
-    image: ImageRecord,
+    snapshot: SnapshotRecord,
     originals: Sequence[str],
     others: Sequence[str],
     before: Sequence[_MovedSink],
@@ -190,8 +192,8 @@ def _why_taken(
     for original in originals:
         if _meet(sink, original):
             return f"it is, or overlaps, {original}, where the original writes"
-    if _is_folder(sink) and folders_overlap(sink.new, image_location(image)):
-        return "it overlaps the image"
+    if _is_folder(sink) and folders_overlap(sink.new, snapshot_location(snapshot)):
+        return "it overlaps the snapshot"
     for other in before:
         if _meet(sink, other.new):
             return f"{other.name} is mapped to it as well"
@@ -208,41 +210,45 @@ def _meet(sink: _MovedSink, place: str) -> bool:
     return folders_overlap(sink.new, place) if _is_folder(sink) else same_folder(sink.new, place)
 
 
-def _places_of_others(job: StreamingJob) -> Iterator[str]:
-    """Where other jobs of the catalog wrote last, or will by a fork or an import that was not started yet."""
-    for sink in job.catalog.executions.sinks_of_others(job.job_id):
+def _places_of_others(stream: StreamHandle) -> Iterator[str]:
+    """Where other streams of the catalog wrote last, or will by a fork or an import that was not started yet."""
+    for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
         yield sink_place(sink) or sink
-    for other in job.catalog.jobs.all():
-        if other.job_id != job.job_id and other.pending_restore is not None:
+    for other in stream.catalog.streams.all():
+        if other.stream_id != stream.stream_id and other.pending_restore is not None:
             yield from map(str, [*other.pending_restore.get("mapped", ()), *other.pending_restore.get("outputs", ())])
 
 
-def _refuse_anothers_place(job: StreamingJob) -> None:
-    """Refuse to import into a job whose folders are in use, though this catalog knows of no start of it.
+def _refuse_anothers_place(stream: StreamHandle) -> None:
+    """Refuse to import into a stream whose folders are in use, though this catalog knows of no start of it.
 
     Raises:
         LiveDirectoryError: They are.
     """
-    if job.catalog.jobs.get(job.job_id).live_generation > 0 or job.catalog.images.completed(job.job_id):
+    if stream.catalog.streams.get(stream.stream_id).live_generation > 0 or stream.catalog.snapshots.completed(
+        stream.stream_id
+    ):
         return
     # One that an import was cut off in is recognized by its query id, and left: the next one builds its own.
     directories = [
         built.live.url
-        for built in job.live_directories()
+        for built in stream.live_directories()
         if not built.is_unfinished
         and built.live.positions().commit is not None
-        and live_query_id(built.live) != _query_id_in(job, built.live)
+        and live_query_id(built.live) != _query_id_in(stream, built.live)
     ]
-    found = [*directories, *job.store.checkpoints()]
+    found = [*directories, *stream.store.checkpoints()]
     if found:
         raise LiveDirectoryError(
-            f"Nothing is imported into job {job.job_id!r}, nothing was changed: this catalog knows no start of it, but "
-            f"its folders hold {', '.join(found[:8])}. They may be in use by the very deployment that the image comes "
+            f"Nothing is imported into stream {stream.stream_id!r}, nothing was changed: this catalog knows no start "
+            "of it, but "
+            f"its folders hold {', '.join(found[:8])}. They may be in use by the very deployment that the snapshot "
+            "comes "
             "from. Give this deployment a checkpoint storage and a folder of live directories of its own, or import "
-            "into a job with another id."
+            "into a stream with another id."
         )
 
 
-def _query_id_in(job: StreamingJob, live: LiveDirectory) -> str:
+def _query_id_in(stream: StreamHandle, live: LiveDirectory) -> str:
     name = live.url.rstrip("/").rsplit("/", 1)[-1]
-    return str(uuid.uuid5(_QUERY_IDS, f"{job.catalog.deployment_id}/{job.job_id}/{name}"))
+    return str(uuid.uuid5(_QUERY_IDS, f"{stream.catalog.deployment_id}/{stream.stream_id}/{name}"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dagster_ckpt.catalog.records import ImageRecord, JobRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.catalog.recovery_records import PointFailure
 from dagster_ckpt.spark.checkpoint_dir.donors import Donor
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
@@ -31,7 +31,7 @@ class PassedPoint:
     Attributes:
         name: What a person calls it.
         why: What is wrong with it.
-        rewound_batches: How many committed batches are between where the job stood and it; None where unknown.
+        rewound_batches: How many committed batches are between where the stream stood and it; None where unknown.
         rewound_ms: How much time is; None where unknown.
     """
 
@@ -48,13 +48,13 @@ class RecoveryPlan:
     Attributes:
         kind: What is done.
         reason: One sentence for a person.
-        image: The image to restore, for RESTORE.
+        snapshot: The snapshot to restore, for RESTORE.
         from_batch: The batch the live directory stands at, where known.
         to_batch: The batch the query will stand at, where known; below `from_batch` it is a rewind.
         new_query_id: Whether the query goes on as another one, for RESTORE and REWIND.
-        claims: Whether the job owns the image from now on, for RESTORE.
-        donor: A live directory whose files may be linked, for RESTORE; None: all is read from the image.
-        directory: The live directory to go back in, for REWIND; None: the job's own.
+        claims: Whether the stream owns the snapshot from now on, for RESTORE.
+        donor: A live directory whose files may be linked, for RESTORE; None: all is read from the snapshot.
+        directory: The live directory to go back in, for REWIND; None: the stream's own.
         point: Name of the point that is gone on from, for what is remembered of it; None for an empty start.
         passed: Better points that are passed over, the best one first.
         rewound_ms: Time between the point that is gone back to and the last sign of life of the query, at most so much
@@ -63,7 +63,7 @@ class RecoveryPlan:
 
     kind: RecoveryKind
     reason: str
-    image: ImageRecord | None = None
+    snapshot: SnapshotRecord | None = None
     from_batch: int | None = None
     to_batch: int | None = None
     new_query_id: bool = False
@@ -86,7 +86,7 @@ class RecoveryPlan:
         return {
             "kind": self.kind.value,
             "reason": self.reason,
-            "image_id": self.image.image_id if self.image else None,
+            "snapshot_id": self.snapshot.snapshot_id if self.snapshot else None,
             "from_batch": self.from_batch,
             "to_batch": self.to_batch,
             "new_query_id": self.new_query_id,
@@ -100,16 +100,16 @@ class RecoveryPlan:
 
 @dataclass(frozen=True)
 class UnknownState:
-    """What lies in the places of a job that its catalog knows no start of, each in a few words.
+    """What lies in the places of a stream that its catalog knows no start of, each in a few words.
 
     Attributes:
         directories: Live directories that hold batches.
-        images: Checkpoints and savepoints.
-        sinks: Logs of the file sinks that these images name, and of the one that the query names.
+        snapshots: Checkpoints and savepoints.
+        sinks: Logs of the file sinks that these snapshots name, and of the one that the query names.
     """
 
     directories: Sequence[str] = ()
-    images: Sequence[str] = ()
+    snapshots: Sequence[str] = ()
     sinks: Sequence[str] = ()
 
 
@@ -118,13 +118,14 @@ NOTHING_UNKNOWN = UnknownState()
 
 @dataclass(frozen=True)
 class RecoveryFacts:
-    """What is known when a job starts.
+    """What is known when a stream starts.
 
     Attributes:
-        job: The job as the catalog has it.
-        live: State of the job's current live directory; None where it never had one.
-        images: Restorable images of the current timeline, newest first.
-        all_images: Every completed image of the job, and the one at a location named: what an explicit name may mean.
+        stream: The stream as the catalog has it.
+        live: State of the stream's current live directory; None where it never had one.
+        snapshots: Restorable snapshots of the current timeline, newest first.
+        all_snapshots: Every completed snapshot of the stream, and the one at a location named: what an explicit name
+            may mean.
         last_batch: The newest batch any execution reported as committed in that directory, or None.
         has_run: Whether a query was ever started in that directory.
         predecessor_ended: Whether the execution before can write nothing any more.
@@ -135,17 +136,17 @@ class RecoveryFacts:
             boot of this machine.
         failures: What recoveries have failed at since the last good checkpoint, oldest first.
         origin_batch_is_retained: Whether the directory that the live one was made from still has its batch.
-        origin_image_is_gone: Whether the image that the live directory was made from is known to be deleted.
-        is_automatic: Whether nobody asked for this start: an image that is known to be broken is not tried then.
+        origin_snapshot_is_gone: Whether the snapshot that the live directory was made from is known to be deleted.
+        is_automatic: Whether nobody asked for this start: a snapshot that is known to be broken is not tried then.
         depth: At how many points beside the live directory a recovery looks; None: at all there are.
-        unknown: What lies in the places of a job that its catalog knows no start of.
+        unknown: What lies in the places of a stream that its catalog knows no start of.
         last_sign_ms: When a query in the live directory last gave a sign of life, by the clock of the catalog.
     """
 
-    job: JobRecord
+    stream: StreamRecord
     live: LiveState | None
-    images: Sequence[ImageRecord]
-    all_images: Sequence[ImageRecord]
+    snapshots: Sequence[SnapshotRecord]
+    all_snapshots: Sequence[SnapshotRecord]
     last_batch: int | None
     has_run: bool
     predecessor_ended: bool
@@ -155,27 +156,27 @@ class RecoveryFacts:
     ended_in_order: bool = False
     failures: Sequence[PointFailure] = ()
     origin_batch_is_retained: bool = False
-    origin_image_is_gone: bool = False
+    origin_snapshot_is_gone: bool = False
     is_automatic: bool = False
     depth: int | None = None
     unknown: UnknownState = NOTHING_UNKNOWN
     last_sign_ms: int | None = None
 
     def batches_since(self, batch_id: int | None) -> int | None:
-        """Committed batches between a batch and where the job stands; None where one of them is not known."""
+        """Committed batches between a batch and where the stream stands; None where one of them is not known."""
         if batch_id is None or self.live_batch is None:
             return None
         return max(0, self.live_batch - batch_id)
 
-    def time_since(self, image: ImageRecord | None) -> int | None:
-        """Time between an image and the last sign of life of the query, ms; None where one of them is not known."""
-        if image is None or not image.created_at_ms or self.last_sign_ms is None:
+    def time_since(self, snapshot: SnapshotRecord | None) -> int | None:
+        """Time between a snapshot and the last sign of life of the query, ms; None where one of them is not known."""
+        if snapshot is None or not snapshot.created_at_ms or self.last_sign_ms is None:
             return None
-        return max(0, self.last_sign_ms - image.created_at_ms)
+        return max(0, self.last_sign_ms - snapshot.created_at_ms)
 
     @property
     def live_batch(self) -> int | None:
-        """The batch that the job stands at, as far as that is known."""
+        """The batch that the stream stands at, as far as that is known."""
         if self.live is not None and self.live.status is LiveStatus.GOOD:
             return self.live.batch_id
         return self.last_batch

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import NoReturn
 
-from dagster_ckpt.catalog.records import JobRecord, LeaseRecord
+from dagster_ckpt.catalog.records import LeaseRecord, StreamRecord
 from dagster_ckpt.config.state_backend import PinnedState, backend_change
 from dagster_ckpt.errors import PlanChangedError, StateBackendChangeError
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.pinned_state import check_pinned_provider, pinned_state
 from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
-from dagster_ckpt.stream.handle import StreamingJob
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 _NAMES = {
     "Aggregate": "aggregation",
@@ -48,11 +48,11 @@ def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[s
     return tuple(_differences(before, after))
 
 
-def refuse_plan_change(job_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
+def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
     """Refuse a start whose code means by the state something else than the code before.
 
     Args:
-        job_id: The job.
+        stream_id: The stream.
         differences: What is different.
         came_from: What the state is that the start goes on from.
         fingerprint: That of the plan of the code.
@@ -61,11 +61,11 @@ def refuse_plan_change(job_id: str, differences: Sequence[str], *, came_from: st
         PlanChangedError: Always.
     """
     raise PlanChangedError(
-        f"Job {job_id!r} is not started, nothing was changed: the code would go on from {came_from} with another "
+        f"Stream {stream_id!r} is not started, nothing was changed: the code would go on from {came_from} with another "
         f"plan than the one that made this state. {told(differences)} Spark compares types only, so it may mix the "
         "old state with the new. If the change is meant, start it with accept_plan_change; from a program: "
-        f"operations.accept_plan_change(job, {fingerprint!r}). Else bring the query back to what it was, or let it "
-        "begin without state: start_from empty, or a new job."
+        f"operations.accept_plan_change(stream, {fingerprint!r}). Else bring the query back to what it was, or let it "
+        "begin without state: start_from empty, or a new stream."
     )
 
 
@@ -125,11 +125,11 @@ def _described(operator: PlanOperator) -> str:
     return f"{_name(operator)} by {keys}" if keys else _name(operator)
 
 
-def check_backend(job: StreamingJob, plan: RecoveryPlan) -> Sequence[str]:
-    """Hold the job's state backend against the state that the plan starts from, before anything is changed.
+def check_backend(stream: StreamHandle, plan: RecoveryPlan) -> Sequence[str]:
+    """Hold the stream's state backend against the state that the plan starts from, before anything is changed.
 
     Args:
-        job: The job; where it has no backend nothing is checked.
+        stream: The stream; where it has no backend nothing is checked.
         plan: What is about to be done.
 
     Returns:
@@ -139,28 +139,28 @@ def check_backend(job: StreamingJob, plan: RecoveryPlan) -> Sequence[str]:
         StateBackendChangeError: The backend cannot read the state.
         LiveDirectoryError: What says so is damaged.
     """
-    if job.backend is None:
+    if stream.backend is None:
         return ()
-    change = backend_change(_pinned(job, plan), job.backend)
+    change = backend_change(_pinned(stream, plan), stream.backend)
     if change.refused is not None:
-        _check_log(job, plan)
-        raise StateBackendChangeError(f"Job {job.job_id!r} cannot be started. {change.refused}")
+        _check_log(stream, plan)
+        raise StateBackendChangeError(f"Stream {stream.stream_id!r} cannot be started. {change.refused}")
     return change.kept
 
 
-def _pinned(job: StreamingJob, plan: RecoveryPlan) -> PinnedState:
+def _pinned(stream: StreamHandle, plan: RecoveryPlan) -> PinnedState:
     if plan.kind is RecoveryKind.START_EMPTY:
         return PinnedState(None)
-    if plan.kind is RecoveryKind.RESTORE and plan.image is not None and plan.image.location is not None:
-        provider = job.store.manifest(plan.image.location).header.properties.get("state_store_provider")
+    if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None and plan.snapshot.location is not None:
+        provider = stream.store.manifest(plan.snapshot.location).header.properties.get("state_store_provider")
         return PinnedState(provider if isinstance(provider, str) else None)
-    live = job.catalog.jobs.get(job.job_id).live_directory
+    live = stream.catalog.streams.get(stream.stream_id).live_directory
     return PinnedState(None) if live is None else pinned_state(LiveDirectory(live))
 
 
-def _check_log(job: StreamingJob, plan: RecoveryPlan) -> None:
+def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
     # A damaged name is no change of the backend: a recovery goes back to the next point, a change is refused.
-    live = job.catalog.jobs.get(job.job_id).live_directory
+    live = stream.catalog.streams.get(stream.stream_id).live_directory
     if plan.kind is not RecoveryKind.RESTORE and live is not None:
         check_pinned_provider(LiveDirectory(live))
 
@@ -182,21 +182,21 @@ class PlanChange:
     is_accepted: bool
 
 
-def plan_change(record: JobRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
+def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
     """Compare the plan of a query that is about to start with that of the state it would go on from.
 
     Args:
-        record: The job.
+        record: The stream.
         recovery: Where it would begin.
         new: The plan of the query; None where that cannot be seen.
 
     Returns:
         None where the state means to both the same, where there is none, or where one of the plans is not known.
     """
-    image = recovery.image if recovery.kind is RecoveryKind.RESTORE else None
-    came_from = describe_image(image) if image is not None else "its live directory"
+    snapshot = recovery.snapshot if recovery.kind is RecoveryKind.RESTORE else None
+    came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"
     is_empty = recovery.kind is RecoveryKind.START_EMPTY
-    old = None if is_empty else read_plan(image.plan if image is not None else record.plan)
+    old = None if is_empty else read_plan(snapshot.plan if snapshot is not None else record.plan)
     differences = plan_differences(old, new) if old is not None and new is not None else ()
     if new is None or not differences:
         return None
@@ -204,17 +204,17 @@ def plan_change(record: JobRecord, recovery: RecoveryPlan, new: PlanDescription 
 
 
 def check_plan(
-    job: StreamingJob, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
+    stream: StreamHandle, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
 ) -> tuple[str, ...]:
     """Let a start pass only if its code means by the state what the code before meant, or a person accepts the change.
 
     What is accepted holds for the restarts of a start that fails before it is recorded.
 
     Args:
-        job: The job.
+        stream: The stream.
         recovery: Where it is about to begin; nothing is changed yet.
         new: The plan of the query that is about to start.
-        lease: The lease of the job.
+        lease: The lease of the stream.
         accept: A person says that a change is meant.
 
     Returns:
@@ -223,11 +223,13 @@ def check_plan(
     Raises:
         PlanChangedError: The plan is another one, and nobody accepted that.
     """
-    change = plan_change(job.catalog.jobs.get(job.job_id), recovery, new)
+    change = plan_change(stream.catalog.streams.get(stream.stream_id), recovery, new)
     if change is None:
         return ()
     if accept:
-        job.catalog.jobs.accept_plan(job.job_id, change.fingerprint, lease=lease)
+        stream.catalog.streams.accept_plan(stream.stream_id, change.fingerprint, lease=lease)
     elif not change.is_accepted:
-        refuse_plan_change(job.job_id, change.differences, came_from=change.came_from, fingerprint=change.fingerprint)
+        refuse_plan_change(
+            stream.stream_id, change.differences, came_from=change.came_from, fingerprint=change.fingerprint
+        )
     return tuple(f"accepted change of the plan: {difference}" for difference in change.differences)

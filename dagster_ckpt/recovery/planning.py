@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.recovery_records import OriginKind
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.config.modes import RecoveryClaimMode
-from dagster_ckpt.errors import ImageNotFoundError, LiveDirectoryError, RecoveryExhaustedError
+from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, SnapshotNotFoundError
 from dagster_ckpt.recovery.plan import PassedPoint, RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.recovery_points import (
     RecoveryPoint,
     batch_point,
     failed_points,
     finish_point,
-    image_point,
     live_point,
     recovery_points,
+    snapshot_point,
 )
 from dagster_ckpt.recovery.state_at_risk import refuse_to_forget, refuse_unconfirmed
 from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
@@ -27,9 +27,9 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.snapshot_names import (
     CHECKPOINT,
     SAVEPOINT,
-    describe_image,
+    describe_snapshot,
     is_named,
-    is_owned_by_job,
+    is_owned_by_stream,
     newest_for_recovery,
     retained_kind,
 )
@@ -38,11 +38,11 @@ from dagster_ckpt.stream.start_from import StartPoint
 
 @dataclass(frozen=True)
 class RewindDistance:
-    """What lies between two images of one timeline.
+    """What lies between two snapshots of one timeline.
 
     Attributes:
-        batches: Committed batches between them; None where an image does not tell its batch.
-        rows: Input rows that the catalog noted between them; None where an image has no figure.
+        batches: Committed batches between them; None where a snapshot does not tell its batch.
+        rows: Input rows that the catalog noted between them; None where a snapshot has no figure.
         span_ms: Time between their completions, ms; None where that is not known.
     """
 
@@ -57,20 +57,20 @@ class RewindDistance:
         return f"{batches}, {rows}, {span}"
 
 
-def distance_passed_over(images: Sequence[ImageRecord], chosen: ImageRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the newest image, or None where it is the newest itself.
+def distance_passed_over(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
+    """How far `chosen` is behind the newest snapshot, or None where it is the newest itself.
 
     Args:
-        images: Restorable images of one timeline, newest first; `chosen` is among them.
-        chosen: The image that a recovery takes.
+        snapshots: Restorable snapshots of one timeline, newest first; `chosen` is among them.
+        chosen: The snapshot that a recovery takes.
     """
-    newer = images[: next(at for at, image in enumerate(images) if image.image_id == chosen.image_id)]
+    newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
         return None
-    rows = [image.rows for image in newer if image.rows is not None]
+    rows = [snapshot.rows for snapshot in newer if snapshot.rows is not None]
     return RewindDistance(
         batches=_difference(newer[0].batch_id, chosen.batch_id),
-        # An image counts the rows since the one before it.
+        # A snapshot counts the rows since the one before it.
         rows=sum(rows) if len(rows) == len(newer) else None,
         span_ms=_difference(newer[0].completed_at_ms, chosen.completed_at_ms),
     )
@@ -87,9 +87,9 @@ __all__ = [
     "RecoveryFacts",
     "RecoveryKind",
     "RecoveryPlan",
-    "describe_image",
+    "describe_snapshot",
     "is_named",
-    "is_owned_by_job",
+    "is_owned_by_stream",
     "newest_for_recovery",
     "plan_recovery",
     "retained_kind",
@@ -100,11 +100,11 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
     """Decide what an execution starts from.
 
     Raises:
-        ImageNotFoundError: The image asked for does not exist, or none exists.
-        LiveDirectoryError: The live directory is lost or broken and there is no image; the
+        SnapshotNotFoundError: The snapshot asked for does not exist, or none exists.
+        LiveDirectoryError: The live directory is lost or broken and there is no snapshot; the
             message says how to start empty on purpose. Or the batch asked for is not retained there. Or the
-            catalog does not know what lies in the places of the job.
-        RecoveryExhaustedError: Every point that the job could go on from has failed.
+            catalog does not know what lies in the places of the stream.
+        RecoveryExhaustedError: Every point that the stream could go on from has failed.
         StateAtRiskError: State would be given up, and nobody confirmed that.
     """
     if facts.start_from.point is StartPoint.EMPTY:
@@ -118,44 +118,44 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
     if facts.start_from.point is StartPoint.BATCH:
         return _back_to_batch(facts)
     if facts.start_from.point is not StartPoint.LATEST:
-        image = _asked_for(facts)
+        snapshot = _asked_for(facts)
         claims = facts.start_from.claim_mode is RecoveryClaimMode.CLAIM
-        owned = ", which the job owns from now on and deletes when it is subsumed (CLAIM)" if claims else ""
+        owned = ", which the stream owns from now on and deletes when it is subsumed (CLAIM)" if claims else ""
         return RecoveryPlan(
             RecoveryKind.RESTORE,
-            f"start_from={facts.start_from}: {describe_image(image)}{owned}",
-            image=image,
+            f"start_from={facts.start_from}: {describe_snapshot(snapshot)}{owned}",
+            snapshot=snapshot,
             from_batch=facts.live_batch,
-            to_batch=image.batch_id,
+            to_batch=snapshot.batch_id,
             new_query_id=facts.start_from.new_query_id,
             claims=claims,
             donor=_donor(facts),
-            point=image_point(image.image_id),
-            rewound_ms=facts.time_since(image),
+            point=snapshot_point(snapshot.snapshot_id),
+            rewound_ms=facts.time_since(snapshot),
         )
     return _latest(facts)
 
 
 def _latest(facts: RecoveryFacts) -> RecoveryPlan:
-    job, live = facts.job, facts.live
+    stream, live = facts.stream, facts.live
     failed = failed_points(facts.failures)
-    if job.pending_restore is not None and _can_be_finished(facts, job.pending_restore):
-        point = finish_point(job.live_directory or "")
+    if stream.pending_restore is not None and _can_be_finished(facts, stream.pending_restore):
+        point = finish_point(stream.live_directory or "")
         if point in failed:
             return _go_back(facts, "an earlier restore cannot be finished", PassedPoint("that restore", failed[point]))
-        forked_from = job.pending_restore.get("fork_of")
-        what = "an import" if "imported_from" in job.pending_restore else "a fork"
+        forked_from = stream.pending_restore.get("fork_of")
+        what = "an import" if "imported_from" in stream.pending_restore else "a fork"
         return RecoveryPlan(
             RecoveryKind.FINISH_RESTORE,
             "an earlier restore was cut off before the sinks were rolled back: it is finished first"
             if forked_from is None
-            else f"{what} of job {forked_from} after its batch {job.pending_restore.get('batch_id')}",
+            else f"{what} of stream {forked_from} after its batch {stream.pending_restore.get('batch_id')}",
             point=point,
         )
     if live is None:
-        return _go_back(facts, "the job has no live directory yet")
+        return _go_back(facts, "the stream has no live directory yet")
     if live.status is LiveStatus.GOOD:
-        point = live_point(job.live_directory or "")
+        point = live_point(stream.live_directory or "")
         if point not in failed:
             return _from_good_live_directory(facts, live)
         return _go_back(
@@ -168,11 +168,12 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
     batch_id = facts.start_from.batch_id
     if batch_id is None or batch_id not in facts.retained:
         retained = f"batches {facts.retained[0]} to {facts.retained[-1]}" if facts.retained else "no batch"
-        images = ", ".join(describe_image(image) for image in facts.all_images[:8]) or "none"
+        snapshots = ", ".join(describe_snapshot(snapshot) for snapshot in facts.all_snapshots[:8]) or "none"
         raise LiveDirectoryError(
-            f"Job {facts.job.job_id!r} cannot go back to batch {batch_id} in its live directory: it can to {retained} "
-            "(spark.sql.streaming.minBatchesToRetain says how many Spark keeps). Name one of them, or an image: "
-            f"{images}."
+            f"Stream {facts.stream.stream_id!r} cannot go back to batch {batch_id} in its live directory: it can to "
+            f"{retained} "
+            "(spark.sql.streaming.minBatchesToRetain says how many Spark keeps). Name one of them, or a snapshot: "
+            f"{snapshots}."
         )
     return RecoveryPlan(
         RecoveryKind.REWIND,
@@ -180,19 +181,19 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
         from_batch=facts.live_batch,
         to_batch=batch_id,
         new_query_id=facts.start_from.new_query_id,
-        point=batch_point(facts.job.live_directory or "", batch_id),
+        point=batch_point(facts.stream.live_directory or "", batch_id),
     )
 
 
 def _donor(facts: RecoveryFacts) -> Donor | None:
     """The live directory, as far as a restore may link its files; a broken one gives nothing."""
-    if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.job.live_directory is None:
+    if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
-    # Who names an image has a reason not to trust what is there now.
+    # Who names a snapshot has a reason not to trust what is there now.
     is_named = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
     is_trusted = facts.ended_in_order and facts.predecessor_ended and not is_named
     check = DonorCheck.IDENTITY if is_trusted else DonorCheck.DIGEST
-    return Donor(LiveDirectory(facts.job.live_directory), check)
+    return Donor(LiveDirectory(facts.stream.live_directory), check)
 
 
 def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> RecoveryPlan:
@@ -202,14 +203,14 @@ def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> Recovery
             f"the live directory is whole and its last writer has ended: resume after batch {live.batch_id}",
             from_batch=live.batch_id,
             to_batch=live.batch_id,
-            point=live_point(facts.job.live_directory or ""),
+            point=live_point(facts.stream.live_directory or ""),
         )
     return RecoveryPlan(
         RecoveryKind.ADOPT,
         f"the last writer could not be proven to have ended: go on after batch {live.batch_id} in a fresh directory",
         from_batch=live.batch_id,
         to_batch=live.batch_id,
-        point=live_point(facts.job.live_directory or ""),
+        point=live_point(facts.stream.live_directory or ""),
     )
 
 
@@ -223,17 +224,17 @@ def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPl
     """Go on from the best point there is beside the live directory."""
     failed = failed_points(facts.failures)
     points = recovery_points(
-        facts.job,
+        facts.stream,
         _in_order(facts),
         batch_is_retained=facts.origin_batch_is_retained,
-        image_is_gone=facts.origin_image_is_gone,
+        snapshot_is_gone=facts.origin_snapshot_is_gone,
     )
     over = list(passed)
     for point in points[: facts.depth]:
         bad = failed.get(point.name) or _known_to_be_broken(facts, point)
         if bad is None:
             return _from_point(facts, why, point, tuple(over))
-        cost = facts.batches_since(point.batch_id), facts.time_since(point.image)
+        cost = facts.batches_since(point.batch_id), facts.time_since(point.snapshot)
         over.append(PassedPoint(_describe_point(point), bad, *cost))
     if points:
         raise RecoveryExhaustedError(_exhausted(facts, why, over, len(points)))
@@ -244,16 +245,16 @@ def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPl
 
 def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tuple[PassedPoint, ...]) -> RecoveryPlan:
     instead = "".join(f"; not {each.name}: {each.why}" for each in passed)
-    if point.image is not None:
+    if point.snapshot is not None:
         return RecoveryPlan(
             RecoveryKind.RESTORE,
-            f"{why}; restore {describe_image(point.image)}{_passed_over(facts, point.image)}{instead}",
-            image=point.image,
+            f"{why}; restore {describe_snapshot(point.snapshot)}{_passed_over(facts, point.snapshot)}{instead}",
+            snapshot=point.snapshot,
             from_batch=facts.live_batch,
             to_batch=point.batch_id,
             point=point.name,
             passed=passed,
-            rewound_ms=facts.time_since(point.image),
+            rewound_ms=facts.time_since(point.snapshot),
         )
     return RecoveryPlan(
         RecoveryKind.REWIND,
@@ -266,24 +267,24 @@ def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tu
     )
 
 
-def _in_order(facts: RecoveryFacts) -> list[ImageRecord]:
-    """The images in the order in which a recovery tries them."""
-    rest, ordered = list(facts.images), []
-    while (image := newest_for_recovery(rest, prefer_checkpoint=facts.prefer_checkpoint)) is not None:
-        ordered.append(image)
-        rest.remove(image)
+def _in_order(facts: RecoveryFacts) -> list[SnapshotRecord]:
+    """The snapshots in the order in which a recovery tries them."""
+    rest, ordered = list(facts.snapshots), []
+    while (snapshot := newest_for_recovery(rest, prefer_checkpoint=facts.prefer_checkpoint)) is not None:
+        ordered.append(snapshot)
+        rest.remove(snapshot)
     return ordered
 
 
 def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | None:
     # A person may try: what was found may have been repaired, and every file is compared with its digest.
-    problem = point.image.verified_problem if point.image is not None and facts.is_automatic else None
+    problem = point.snapshot.verified_problem if point.snapshot is not None and facts.is_automatic else None
     return None if problem is None else f"a verification found it broken: {problem}"
 
 
 def _describe_point(point: RecoveryPoint) -> str:
-    if point.image is not None:
-        return describe_image(point.image)
+    if point.snapshot is not None:
+        return describe_snapshot(point.snapshot)
     return f"batch {point.batch_id} of {point.directory}"
 
 
@@ -291,69 +292,73 @@ def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], po
     looked_at = "\n".join(f"- {each.name}: {each.why}" for each in passed)
     beyond = "" if facts.depth is None or points <= facts.depth else f" (recovery_depth={facts.depth} of {points})"
     return (
-        f"Job {facts.job.job_id!r} cannot be recovered by itself: {why}, and no point that it could go back to is "
+        f"Stream {facts.stream.stream_id!r} cannot be recovered by itself: {why}, and no point that it could go back "
+        "to is "
         f"good{beyond}. Nothing was changed by this start, and no other one follows by itself.\n{looked_at}\n"
-        "Repair one of them and start the job by hand (its job on Dagster's page, restart_stream_job, or its program "
-        "on a terminal), which tries all of them once more; or name another image or its location with start_from; or "
+        "Repair one of them and start the stream by hand (its stream on Dagster's page, restart_stream_job, or its "
+        "program "
+        "on a terminal), which tries all of them once more; or name another snapshot or its location with start_from; "
+        "or "
         "give the state up with start_from=empty and give_up_state."
     )
 
 
 def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
-    job, live = facts.job, facts.live
-    if live is None or job.live_directory is None:
-        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no image: start empty")
-    began_empty = job.origin is not None and job.origin.kind is OriginKind.NOTHING and facts.last_batch is None
+    stream, live = facts.stream, facts.live
+    if live is None or stream.live_directory is None:
+        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
+    began_empty = stream.origin is not None and stream.origin.kind is OriginKind.NOTHING and facts.last_batch is None
     if began_empty and live.status is LiveStatus.EMPTY:
         may_resume = facts.predecessor_ended and live.fenced_at is None
         kind = RecoveryKind.RESUME if may_resume else RecoveryKind.START_EMPTY
         return RecoveryPlan(
             kind,
             "the query has not committed a batch yet: it begins again",
-            point=live_point(job.live_directory) if kind is RecoveryKind.RESUME else None,
+            point=live_point(stream.live_directory) if kind is RecoveryKind.RESUME else None,
         )
     if began_empty and live.status is LiveStatus.MISSING and not facts.has_run:
         # The first start switched to it, and its query could not be started: nothing is lost.
-        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no image: start empty")
+        return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
     raise LiveDirectoryError(
-        f"Job {job.job_id!r} cannot be recovered by itself: {why} ({job.live_directory}), and the "
-        "catalog has no restorable image of it. Put the live directory back, name an image with start_from "
+        f"Stream {stream.stream_id!r} cannot be recovered by itself: {why} ({stream.live_directory}), and the "
+        "catalog has no restorable snapshot of it. Put the live directory back, name a snapshot with start_from "
         "(a location works also for one the catalog does not know), or give the state up with start_from=empty and "
         "give_up_state."
     )
 
 
-def _passed_over(facts: RecoveryFacts, chosen: ImageRecord) -> str:
-    if not facts.prefer_checkpoint or chosen not in facts.images:
+def _passed_over(facts: RecoveryFacts, chosen: SnapshotRecord) -> str:
+    if not facts.prefer_checkpoint or chosen not in facts.snapshots:
         return ""
-    distance = distance_passed_over(facts.images, chosen)
+    distance = distance_passed_over(facts.snapshots, chosen)
     if distance is None:
         return ""
     return (
-        f" (prefer_checkpoint_for_recovery passes over {describe_image(facts.images[0])}: {distance} further back, and "
+        f" (prefer_checkpoint_for_recovery passes over {describe_snapshot(facts.snapshots[0])}: {distance} further "
+        "back, and "
         "what was written since is written again)"
     )
 
 
-def _asked_for(facts: RecoveryFacts) -> ImageRecord:
+def _asked_for(facts: RecoveryFacts) -> SnapshotRecord:
     point = facts.start_from.point
     if point is StartPoint.LATEST_CHECKPOINT:
-        return _first(facts, [i for i in facts.images if i.kind == CHECKPOINT], "checkpoint")
+        return _first(facts, [i for i in facts.snapshots if i.kind == CHECKPOINT], "checkpoint")
     if point is StartPoint.LATEST_SAVEPOINT:
-        return _first(facts, [i for i in facts.images if i.kind == SAVEPOINT], "savepoint")
+        return _first(facts, [i for i in facts.snapshots if i.kind == SAVEPOINT], "savepoint")
     if point is StartPoint.PREFERRED_SAVEPOINT:
-        preferred = facts.job.preferred_savepoint_id
-        return _first(facts, [i for i in facts.all_images if i.image_id == preferred], "preferred savepoint")
+        preferred = facts.stream.preferred_savepoint_id
+        return _first(facts, [i for i in facts.all_snapshots if i.snapshot_id == preferred], "preferred savepoint")
     reference = facts.start_from.reference or ""
-    matches = [image for image in facts.all_images if is_named(image, reference)]
-    return _first(facts, matches, f"image named {reference!r}")
+    matches = [snapshot for snapshot in facts.all_snapshots if is_named(snapshot, reference)]
+    return _first(facts, matches, f"snapshot named {reference!r}")
 
 
-def _first(facts: RecoveryFacts, images: Sequence[ImageRecord], what: str) -> ImageRecord:
-    if images:
-        return images[0]
-    known = ", ".join(describe_image(image) for image in facts.all_images[:8]) or "none"
-    raise ImageNotFoundError(
-        f"Job {facts.job.job_id!r} has no {what}. Images it can start from: {known}. "
+def _first(facts: RecoveryFacts, snapshots: Sequence[SnapshotRecord], what: str) -> SnapshotRecord:
+    if snapshots:
+        return snapshots[0]
+    known = ", ".join(describe_snapshot(snapshot) for snapshot in facts.all_snapshots[:8]) or "none"
+    raise SnapshotNotFoundError(
+        f"Stream {facts.stream.stream_id!r} has no {what}. Snapshots it can start from: {known}. "
         "Choose one of them, or start_from=latest."
     )

@@ -1,6 +1,6 @@
 """The points that a recovery can go on from, in the order in which it tries them, and which of them have failed. Pure.
 
-The live directory is tried first, then these: images from the newest on, and in between, by its batch, what the live
+The live directory is tried first, then these: snapshots from the newest on, and in between, by its batch, what the live
 directory was made from. A point that failed is not tried a third time with the same error.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger, JobRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
 from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
 
 # The third try is the one too many.
@@ -19,18 +19,18 @@ TRIES = 2
 
 @dataclass(frozen=True)
 class RecoveryPoint:
-    """Something that a job can go on from when its live directory is of no use.
+    """Something that a stream can go on from when its live directory is of no use.
 
     Attributes:
         name: The same at each look.
         batch_id: The batch it stands at, where known.
-        image: The image, or None for a live directory.
-        directory: A live directory that the job had before, to be gone back in to `batch_id`; None for an image.
+        snapshot: The snapshot, or None for a live directory.
+        directory: A live directory that the stream had before, to be gone back in to `batch_id`; None for a snapshot.
     """
 
     name: str
     batch_id: int | None
-    image: ImageRecord | None = None
+    snapshot: SnapshotRecord | None = None
     directory: str | None = None
 
 
@@ -44,9 +44,9 @@ def finish_point(directory: str) -> str:
     return f"finish:{directory}"
 
 
-def image_point(image_id: str) -> str:
-    """Name of the point that an image is."""
-    return f"image:{image_id}"
+def snapshot_point(snapshot_id: str) -> str:
+    """Name of the point that a snapshot is."""
+    return f"snapshot:{snapshot_id}"
 
 
 def batch_point(directory: str, batch_id: int) -> str:
@@ -58,8 +58,8 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
     """Name of the point that a live directory was made from, or None where it was made from none."""
     if origin is None:
         return None
-    if origin.kind is OriginKind.IMAGE and origin.image_id is not None:
-        return image_point(origin.image_id)
+    if origin.kind is OriginKind.SNAPSHOT and origin.snapshot_id is not None:
+        return snapshot_point(origin.snapshot_id)
     if origin.kind is OriginKind.DIRECTORY and origin.directory is not None and origin.batch_id is not None:
         return batch_point(origin.directory, origin.batch_id)
     return None
@@ -80,18 +80,21 @@ def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
 
 
 def recovery_points(
-    job: JobRecord, images: Sequence[ImageRecord], *, batch_is_retained: bool, image_is_gone: bool
+    stream: StreamRecord, snapshots: Sequence[SnapshotRecord], *, batch_is_retained: bool, snapshot_is_gone: bool
 ) -> list[RecoveryPoint]:
-    """What a job can go on from, in the order in which it is to be tried; its live directory is not among them.
+    """What a stream can go on from, in the order in which it is to be tried; its live directory is not among them.
 
     Args:
-        job: The job, with the origin of its live directory.
-        images: Images to recover from, in the order in which they are to be tried.
+        stream: The stream, with the origin of its live directory.
+        snapshots: Snapshots to recover from, in the order in which they are to be tried.
         batch_is_retained: Whether the directory that the live one was made from still has its batch.
-        image_is_gone: Whether the image that the live directory was made from is known to be deleted.
+        snapshot_is_gone: Whether the snapshot that the live directory was made from is known to be deleted.
     """
-    points = [RecoveryPoint(image_point(image.image_id), image.batch_id, image=image) for image in images]
-    origin = job.origin
+    points = [
+        RecoveryPoint(snapshot_point(snapshot.snapshot_id), snapshot.batch_id, snapshot=snapshot)
+        for snapshot in snapshots
+    ]
+    origin = stream.origin
     if origin is None:
         return points
     if origin.kind is OriginKind.DIRECTORY and origin.directory is not None and origin.batch_id is not None:
@@ -99,27 +102,27 @@ def recovery_points(
             name = batch_point(origin.directory, origin.batch_id)
             _insert(points, RecoveryPoint(name, origin.batch_id, directory=origin.directory))
         origin = origin.earlier
-    if origin is not None and origin.kind is OriginKind.IMAGE and not image_is_gone:
-        image = image_of_origin(job, origin)
-        listed = {point.image.image_id for point in points if point.image is not None}
-        if image is not None and image.image_id not in listed:
-            _insert(points, RecoveryPoint(image_point(image.image_id), image.batch_id, image=image))
+    if origin is not None and origin.kind is OriginKind.SNAPSHOT and not snapshot_is_gone:
+        snapshot = snapshot_of_origin(stream, origin)
+        listed = {point.snapshot.snapshot_id for point in points if point.snapshot is not None}
+        if snapshot is not None and snapshot.snapshot_id not in listed:
+            _insert(points, RecoveryPoint(snapshot_point(snapshot.snapshot_id), snapshot.batch_id, snapshot=snapshot))
     return points
 
 
-def image_of_origin(job: JobRecord, origin: StateOrigin) -> ImageRecord | None:
-    """The image that a state came from, also where the catalog does not list it."""
-    if origin.image_id is None or origin.location is None:
+def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRecord | None:
+    """The snapshot that a state came from, also where the catalog does not list it."""
+    if origin.snapshot_id is None or origin.location is None:
         return None
-    return ImageRecord(
-        image_id=origin.image_id,
-        job_id=job.job_id,
+    return SnapshotRecord(
+        snapshot_id=origin.snapshot_id,
+        stream_id=stream.stream_id,
         execution_id=None,
-        kind=origin.image_kind or "SAVEPOINT",
-        number=origin.image_number,
-        status=ImageStatus.COMPLETED,
-        trigger=ImageTrigger.UNKNOWN,
-        timeline=job.timeline,
+        kind=origin.snapshot_kind or "SAVEPOINT",
+        number=origin.snapshot_number,
+        status=SnapshotStatus.COMPLETED,
+        trigger=SnapshotTrigger.UNKNOWN,
+        timeline=stream.timeline,
         location=origin.location,
         batch_id=origin.batch_id,
         query_id=origin.query_id,

@@ -1,4 +1,4 @@
-"""What is kept of a job's checkpoints: while it runs, and when it has come to an end.
+"""What is kept of a stream's checkpoints: while it runs, and when it has come to an end.
 
 Deletion always goes in one order: mark in the catalog, delete the bytes, forget the row. A
 deletion that fails stays visible as DELETING and is tried again by the next pass.
@@ -11,26 +11,26 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import EventType, ExecutionStatus, ImageRecord, ImageStatus, JobRecord
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.errors import CkptError, ImageHeldError, JobNotFoundError, LeaseHeldError, LeaseLostError
-from dagster_ckpt.policies.retention import Retained, deletes_live_directory, images_to_keep_at, subsumed
+from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError, StreamNotFoundError
+from dagster_ckpt.policies.retention import Retained, deletes_live_directory, snapshots_to_keep_at, subsumed
 from dagster_ckpt.recovery.dead_attempts import attempts_under_way, settle_while_stopped
 from dagster_ckpt.snapshot.garbage_collection import Garbage
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import same_folder
 from dagster_ckpt.stream.fencing import put_up_fence
-from dagster_ckpt.stream.handle import BuiltDirectory, StreamingJob
+from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import disown_live_folder
-from dagster_ckpt.stream.snapshot_names import describe_image, is_owned_by_job, retained_kind
+from dagster_ckpt.stream.snapshot_names import describe_snapshot, is_owned_by_stream, retained_kind
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000
-# So many of the live directories that a job had are looked at for where they were.
+# So many of the live directories that a stream had are looked at for where they were.
 _MADE = 100
 
 
@@ -39,10 +39,10 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        deleted: Images whose bytes are gone.
-        kept: Images that stay, each with the reason.
-        held: Images that somebody still uses; a later pass deletes them.
-        failed: Images whose deletion failed; they are tried again by the next pass.
+        deleted: Snapshots whose bytes are gone.
+        kept: Snapshots that stay, each with the reason.
+        held: Snapshots that somebody still uses; a later pass deletes them.
+        failed: Snapshots whose deletion failed; they are tried again by the next pass.
         live_directory_deleted: The live directory that was deleted, or None.
         swept: Objects that nothing needs any more and that were removed, each with the reason.
         settled: Attempts whose process had died, each with what became of it.
@@ -86,53 +86,53 @@ class RetentionReport:
         return lines or ["nothing to delete"]
 
 
-def subsume(job: StreamingJob, *, protected: Iterable[str] = ()) -> list[ImageRecord]:
+def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
     """The checkpoints that `num_retained` no longer has room for, oldest first: by number, never by a clock.
 
     Args:
-        job: The job.
+        stream: The stream.
         protected: Locations that attempts under way build on; they are left for a later pass.
     """
-    tagged = job.catalog.holds.tagged(job.job_id)
+    tagged = stream.catalog.holds.tagged(stream.stream_id)
     # What a person keeps takes nobody's place.
-    images = [image for image in _completed(job) if image.image_id not in tagged]
-    images.sort(key=lambda image: (image.timeline, image.number or 0))
-    by_id = {image.image_id: image for image in images}
+    snapshots = [snapshot for snapshot in _completed(stream) if snapshot.snapshot_id not in tagged]
+    snapshots.sort(key=lambda snapshot: (snapshot.timeline, snapshot.number or 0))
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
     dropped = subsumed(
-        [Retained(image.image_id, retained_kind(image)) for image in images],
-        job.options.num_retained,
-        count_savepoints=job.options.count_savepoints,
+        [Retained(snapshot.snapshot_id, retained_kind(snapshot)) for snapshot in snapshots],
+        stream.options.num_retained,
+        count_savepoints=stream.options.count_savepoints,
     )
     held = set(protected)
-    kept = _rollback_image(job)
+    kept = _rollback_snapshot(stream)
     return [
-        by_id[entry.image_id]
+        by_id[entry.snapshot_id]
         for entry in dropped
-        if is_owned_by_job(by_id[entry.image_id])
-        and by_id[entry.image_id].location not in held
-        and entry.image_id != kept
+        if is_owned_by_stream(by_id[entry.snapshot_id])
+        and by_id[entry.snapshot_id].location not in held
+        and entry.snapshot_id != kept
     ]
 
 
 def discard(
-    job: StreamingJob,
-    images: Sequence[ImageRecord],
+    stream: StreamHandle,
+    snapshots: Sequence[SnapshotRecord],
     *,
     reason: str,
     lease: LeaseKeeper | None,
     protected: Iterable[str] = (),
 ) -> RetentionReport:
-    """Delete images: mark, delete the bytes, forget.
+    """Delete snapshots: mark, delete the bytes, forget.
 
     What is marked nobody builds on any more, so a deletion that goes on after its lease was lost takes nothing from a
-    successor; it ends at the next image all the same.
+    successor; it ends at the next snapshot all the same.
 
     Args:
-        job: The job.
-        images: What to delete.
+        stream: The stream.
+        snapshots: What to delete.
         reason: Why, as the catalog's event will say.
         lease: The lease under which they are deleted; None where an operator does that, beside any writer.
-        protected: Locations whose bytes must survive, beyond every image the store lists.
+        protected: Locations whose bytes must survive, beyond every snapshot the store lists.
 
     Raises:
         LeaseLostError: Another execution is the writer now; the rest is left to it.
@@ -142,144 +142,147 @@ def discard(
     kept: list[str] = []
     held: list[str] = []
     failed: list[str] = []
-    for image in images:
+    for snapshot in snapshots:
         try:
-            job.catalog.images.mark_deleting(image.image_id, lease=record)
+            stream.catalog.snapshots.mark_deleting(snapshot.snapshot_id, lease=record)
             left = ""
-            if image.location is not None and _is_anothers(job, image, image.location):
-                left = f", but not its bytes: {image.location} is outside of the stream's storage"
-            elif image.location is not None:
+            if snapshot.location is not None and _is_anothers(stream, snapshot, snapshot.location):
+                left = f", but not its bytes: {snapshot.location} is outside of the stream's storage"
+            elif snapshot.location is not None:
                 if lease is not None:
                     lease.check()
-                job.store.discard(image.location, protected=protected)
-            job.catalog.images.deleted(image.image_id, reason + left, lease=record)
-            deleted.append(describe_image(image) + left)
+                stream.store.discard(snapshot.location, protected=protected)
+            stream.catalog.snapshots.deleted(snapshot.snapshot_id, reason + left, lease=record)
+            deleted.append(describe_snapshot(snapshot) + left)
         except LeaseLostError:
             raise
-        except ImageHeldError as error:
-            (held if error.passes else kept).append(f"{describe_image(image)}: {error}")
+        except SnapshotHeldError as error:
+            (held if error.passes else kept).append(f"{describe_snapshot(snapshot)}: {error}")
         except (CkptError, OSError) as error:
-            # One image that cannot be deleted keeps none of the others.
-            failed.append(f"{describe_image(image)}: {error}")
+            # One snapshot that cannot be deleted keeps none of the others.
+            failed.append(f"{describe_snapshot(snapshot)}: {error}")
     return RetentionReport(deleted=tuple(deleted), kept=tuple(kept), held=tuple(held), failed=tuple(failed))
 
 
-def _is_anothers(job: StreamingJob, image: ImageRecord, location: str) -> bool:
+def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> bool:
     # A catalog that was copied names the checkpoints of the one it was copied from. Savepoints go where people say.
-    return image.kind == ImageKind.CHECKPOINT.value and not job.store.is_own(location)
+    return snapshot.kind == SnapshotKind.CHECKPOINT.value and not stream.store.is_own(location)
 
 
-def apply_terminal_retention(job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
-    """Keep or delete what the configured clean-up says for the state the job ended in.
+def apply_terminal_retention(stream: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
+    """Keep or delete what the configured clean-up says for the state the stream ended in.
 
     Savepoints are never touched, unless a start has claimed them. Where the live directory is not whole, the newest
-    image is kept even if the policy would delete it: the job may need it. Cancelling under
+    snapshot is kept even if the policy would delete it: the stream may need it. Cancelling under
     DELETE_ON_CANCELLATION is the one case where everything goes, as was asked.
 
     Args:
-        job: The job.
+        stream: The stream.
         execution_id: The execution that ended; it is settled at the end.
         state: How it ended.
 
     Returns:
         What was deleted and kept, with reasons. Nothing is deleted where a newer execution
-        of the job has begun, or is about to: it holds the lease, and the execution stays to be settled.
+        of the stream has begun, or is about to: it holds the lease, and the execution stays to be settled.
     """
-    run_id = job.catalog.executions.get(execution_id).run_id
+    run_id = stream.catalog.executions.get(execution_id).run_id
     try:
         # A start that comes meanwhile must not go on in what is deleted. It sees whose end it waits for.
-        acquired = acquire(job.catalog, job.job_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
+        acquired = acquire(stream.catalog, stream.stream_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
     except LeaseHeldError as error:
         return RetentionReport(kept=(f"everything: {error}",))
-    with LeaseKeeper(job.catalog, acquired.record) as lease:
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
         try:
-            return _apply_terminal_retention(job, execution_id, state, acquired, lease)
+            return _apply_terminal_retention(stream, execution_id, state, acquired, lease)
         except LeaseLostError as error:
             return RetentionReport(kept=(f"the rest: {error}",))
 
 
 def _apply_terminal_retention(
-    job: StreamingJob, execution_id: str, state: TerminalState, acquired: AcquiredLease, lease: LeaseKeeper
+    stream: StreamHandle, execution_id: str, state: TerminalState, acquired: AcquiredLease, lease: LeaseKeeper
 ) -> RetentionReport:
-    newest = job.catalog.executions.latest(job.job_id)
+    newest = stream.catalog.executions.latest(stream.stream_id)
     if newest is not None and newest.execution_id != execution_id:
-        job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
-        return RetentionReport(kept=(f"everything: execution {newest.execution_id} of the job began meanwhile",))
-    cleanup = job.options.cleanup
-    checkpoints = [image for image in _completed(job) if is_owned_by_job(image)]
-    deleting = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
-    interrupted = [image for image in deleting if is_owned_by_job(image)]
+        stream.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
+        return RetentionReport(kept=(f"everything: execution {newest.execution_id} of the stream began meanwhile",))
+    cleanup = stream.options.cleanup
+    checkpoints = [snapshot for snapshot in _completed(stream) if is_owned_by_stream(snapshot)]
+    deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
+    interrupted = [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
     drop_live = deletes_live_directory(state, cleanup)
-    if images_to_keep_at(state, cleanup):
-        report = discard(job, interrupted, reason="deletion that was cut off", lease=lease)
-        kept = tuple(f"{describe_image(image)}: {cleanup.name} at {state.value}" for image in checkpoints)
+    if snapshots_to_keep_at(state, cleanup):
+        report = discard(stream, interrupted, reason="deletion that was cut off", lease=lease)
+        kept = tuple(f"{describe_snapshot(snapshot)}: {cleanup.name} at {state.value}" for snapshot in checkpoints)
         report = report.and_then(RetentionReport(kept=kept))
     else:
-        guarded = [] if drop_live else _still_needed(job, checkpoints)
-        doomed = [*interrupted, *(image for image in checkpoints if image not in guarded)]
-        report = discard(job, doomed, reason=f"{cleanup.name} at {state.value}", lease=lease)
+        guarded = [] if drop_live else _still_needed(stream, checkpoints)
+        doomed = [*interrupted, *(snapshot for snapshot in checkpoints if snapshot not in guarded)]
+        report = discard(stream, doomed, reason=f"{cleanup.name} at {state.value}", lease=lease)
         kept = tuple(
-            f"{describe_image(image)}: the live directory is not whole, or an upgrade is not over: a start may need it"
-            for image in guarded
+            f"{describe_snapshot(snapshot)}: the live directory is not whole, or an upgrade is not over: a start may "
+            "need it"
+            for snapshot in guarded
         )
         report = report.and_then(RetentionReport(kept=kept))
     # What is not over yet is looked at again by the next pass, as long as the execution is not settled.
     is_over = not report.failed and not report.held
-    gone = delete_live_directories(job, acquired, lease) if drop_live and is_over else None
+    gone = delete_live_directories(stream, acquired, lease) if drop_live and is_over else None
     if is_over:
-        job.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
+        stream.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
     return report.and_then(RetentionReport(live_directory_deleted=gone))
 
 
-def housekeeping(job: StreamingJob, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
+def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts and finish deletions that were cut off, and remove bytes that crashed attempts left behind.
 
     Args:
-        job: The job.
+        stream: The stream.
         older_than_ms: Bytes that are younger by the storage's clock stay, as do those of attempts under way.
             Default: six hours, or twice what an attempt may take.
         dry_run: Say what would be done, and do nothing.
     """
     if older_than_ms is None:
-        older_than_ms = max(ORPHAN_AGE_MS, 2 * job.options.timeout_ms)
-    interrupted = job.catalog.images.of_job(job.job_id, status=ImageStatus.DELETING)
+        older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout_ms)
+    interrupted = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     if dry_run:
-        under_way = attempts_under_way(job)
-        would = job.store.sweep(older_than_ms=older_than_ms, under_way=under_way, dry_run=True)
-        names = tuple(describe_image(image) for image in interrupted)
+        under_way = attempts_under_way(stream)
+        would = stream.store.sweep(older_than_ms=older_than_ms, under_way=under_way, dry_run=True)
+        names = tuple(describe_snapshot(snapshot) for snapshot in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
-    settled = tuple(settle_while_stopped(job))
-    report = discard(job, interrupted, reason="deletion that was cut off", lease=None)
-    gone = _forgotten_live_directories(job)
-    swept = tuple(job.store.sweep(older_than_ms=older_than_ms, under_way=attempts_under_way(job)))
+    settled = tuple(settle_while_stopped(stream))
+    report = discard(stream, interrupted, reason="deletion that was cut off", lease=None)
+    gone = _forgotten_live_directories(stream)
+    swept = tuple(stream.store.sweep(older_than_ms=older_than_ms, under_way=attempts_under_way(stream)))
     return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
 
 
-def _forgotten_live_directories(job: StreamingJob) -> str | None:
+def _forgotten_live_directories(stream: StreamHandle) -> str | None:
     """Delete what a JVM's last uploads have written into live directories after their deletion."""
     try:
-        record = job.catalog.jobs.get(job.job_id)
-    except JobNotFoundError:
+        record = stream.catalog.streams.get(stream.stream_id)
+    except StreamNotFoundError:
         # Housekeeping comes by cron, also to a stream that nobody has started yet.
         return None
-    if record.live_directory is not None or job.catalog.leases.current(job.job_id) is not None:
+    if record.live_directory is not None or stream.catalog.leases.current(stream.stream_id) is not None:
         return None
-    if not _own_live_directories(job, record):
+    if not _own_live_directories(stream, record):
         return None
     try:
         # A start that comes meanwhile waits for this, or has a higher token and directories of its own.
-        acquired = acquire(job.catalog, job.job_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None))
+        acquired = acquire(
+            stream.catalog, stream.stream_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None)
+        )
     except LeaseHeldError:
         return None
-    with LeaseKeeper(job.catalog, acquired.record) as lease:
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
         try:
-            return _delete_live_directories(job, record, lease) if acquired.predecessor_ended else None
+            return _delete_live_directories(stream, record, lease) if acquired.predecessor_ended else None
         except LeaseLostError:
             return None
 
 
-def delete_live_directories(job: StreamingJob, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
-    """Delete every live directory of a job and forget it; returns the folder, or None if there was none.
+def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
+    """Delete every live directory of a stream and forget it; returns the folder, or None if there was none.
 
     Where a holder before may still live, its query is fenced off first, and what is fenced stays: nobody finds the
     directory of that query any more once it is forgotten, and without its fence the query would write on.
@@ -288,62 +291,64 @@ def delete_live_directories(job: StreamingJob, acquired: AcquiredLease, lease: L
         LeaseLostError: Another execution is the writer now; its directories are left as they are.
     """
     if not acquired.predecessor_ended:
-        put_up_fence(job, acquired, still_mine=lease.check, is_followed=False)
-    record = job.catalog.jobs.get(job.job_id)
-    job.catalog.jobs.forget_live_directory(lease.record)
-    _delete_live_directories(job, record, lease, spares_fenced=not acquired.predecessor_ended)
-    return job.live_folder if record.live_directory is not None else None
+        put_up_fence(stream, acquired, still_mine=lease.check, is_followed=False)
+    record = stream.catalog.streams.get(stream.stream_id)
+    stream.catalog.streams.forget_live_directory(lease.record)
+    _delete_live_directories(stream, record, lease, spares_fenced=not acquired.predecessor_ended)
+    return stream.live_folder if record.live_directory is not None else None
 
 
 def _delete_live_directories(
-    job: StreamingJob, record: JobRecord, lease: LeaseKeeper, *, spares_fenced: bool = False
+    stream: StreamHandle, record: StreamRecord, lease: LeaseKeeper, *, spares_fenced: bool = False
 ) -> str | None:
-    built = [each.live for each in _own_live_directories(job, record) if each.token <= lease.record.token]
-    if record.live_directory is not None and not _is_in(job.live_folder, record.live_directory):
-        # It was made before the job was configured to another folder.
+    built = [each.live for each in _own_live_directories(stream, record) if each.token <= lease.record.token]
+    if record.live_directory is not None and not _is_in(stream.live_folder, record.live_directory):
+        # It was made before the stream was configured to another folder.
         built.append(LiveDirectory(record.live_directory))
     if spares_fenced:
         built = [live for live in built if live.fenced_at() is None]
     for live in built:
         lease.check()
         live.delete()
-    if not job.live_directories():
-        disown_live_folder(job)
-    LiveDirectory(job.live_folder).folder.delete_if_empty()
-    return job.live_folder if built else None
+    if not stream.live_directories():
+        disown_live_folder(stream)
+    LiveDirectory(stream.live_folder).folder.delete_if_empty()
+    return stream.live_folder if built else None
 
 
-def _own_live_directories(job: StreamingJob, record: JobRecord) -> list[BuiltDirectory]:
-    """The live directories in the job's folder, if the catalog knows that the job has run there.
+def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
+    """The live directories in the stream's folder, if the catalog knows that the stream has run there.
 
     Else they are of another deployment, or of this one before its catalog was lost: nobody gave them up.
     """
-    known = {record.live_directory} | {each.live_directory for each in job.catalog.executions.of_job(job.job_id)}
-    events = job.catalog.events
-    made = events.last_of([job.job_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
-    known |= {event.payload.get("live_directory") for event in made.get(job.job_id, ())}
-    is_own = any(isinstance(url, str) and _is_in(job.live_folder, url) for url in known)
-    return job.live_directories() if is_own else []
+    known = {record.live_directory} | {
+        each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
+    }
+    events = stream.catalog.events
+    made = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
+    known |= {event.payload.get("live_directory") for event in made.get(stream.stream_id, ())}
+    is_own = any(isinstance(url, str) and _is_in(stream.live_folder, url) for url in known)
+    return stream.live_directories() if is_own else []
 
 
 def _is_in(folder: str, url: str) -> bool:
     return same_folder(folder, url.rstrip("/").rpartition("/")[0])
 
 
-def delete_older_live_directories(job: StreamingJob, current: LiveDirectory, lease: LeaseKeeper) -> None:
+def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
     """Delete the live directories that starts before have left behind, finished or not.
 
     The one before this is kept where it is fenced: without its fence, a query that still runs there would plan again.
 
     Args:
-        job: The job.
+        stream: The stream.
         current: The one that is in use.
-        lease: The lease of the job. What was made under a higher token is a successor's, and stays.
+        lease: The lease of the stream. What was made under a higher token is a successor's, and stays.
 
     Raises:
         LeaseLostError: Another execution is the writer now.
     """
-    built = _own_live_directories(job, job.catalog.jobs.get(job.job_id))
+    built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
     mine = names.get(current.url.rstrip("/").rpartition("/")[2])
     token = lease.record.token
@@ -357,14 +362,14 @@ def delete_older_live_directories(job: StreamingJob, current: LiveDirectory, lea
             each.live.delete()
 
 
-def _completed(job: StreamingJob) -> list[ImageRecord]:
-    return list(job.catalog.images.of_job(job.job_id, status=ImageStatus.COMPLETED))
+def _completed(stream: StreamHandle) -> list[SnapshotRecord]:
+    return list(stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.COMPLETED))
 
 
-def _still_needed(job: StreamingJob, checkpoints: Sequence[ImageRecord]) -> list[ImageRecord]:
-    rollback_image = _rollback_image(job)
-    needed = [image for image in checkpoints if image.image_id == rollback_image]
-    record = job.catalog.jobs.get(job.job_id)
+def _still_needed(stream: StreamHandle, checkpoints: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
+    rollback_snapshot = _rollback_snapshot(stream)
+    needed = [snapshot for snapshot in checkpoints if snapshot.snapshot_id == rollback_snapshot]
+    record = stream.catalog.streams.get(stream.stream_id)
     if record.live_directory is None:
         return needed
     if inspect_live_directory(LiveDirectory(record.live_directory)).status in (
@@ -372,14 +377,14 @@ def _still_needed(job: StreamingJob, checkpoints: Sequence[ImageRecord]) -> list
         LiveStatus.EMPTY,
     ):
         return needed
-    restorable = job.catalog.images.restorable(job.job_id)
+    restorable = stream.catalog.snapshots.restorable(stream.stream_id)
     newest = restorable[0] if restorable else None
-    newest_id = newest.image_id if newest is not None else None
-    return [image for image in checkpoints if image.image_id in (newest_id, rollback_image)]
+    newest_id = newest.snapshot_id if newest is not None else None
+    return [snapshot for snapshot in checkpoints if snapshot.snapshot_id in (newest_id, rollback_snapshot)]
 
 
-def _rollback_image(job: StreamingJob) -> str | None:
-    """The image that an upgrade under way would be rolled back to."""
-    row = job.catalog.desired_states.find(job.job_id)
+def _rollback_snapshot(stream: StreamHandle) -> str | None:
+    """The snapshot that an upgrade under way would be rolled back to."""
+    row = stream.catalog.desired_states.find(stream.stream_id)
     is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
-    return row.upgrade.image_id if row is not None and row.upgrade is not None and not is_over else None
+    return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.prepare import image_location
+from dagster_ckpt.recovery.prepare import snapshot_location
 from dagster_ckpt.recovery.safety_savepoint import announce_way_back
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
@@ -22,8 +22,8 @@ from dagster_ckpt.spark.checkpoint_dir.rewind import live_query_id
 from dagster_ckpt.spark.query.output import NamedOutput, same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
-from dagster_ckpt.stream.handle import StreamingJob
-from dagster_ckpt.stream.sinks_written import sinks_of_image, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.sinks_written import sinks_of_snapshot, sinks_written
 
 _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.START_EMPTY)
 
@@ -55,7 +55,7 @@ class RewindPreview:
         rows: Input rows that are processed again.
         sources: What is read again, by source, where offsets tell.
         span_ms: Processing time that is gone through again, or None where it is not known.
-        left: Images later than the batch, newest first: they stay on the timeline that is left.
+        left: Snapshots later than the batch, newest first: they stay on the timeline that is left.
         sinks: What each sink will do.
         undone_since_ms: When the first undone batch may have been written at the earliest, ms since the epoch; None
             where that is not known.
@@ -66,7 +66,7 @@ class RewindPreview:
     rows: RowCount
     sources: tuple[SourceDistance, ...]
     span_ms: int | None
-    left: tuple[ImageRecord, ...]
+    left: tuple[SnapshotRecord, ...]
     sinks: tuple[SinkForecast, ...]
     undone_since_ms: int | None = None
     way_back: str | None = None
@@ -78,7 +78,7 @@ class RewindPreview:
 
     @property
     def undoes(self) -> bool:
-        """Whether anything that was committed or imaged is undone."""
+        """Whether anything that was committed or snapshotted is undone."""
         return bool(self.batches or self.left)
 
     @property
@@ -91,9 +91,10 @@ class RewindPreview:
         """What this means for those who read the output."""
         if not self.undoes:
             return "Nothing that was committed is undone."
-        images = f", with {len(self.left)} images reported since" if self.left else ""
+        snapshots = f", with {len(self.left)} snapshots reported since" if self.left else ""
         return (
-            f"Whoever has read the output of batches {(self.plan.to_batch or 0) + 1} to {self.plan.from_batch}{images} "
+            f"Whoever has read the output of batches {(self.plan.to_batch or 0) + 1} to "
+            f"{self.plan.from_batch}{snapshots} "
             "has read rows that are written anew, and has to read again."
         )
 
@@ -112,49 +113,49 @@ class RewindPreview:
 
 
 def preview_rewind(
-    job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
+    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> RewindPreview:
     """Look up what a planned start would undo and do again.
 
     Args:
-        job: The job.
+        stream: The stream.
         facts: What the plan was made from.
         plan: The plan. One that undoes nothing has a preview with those sinks only that have a batch already which the
             query has not committed, or that it may not write to.
         output: Where the query about to start writes; None where that cannot be seen.
 
     Raises:
-        ImageNotFoundError: The image is gone.
-        ImageCorruptError: The image cannot be read.
-        StorageAccessError: The image or the live directory cannot be reached.
+        SnapshotNotFoundError: The snapshot is gone.
+        SnapshotCorruptError: The snapshot cannot be read.
+        StorageAccessError: The snapshot or the live directory cannot be reached.
     """
-    survey = survey_sinks(job, plan, output)
+    survey = survey_sinks(stream, plan, output)
     judged = survey.forecasts()
     if plan.kind not in _REWINDS:
         going_on = (*judged, *_sinks_that_go_on(facts, plan, survey))
         return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
-    live = LiveDirectory(facts.job.live_directory) if facts.job.live_directory else None
-    image_files = _image_files(job, plan)
-    apart = _distance(live, plan, image_files)
-    entries = _log_entries(job, plan, image_files)
+    live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
+    snapshot_files = _snapshot_files(stream, plan)
+    apart = _distance(live, plan, snapshot_files)
+    entries = _log_entries(stream, plan, snapshot_files)
     replay = Replay(
         to_batch=to_batch,
         query_id=_query_id(plan, live),
         keeps_query_id=not plan.new_query_id and plan.kind is not RecoveryKind.START_EMPTY,
         in_flight=_in_flight(plan, to_batch),
-        stateful=_is_stateful(job, plan, live),
+        stateful=_is_stateful(stream, plan, live),
         carries_state=plan.kind is RecoveryKind.REWIND and live is not None and carries_state(live, to_batch),
         log_entries=entries,
     )
-    left = [image for image in facts.images if (image.batch_id or 0) > to_batch]
+    left = [snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > to_batch]
     return RewindPreview(
         plan=plan,
-        rows=_rows(job, facts, plan, to_batch, apart),
+        rows=_rows(stream, facts, plan, to_batch, apart),
         sources=apart.sources if apart else (),
         span_ms=apart.span_ms if apart and apart.span_ms is not None else plan.rewound_ms,
         left=tuple(left),
-        sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(job, plan) if not _is_told(sink, judged))),
+        sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(stream, plan) if not _is_told(sink, judged))),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
         way_back=announce_way_back(plan, facts.start_from),
     )
@@ -171,7 +172,7 @@ def _is_one_of(sink: str, sinks: Sequence[str]) -> bool:
     return path is not None and any(same_folder(path, other) for other in others)
 
 
-def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool) -> None:
+def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
     """Let a start pass only where no row can be lost, or where that was accepted.
 
     Raises:
@@ -182,70 +183,71 @@ def refuse_loss(job: StreamingJob, preview: RewindPreview, *, accept_loss: bool)
     refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
     if refused:
         raise SharedSinkError(
-            f"Job {job.job_id!r} is not started ({preview.plan.reason}), nothing was changed. "
+            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed. "
             + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in refused)
         )
     stuck = [sink for sink in preview.sinks if sink.effect is SinkEffect.UNREACHABLE]
     if stuck:
         raise SinkRollbackError(
-            f"Job {job.job_id!r} is not started ({preview.plan.reason}), nothing was changed: "
+            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: "
             + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in stuck)
         )
     if preview.losing and not accept_loss:
         sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)
         raise RowsAtRiskError(
-            f"Job {job.job_id!r} is not started ({preview.plan.reason}), nothing was changed: rows could be lost. "
+            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: rows could be "
+            "lost. "
             f"{sinks} Do what is advised for each sink, or start with accept_loss to take the loss."
         )
 
 
-def _sinks(job: StreamingJob, plan: RecoveryPlan) -> list[str]:
-    """Sinks the query wrote to when the image was taken, and those it writes to now."""
-    then = list(sinks_of_image(job, plan.image)) if plan.image is not None else []
-    now = dict.fromkeys(sinks_written(job))
+def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[str]:
+    """Sinks the query wrote to when the snapshot was taken, and those it writes to now."""
+    then = list(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else []
+    now = dict.fromkeys(sinks_written(stream))
     return [*then, *(sink for sink in now if sink not in then and not _is_one_of(sink, then))]
 
 
 def _sinks_that_go_on(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
     """What sinks do that have a batch already which the query has not committed."""
-    live = facts.job.live_directory
+    live = facts.stream.live_directory
     if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.ADOPT):
         return ()
     return tuple(forecast_in_flight(LiveDirectory(live), survey.to_settle))
 
 
-def _is_stateful(job: StreamingJob, plan: RecoveryPlan, live: LiveDirectory | None) -> bool:
-    if plan.image is not None:
-        return bool(_properties(job, plan.image).get("state_operators"))
+def _is_stateful(stream: StreamHandle, plan: RecoveryPlan, live: LiveDirectory | None) -> bool:
+    if plan.snapshot is not None:
+        return bool(_properties(stream, plan.snapshot).get("state_operators"))
     return live is not None and keeps_state(live)
 
 
-def _properties(job: StreamingJob, image: ImageRecord) -> Mapping[str, object]:
-    return image.properties or job.store.manifest(image_location(image)).header.properties
+def _properties(stream: StreamHandle, snapshot: SnapshotRecord) -> Mapping[str, object]:
+    return snapshot.properties or stream.store.manifest(snapshot_location(snapshot)).header.properties
 
 
-def _image_files(job: StreamingJob, plan: RecoveryPlan) -> dict[str, bytes]:
-    """The few small files of the image that tell of sinks and sources."""
-    if plan.image is None:
+def _snapshot_files(stream: StreamHandle, plan: RecoveryPlan) -> dict[str, bytes]:
+    """The few small files of the snapshot that tell of sinks and sources."""
+    if plan.snapshot is None:
         return {}
     files: dict[str, bytes] = {}
 
     def keep(entry: FileEntry, chunks: Iterable[bytes]) -> None:
         files[entry.path] = b"".join(chunks)
 
-    planned = f"offsets/{plan.image.batch_id}"
-    job.store.extract(
-        image_location(plan.image), keep, only=lambda path: path == planned or path.startswith(f"{SINKS_FOLDER}/")
+    planned = f"offsets/{plan.snapshot.batch_id}"
+    stream.store.extract(
+        snapshot_location(plan.snapshot), keep, only=lambda path: path == planned or path.startswith(f"{SINKS_FOLDER}/")
     )
     return files
 
 
 def _log_entries(
-    job: StreamingJob, plan: RecoveryPlan, files: Mapping[str, bytes]
+    stream: StreamHandle, plan: RecoveryPlan, files: Mapping[str, bytes]
 ) -> dict[str, Sequence[SinkEntry]] | None:
-    if plan.image is None:
+    if plan.snapshot is None:
         return None
-    noted = _properties(job, plan.image).get("sinks")
+    noted = _properties(stream, plan.snapshot).get("sinks")
     paths = [str(sink["path"]) for sink in noted] if isinstance(noted, list) else []
     entries: dict[str, list[SinkEntry]] = {path: [] for path in paths}
     for file, data in files.items():
@@ -262,17 +264,17 @@ def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str
 
 
 def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance | None) -> int | None:
-    """Batches after the one that stays were written after that was planned, or after its image was begun."""
+    """Batches after the one that stays were written after that was planned, or after its snapshot was begun."""
     if plan.to_batch is None:
-        return facts.job.created_at_ms
+        return facts.stream.created_at_ms
     if apart is not None and apart.earlier_at_ms:
         return apart.earlier_at_ms
-    return (plan.image.created_at_ms or None) if plan.image is not None else None
+    return (plan.snapshot.created_at_ms or None) if plan.snapshot is not None else None
 
 
 def _query_id(plan: RecoveryPlan, live: LiveDirectory | None) -> str | None:
-    if plan.image is not None:
-        return plan.image.query_id
+    if plan.snapshot is not None:
+        return plan.snapshot.query_id
     return live_query_id(live) if live is not None else None
 
 
@@ -280,33 +282,33 @@ def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
     if plan.kind is RecoveryKind.REWIND:
         # Its planned offsets are retained, and exactly they are replayed.
         return to_batch + 1
-    carried = plan.image.properties.get("in_flight_batch") if plan.image is not None else None
+    carried = plan.snapshot.properties.get("in_flight_batch") if plan.snapshot is not None else None
     return carried if isinstance(carried, int) else None
 
 
 def _rows(
-    job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, to_batch: int, apart: Distance | None
+    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, to_batch: int, apart: Distance | None
 ) -> RowCount:
     if not plan.rewound_batches and plan.to_batch is not None:
         return RowCount(0, is_exact=True)
     if apart is not None and apart.sources and all(source.rows is not None for source in apart.sources):
         return RowCount(sum(source.rows or 0 for source in apart.sources), is_exact=True)
-    # Also the images that made room for newer ones: the catalog remembers their figures.
+    # Also the snapshots that made room for newer ones: the catalog remembers their figures.
     taken = [
-        image
-        for image in job.catalog.images.of_job(job.job_id)
-        if image.batch_id is not None and image.rows is not None and image.timeline == facts.job.timeline
+        snapshot
+        for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)
+        if snapshot.batch_id is not None and snapshot.rows is not None and snapshot.timeline == facts.stream.timeline
     ]
-    taken.sort(key=lambda image: image.number or 0)
+    taken.sort(key=lambda snapshot: snapshot.number or 0)
     counted, before = 0, None
     found = False
-    for image in taken:
-        # An image counts the rows since the one before it.
-        if before is not None and before >= to_batch and (image.batch_id or 0) <= (plan.from_batch or 0):
-            counted += image.rows or 0
+    for snapshot in taken:
+        # A snapshot counts the rows since the one before it.
+        if before is not None and before >= to_batch and (snapshot.batch_id or 0) <= (plan.from_batch or 0):
+            counted += snapshot.rows or 0
             found = True
-        before = image.batch_id
+        before = snapshot.batch_id
     if not found:
         return RowCount(None, is_exact=False)
-    ends = {image.batch_id for image in taken}
+    ends = {snapshot.batch_id for snapshot in taken}
     return RowCount(counted, is_exact=plan.from_batch in ends and to_batch in ends)

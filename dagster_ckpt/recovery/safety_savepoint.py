@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.catalog.records import ImageRecord, ImageTrigger, LeaseRecord
-from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_job
+from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.errors import CkptError, LeaseLostError, RestoreError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
-from dagster_ckpt.stream.handle import StreamingJob
-from dagster_ckpt.stream.snapshot_names import describe_image, is_owned_by_job
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshot_names import describe_snapshot, is_owned_by_stream
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 LABEL = "before-rewind-"
@@ -30,16 +30,16 @@ def announce_way_back(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
 
 
 def keep_way_back(
-    job: StreamingJob, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom, lease: LeaseRecord
+    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom, lease: LeaseRecord
 ) -> str | None:
-    """Before a rewind, take a savepoint of where the stream stood; where that cannot be, tag its newest image.
+    """Before a rewind, take a savepoint of where the stream stood; where that cannot be, tag its newest snapshot.
 
     Args:
-        job: The job.
+        stream: The stream.
         facts: What the plan was made from.
         plan: What will be done.
         start_from: What was asked for.
-        lease: The lease of the job.
+        lease: The lease of the stream.
 
     Returns:
         What was kept, for a person; None where nothing is left behind, or nobody wants it.
@@ -50,32 +50,33 @@ def keep_way_back(
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
         return None
-    label = f"{LABEL}{job.catalog.jobs.get(job.job_id).next_number}"
+    label = f"{LABEL}{stream.catalog.streams.get(stream.stream_id).next_number}"
     why = "the live directory is not whole"
     if facts.live is not None and facts.live.status is LiveStatus.GOOD:
         try:
-            kept = savepoint_of_stopped_job(job, label=label, trigger=ImageTrigger.REWIND, lease=lease)
+            kept = savepoint_of_stopped_stream(stream, label=label, trigger=SnapshotTrigger.REWIND, lease=lease)
         except LeaseLostError:
             raise
         except CkptError as error:
             why = str(error)
         else:
             return f"took the savepoint {label} at batch {kept.batch_id}: start from it to come back"
-    newest = next((image for image in facts.images if (image.batch_id or 0) > (plan.to_batch or 0)), None)
+    newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:
         if facts.live is None or facts.live.status is not LiveStatus.GOOD:
             # There is nothing that one could come back to.
             return None
         raise RestoreError(
-            f"Job {job.job_id!r} is not started ({plan.reason}), nothing was changed: no savepoint could be taken of "
-            f"where it stands, and no image of it is newer than batch {plan.to_batch}: {why} Repair that, or start "
+            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: no savepoint could be "
+            "taken of "
+            f"where it stands, and no snapshot of it is newer than batch {plan.to_batch}: {why} Repair that, or start "
             "with no_safety_savepoint, which gives up the way back."
         )
-    return _tag(job, newest, label, why, lease)
+    return _tag(stream, newest, label, why, lease)
 
 
-def _tag(job: StreamingJob, image: ImageRecord, label: str, why: str, lease: LeaseRecord) -> str:
-    if not is_owned_by_job(image):
-        return f"{describe_image(image)} stays, to start from to come back ({why})"
-    job.catalog.holds.tag(image.image_id, label=label, holder="the rewind after it", lease=lease)
-    return f"tagged {describe_image(image)} as {label}, to start from to come back until it is released ({why})"
+def _tag(stream: StreamHandle, snapshot: SnapshotRecord, label: str, why: str, lease: LeaseRecord) -> str:
+    if not is_owned_by_stream(snapshot):
+        return f"{describe_snapshot(snapshot)} stays, to start from to come back ({why})"
+    stream.catalog.holds.tag(snapshot.snapshot_id, label=label, holder="the rewind after it", lease=lease)
+    return f"tagged {describe_snapshot(snapshot)} as {label}, to start from to come back until it is released ({why})"

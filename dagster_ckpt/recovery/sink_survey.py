@@ -16,7 +16,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import sink_entry
 from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import is_held
 from dagster_ckpt.stream.sinks_written import sinks_written
 
@@ -30,20 +30,20 @@ class Aim:
     Attributes:
         start: The kind of start.
         batch_id: The batch it goes on after; -1 is before the first.
-        location: The image it goes back to, if any.
-        image_id: Its id, where the catalog has it.
+        location: The snapshot it goes back to, if any.
+        snapshot_id: Its id, where the catalog has it.
         sinks: The sinks that the stream wrote to before, as Spark names them.
         originals: Folders of the stream that a fork comes from.
         is_unfinished: It was judged before, and was cut off while sinks were brought back.
         log_names: Names of the entries of a log that ends at the batch.
-        noted_batch: The batch of the image; None: the one it goes on after.
+        noted_batch: The batch of the snapshot; None: the one it goes on after.
         mapped: Places that an import maps sinks to, the only ones that its query may write to; None for no import.
     """
 
     start: Start
     batch_id: int
     location: str | None = None
-    image_id: str | None = None
+    snapshot_id: str | None = None
     sinks: Sequence[str] = ()
     originals: Sequence[str] = ()
     is_unfinished: bool = False
@@ -62,7 +62,8 @@ class Survey:
 
     Attributes:
         aim: Where it brings the query.
-        judgements: One for each folder that the query names, or that the stream or the image is known to have written.
+        judgements: One for each folder that the query names, or that the stream or the snapshot is known to have
+            written.
         to_settle: Sinks that are asked for the batch in flight where the query goes on.
         log_names: Names of the entries of a log that ends at the batch, where one is known.
     """
@@ -85,7 +86,7 @@ class Survey:
         told = [_forecast(each, self.aim) for each in self.judgements]
         return [each for each in told if each is not None]
 
-    def refuse(self, job_id: str) -> None:
+    def refuse(self, stream_id: str) -> None:
         """Let a start pass only where no folder is another's.
 
         Raises:
@@ -93,7 +94,7 @@ class Survey:
         """
         _refuse(
             self.judgements,
-            f"Job {job_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
+            f"Stream {stream_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
             "rows, its own or another's.",
             _ADVICE,
         )
@@ -109,41 +110,42 @@ def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
 _ADVICE = "Let the query write to a new, empty folder, or to the one that its state belongs to."
 
 
-def survey_sinks(job: StreamingJob, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
+def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
     """Look at the sinks that a planned start meets, and decide what is done with each. Nothing is changed.
 
     Args:
-        job: The job.
+        stream: The stream.
         plan: What the start does.
         output: Where the query about to start writes; None where that cannot be seen: then it is taken to be what the
             stream is known to write to.
 
     Raises:
-        ImageCorruptError: The image cannot be read.
+        SnapshotCorruptError: The snapshot cannot be read.
         LiveDirectoryError: The log of a sink cannot be read.
-        StorageAccessError: A sink or the image cannot be reached.
+        StorageAccessError: A sink or the snapshot cannot be reached.
     """
-    return _survey(job, _aim(job, plan), output)
+    return _survey(stream, _aim(stream, plan), output)
 
 
-def refuse_to_clean(job: StreamingJob) -> None:
+def refuse_to_clean(stream: StreamHandle) -> None:
     """Refuse to delete files in the folders that a stream wrote to last, where one of them is not its own any more.
 
     Raises:
         SharedSinkError: One is not.
-        ImageCorruptError: The newest image cannot be read.
+        SnapshotCorruptError: The newest snapshot cannot be read.
         LiveDirectoryError: The log of a sink cannot be read.
-        StorageAccessError: A sink, the image or the live directory cannot be reached.
+        StorageAccessError: A sink, the snapshot or the live directory cannot be reached.
     """
-    record = job.catalog.jobs.get(job.job_id)
+    record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
-    newest = next(iter(job.catalog.images.restorable(job.job_id)), None)
+    newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     aim = Aim(Start.CLEAN, BEFORE_THE_FIRST_BATCH if commit is None else commit)
     if newest is not None:
-        aim = replace(aim, location=newest.location, image_id=newest.image_id, noted_batch=newest.batch_id)
+        aim = replace(aim, location=newest.location, snapshot_id=newest.snapshot_id, noted_batch=newest.batch_id)
     _refuse(
-        _survey(job, aim, None).judgements,
-        f"Nothing is deleted for job {job.job_id!r}: a folder where it wrote may hold the files of another query.",
+        _survey(stream, aim, None).judgements,
+        f"Nothing is deleted for stream {stream.stream_id!r}: a folder where it wrote may hold the files of another "
+        "query.",
         "Delete by hand there what is not needed.",
     )
 
@@ -173,18 +175,20 @@ def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tup
     _refuse(judgements, "The output is not forked, nothing was changed.", "Name an empty folder.")
 
 
-def _survey(job: StreamingJob, aim: Aim, output: NamedOutput | None) -> Survey:
-    noted = sink_logs_of_image(job, aim.location) if aim.location is not None else {}
-    last_sinks = list(dict.fromkeys([*aim.sinks, *sinks_written(job), *job.catalog.executions.last_sinks(job.job_id)]))
+def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Survey:
+    noted = sink_logs_of_snapshot(stream, aim.location) if aim.location is not None else {}
+    last_sinks = list(
+        dict.fromkeys([*aim.sinks, *sinks_written(stream), *stream.catalog.executions.last_sinks(stream.stream_id)])
+    )
     ours = [path for path in map(file_sink_path, last_sinks) if path is not None]
-    others = job.catalog.executions.sinks_of_others(job.job_id)
+    others = stream.catalog.executions.sinks_of_others(stream.stream_id)
     anothers = [path for path in map(file_sink_path, others) if path is not None]
     named = NamedFolders.of(output, last_sinks, [*noted] if aim.start is not Start.CLEAN else [])
-    left_behind = aim.is_unfinished or aim.image_id not in {
-        image.image_id for image in job.catalog.images.restorable(job.job_id)
+    left_behind = aim.is_unfinished or aim.snapshot_id not in {
+        snapshot.snapshot_id for snapshot in stream.catalog.snapshots.restorable(stream.stream_id)
     }
     lasts = {path: logged_batch(path) for path in named.folders}
-    planned = _planned(job) if aim.start in (Start.GOES_ON, Start.CLEAN) else None
+    planned = _planned(stream) if aim.start in (Start.GOES_ON, Start.CLEAN) else None
     judgements = []
     for path in _distinct([*noted, *named.folders, *ours, *aim.originals]):
         entries = next((log for each, log in noted.items() if same_folder(each, path)), None)
@@ -217,11 +221,11 @@ def _survey(job: StreamingJob, aim: Aim, output: NamedOutput | None) -> Survey:
     return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
 
 
-def refuse_shared_folder(job: StreamingJob, output: NamedOutput | None) -> None:
+def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
     """Refuse to write files where another stream that runs writes: also before it has written anything there.
 
     Args:
-        job: The job.
+        stream: The stream.
         output: Where its query is about to write; None where that cannot be seen.
 
     Raises:
@@ -229,27 +233,28 @@ def refuse_shared_folder(job: StreamingJob, output: NamedOutput | None) -> None:
     """
     if output is None or output.folder is None:
         return
-    for other in job.catalog.executions.beside(job.job_id):
+    for other in stream.catalog.executions.beside(stream.stream_id):
         sinks = (other.progress or {}).get("sinks")
         paths = map(file_sink_path, map(str, sinks)) if isinstance(sinks, list) else ()
         if not any(path is not None and same_folder(path, output.folder) for path in paths):
             continue
-        if is_held(job.catalog.leases.current(other.job_id)):
+        if is_held(stream.catalog.leases.current(other.stream_id)):
             raise SharedSinkError(
-                f"Job {job.job_id!r} is not started: it would write to {output.folder}, where job {other.job_id!r} "
+                f"Stream {stream.stream_id!r} is not started: it would write to {output.folder}, where stream "
+                f"{other.stream_id!r} "
                 f"writes (run {other.run_id}). Each would pass over the batches of the other without a word. Let it "
                 "write to a folder of its own."
             )
 
 
-def sink_logs_of_image(job: StreamingJob, location: str) -> dict[str, list[SinkEntry]]:
-    """The logs that an image holds of its file sinks, by folder.
+def sink_logs_of_snapshot(stream: StreamHandle, location: str) -> dict[str, list[SinkEntry]]:
+    """The logs that a snapshot holds of its file sinks, by folder.
 
     Raises:
-        ImageCorruptError: The image cannot be read.
+        SnapshotCorruptError: The snapshot cannot be read.
         StorageAccessError: It cannot be reached.
     """
-    described = job.store.manifest(location).header.properties.get("sinks")
+    described = stream.store.manifest(location).header.properties.get("sinks")
     paths = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
     logs: dict[str, list[SinkEntry]] = {path: [] for path in paths}
 
@@ -258,21 +263,21 @@ def sink_logs_of_image(job: StreamingJob, location: str) -> dict[str, list[SinkE
         logs[paths[index]].append(SinkEntry(name, b"".join(chunks)))
 
     if paths:
-        job.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
+        stream.store.extract(location, collect, only=lambda path: path.startswith(f"{SINKS_FOLDER}/"))
     return logs
 
 
-def _aim(job: StreamingJob, plan: RecoveryPlan) -> Aim:
+def _aim(stream: StreamHandle, plan: RecoveryPlan) -> Aim:
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
-    if plan.kind is RecoveryKind.RESTORE and plan.image is not None:
-        return Aim(Start.TO_IMAGE, to_batch, plan.image.location, plan.image.image_id)
+    if plan.kind is RecoveryKind.RESTORE and plan.snapshot is not None:
+        return Aim(Start.TO_SNAPSHOT, to_batch, plan.snapshot.location, plan.snapshot.snapshot_id)
     if plan.kind is RecoveryKind.REWIND:
         return Aim(Start.TO_BATCH, to_batch)
     if plan.kind is RecoveryKind.START_EMPTY:
         return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)
     if plan.kind is not RecoveryKind.FINISH_RESTORE:
         return Aim(Start.GOES_ON, to_batch)
-    record = job.catalog.jobs.get(job.job_id)
+    record = stream.catalog.streams.get(stream.stream_id)
     pending = record.pending_restore or {}
     batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
     sinks = [str(sink) for sink in pending.get("sinks", ())]
@@ -287,12 +292,12 @@ def _aim(job: StreamingJob, plan: RecoveryPlan) -> Aim:
             mapped=[str(place) for place in pending["mapped"]] if "mapped" in pending else None,
         )
     if "location" in pending:
-        return Aim(Start.TO_IMAGE, batch_id, str(pending["location"]), is_unfinished=True)
+        return Aim(Start.TO_SNAPSHOT, batch_id, str(pending["location"]), is_unfinished=True)
     return Aim(Start.TO_BATCH if "batch_id" in pending else Start.EMPTY, batch_id, sinks=sinks, is_unfinished=True)
 
 
-def _planned(job: StreamingJob) -> int | None:
-    live = job.catalog.jobs.get(job.job_id).live_directory
+def _planned(stream: StreamHandle) -> int | None:
+    live = stream.catalog.streams.get(stream.stream_id).live_directory
     return LiveDirectory(live).positions().offset if live is not None else None
 
 

@@ -1,19 +1,19 @@
-"""What lies in the places of a job that its catalog knows no start of: the catalog may be another one, or new."""
+"""What lies in the places of a stream that its catalog knows no start of: the catalog may be another one, or new."""
 
 from __future__ import annotations
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.recovery.plan import UnknownState
-from dagster_ckpt.snapshot.manifest import ImageHeader
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 
-def unknown_state(job: StreamingJob, output: NamedOutput | None = None) -> UnknownState:
-    """Look for live directories, checkpoints, savepoints and sink logs of a job. Nothing is changed.
+def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
+    """Look for live directories, checkpoints, savepoints and sink logs of a stream. Nothing is changed.
 
     Args:
-        job: The job.
+        stream: The stream.
         output: Where the query about to start writes; None where that cannot be seen.
 
     Raises:
@@ -21,36 +21,36 @@ def unknown_state(job: StreamingJob, output: NamedOutput | None = None) -> Unkno
     """
     directories = [
         f"{built.live.url}, up to batch {commit}"
-        for built in job.live_directories()
+        for built in stream.live_directories()
         if (commit := built.live.positions().commit) is not None
     ]
-    images: list[str] = []
+    snapshots: list[str] = []
     folders = [output.folder] if output is not None and output.folder is not None else []
-    for location in job.store.checkpoints():
-        header = _header(job, location)
-        images.append(location if header is not None else f"{location}, which cannot be read")
+    for location in stream.store.checkpoints():
+        header = _header(stream, location)
+        snapshots.append(location if header is not None else f"{location}, which cannot be read")
         folders += _folders(header)
-    for location in job.store.savepoints():
-        header = _header(job, location)
-        # The folder may hold savepoints of other jobs.
-        if header is not None and header.job_id == job.job_id:
-            images.append(f"savepoint {location}")
+    for location in stream.store.savepoints():
+        header = _header(stream, location)
+        # The folder may hold savepoints of other streams.
+        if header is not None and header.stream_id == stream.stream_id:
+            snapshots.append(f"savepoint {location}")
             folders += _folders(header)
     distinct = [folder for i, folder in enumerate(folders) if not any(same_folder(folder, at) for at in folders[:i])]
     sinks = [told for folder in distinct if (told := _log(folder)) is not None]
-    return UnknownState(directories, images, sinks)
+    return UnknownState(directories, snapshots, sinks)
 
 
-def _header(job: StreamingJob, location: str) -> ImageHeader | None:
+def _header(stream: StreamHandle, location: str) -> SnapshotHeader | None:
     try:
-        return job.store.manifest(location).header
+        return stream.store.manifest(location).header
     except StorageAccessError:
         raise
     except CkptError:
         return None
 
 
-def _folders(header: ImageHeader | None) -> list[str]:
+def _folders(header: SnapshotHeader | None) -> list[str]:
     noted = header.properties.get("sinks") if header is not None else None
     return [str(sink["path"]) for sink in noted] if isinstance(noted, list) else []
 

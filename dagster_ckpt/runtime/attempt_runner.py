@@ -1,6 +1,6 @@
 """Carrying out what the coordinator decides about attempts: boundary, threads, catalog, clean-up.
 
-The order of a completion is what makes crashes harmless: data, then the image's metadata (both by the
+The order of a completion is what makes crashes harmless: data, then the snapshot's metadata (both by the
 storage), then the catalog, then the coordinator is told, then older checkpoints make room.
 """
 
@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, ImageTrigger, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
     Alignment,
@@ -24,18 +24,18 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
 )
 from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog, PositionWatch
-from dagster_ckpt.checkpointing.recording import NotRecorded, asked, provenance, record_image
-from dagster_ckpt.checkpointing.snapshotting import Snapshot, SnapshotOrder, sharing_base
+from dagster_ckpt.checkpointing.recording import NotRecorded, asked, provenance, record_snapshot
+from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, TakenSnapshot, sharing_base
 from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, StorageAccessError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
 from dagster_ckpt.runtime.retry_queue import OwedChanges
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.query.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.spark.query.sinks import can_replay_a_batch
-from dagster_ckpt.stream.handle import Clock, StreamingJob, monotonic_ms
+from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
@@ -45,7 +45,7 @@ class AttemptRunner:
     """The attempts of one execution.
 
     Args:
-        job: The job.
+        stream: The stream.
         execution_id: The execution in the catalog.
         prepared: The live directory the query runs in.
         log: What the batches of the query did.
@@ -53,12 +53,12 @@ class AttemptRunner:
         owed: Where changes go that the catalog need not take at once.
         facts: What the running query knows of itself; called in the thread that talks to the JVM.
         predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: Time that images carry.
+        wall_clock: Time that snapshots carry.
     """
 
     def __init__(
         self,
-        job: StreamingJob,
+        stream: StreamHandle,
         execution_id: str,
         prepared: PreparedStart,
         log: BatchLog,
@@ -69,8 +69,8 @@ class AttemptRunner:
         predecessor_ended: bool,
         wall_clock: Clock,
     ) -> None:
-        self._job = job
-        self._catalog = job.catalog
+        self._stream = stream
+        self._catalog = stream.catalog
         self._execution_id = execution_id
         self._prepared = prepared
         self._live = prepared.live
@@ -80,26 +80,26 @@ class AttemptRunner:
         self._owed = owed
         self._facts = facts
         self._may_delete_older = predecessor_ended
-        self._sinks_before = tuple(self._catalog.executions.last_sinks(job.job_id))
-        self._timeline = self._catalog.jobs.get(job.job_id).timeline
-        self._threads = AttemptThreads(job, wall_clock)
+        self._sinks_before = tuple(self._catalog.executions.last_sinks(stream.stream_id))
+        self._timeline = self._catalog.streams.get(stream.stream_id).timeline
+        self._threads = AttemptThreads(stream, wall_clock)
         self._running: dict[int, RunningAttempt] = {}
         self._aborted: dict[int, Abort] = {}
-        self._completed: dict[int, ImageRecord] = {}
-        self._late: dict[int, Snapshot] = {}
+        self._completed: dict[int, SnapshotRecord] = {}
+        self._late: dict[int, TakenSnapshot] = {}
         self._cleaning = 0
-        self._last_image_batch: int | None = None
+        self._last_snapshot_batch: int | None = None
 
     @property
     def sinks(self) -> tuple[str, ...]:
         """The sinks of the query, as its last report or, before one, that of an execution before names them.
 
-        An image must not be taken without them: a restore could then not roll them back.
+        A snapshot must not be taken without them: a restore could then not roll them back.
         """
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
     def has_committed(self) -> bool:
-        """Whether a batch is committed: before that there is nothing that an image could hold."""
+        """Whether a batch is committed: before that there is nothing that a snapshot could hold."""
         with suppress(StorageAccessError):
             return self._positions.latest().commit is not None
         return False
@@ -113,34 +113,34 @@ class AttemptRunner:
         Raises:
             LeaseLostError: This process is no longer the writer.
         """
-        image_id = str(uuid.uuid4())
+        snapshot_id = str(uuid.uuid4())
         try:
-            self._running[attempt.number] = self._recorded(attempt, image_id)
+            self._running[attempt.number] = self._recorded(attempt, snapshot_id)
         except (CatalogError, StorageAccessError, OptionError) as error:
             reason = CheckpointFailureReason.IO_EXCEPTION
-            self._record_failure(image_id, attempt.request_id, f"{reason.name}: {error}")
+            self._record_failure(snapshot_id, attempt.request_id, f"{reason.name}: {error}")
             return [AttemptFailed(monotonic_ms(), attempt.number, reason, str(error))]
         return []
 
-    def _recorded(self, attempt: Attempt, image_id: str) -> RunningAttempt:
+    def _recorded(self, attempt: Attempt, snapshot_id: str) -> RunningAttempt:
         request = self._catalog.requests.get(attempt.request_id) if attempt.request_id is not None else None
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
-        base = sharing_base(self._job)
+        base = sharing_base(self._stream)
         trigger = _trigger(attempt, request)
         order = SnapshotOrder(
-            kind=ImageKind.SAVEPOINT if attempt.kind.is_savepoint else ImageKind.CHECKPOINT,
+            kind=SnapshotKind.SAVEPOINT if attempt.kind.is_savepoint else SnapshotKind.CHECKPOINT,
             number=attempt.number,
-            image_id=image_id,
+            snapshot_id=snapshot_id,
             base=base.location if base is not None else None,
             target_directory=arguments.get("target_directory"),
             sinks=self.sinks,
             label=arguments.get("label"),
-            properties=provenance(self._job, self.sinks, facts) | asked(trigger, arguments.get("schedule")),
+            properties=provenance(self._stream, self.sinks, facts) | asked(trigger, arguments.get("schedule")),
         )
-        self._catalog.images.begin(
+        self._catalog.snapshots.begin(
             self._lease.record,
-            image_id=image_id,
+            snapshot_id=snapshot_id,
             execution_id=self._execution_id,
             kind=order.kind.value,
             number=attempt.number,
@@ -172,10 +172,10 @@ class AttemptRunner:
         return []
 
     def discard_late(self, number: int) -> None:
-        """Delete an image that was stored after its attempt had been aborted."""
-        snapshot = self._late.pop(number, None)
-        if snapshot is not None:
-            self._clean(lambda: self._discard_own(snapshot))
+        """Delete a snapshot that was stored after its attempt had been aborted."""
+        taken = self._late.pop(number, None)
+        if taken is not None:
+            self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
         """Begin the cut of every attempt whose boundary is reached.
@@ -199,7 +199,7 @@ class AttemptRunner:
         """What has happened to the attempts since the last call, recorded in the catalog.
 
         Raises:
-            LeaseLostError: An image was stored, but this process is no longer the writer.
+            LeaseLostError: A snapshot was stored, but this process is no longer the writer.
         """
         events: list[Event] = []
         for result in self._threads.results():
@@ -218,7 +218,7 @@ class AttemptRunner:
         """Delete what the newest checkpoint has subsumed, in the background."""
         protected = [running.order.base for running in self._running.values() if running.order.base is not None]
         try:
-            dropped = subsume(self._job, protected=protected)
+            dropped = subsume(self._stream, protected=protected)
         except CatalogError:
             # The next completion makes room.
             return []
@@ -227,14 +227,14 @@ class AttemptRunner:
             return []
 
         def clean() -> None:
-            discard(self._job, dropped, reason="subsumed", lease=self._lease, protected=protected)
+            discard(self._stream, dropped, reason="subsumed", lease=self._lease, protected=protected)
             if may_delete_older:
-                delete_older_live_directories(self._job, self._live, self._lease)
+                delete_older_live_directories(self._stream, self._live, self._lease)
 
         return self._clean(clean)
 
-    def image(self, number: int) -> ImageRecord | None:
-        """The completed image of an attempt of this execution."""
+    def snapshot(self, number: int) -> SnapshotRecord | None:
+        """The completed snapshot of an attempt of this execution."""
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
@@ -252,7 +252,7 @@ class AttemptRunner:
             if isinstance(result, Stored):
                 # What cannot be deleted now is removed by housekeeping, and must not hide why the query ended.
                 with suppress(StorageAccessError, CatalogError, LeaseLostError):
-                    self._discard_own(result.snapshot)
+                    self._discard_own(result.taken)
         self._owed.make_up()
 
     def _at_boundary(self, running: RunningAttempt) -> bool:
@@ -274,43 +274,43 @@ class AttemptRunner:
             # In such a mode a batch is never replayed as it was, so there is nothing to carry, forced or not.
             return False
         # A carried batch is replayed; a sink that cannot tell would get its rows twice.
-        return self._job.options.force_unaligned or all(can_replay_a_batch(sink) for sink in running.order.sinks)
+        return self._stream.options.force_unaligned or all(can_replay_a_batch(sink) for sink in running.order.sinks)
 
     def _stored(self, result: Stored) -> Event:
-        snapshot = result.snapshot
+        taken = result.taken
         running = self._running.get(result.number)
         if running is None:
-            self._late[result.number] = snapshot
+            self._late[result.number] = taken
             self._aborted.pop(result.number, None)
             return AttemptCompleted(monotonic_ms(), result.number)
-        recorded = self._in_catalog(running, snapshot)
+        recorded = self._in_catalog(running, taken)
         if isinstance(recorded, NotRecorded):
             if recorded.is_certain:
-                self._clean(lambda: self._discard_own(snapshot))
+                self._clean(lambda: self._discard_own(taken))
             return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, recorded.why)
         del self._running[result.number]
         self._completed[result.number] = recorded
-        self._last_image_batch = snapshot.batch_id
+        self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             # Before the operator is told: a process that is killed from here on was stopped, and stays so.
             lease, ours, finished = self._lease.record, self._execution_id, ExecutionStatus.FINISHED
             self._owed.make(lambda: self._catalog.executions.end(lease, ours, finished, STOPPED_WITH_SAVEPOINT))
-        self._answer(running.attempt.request_id, RequestStatus.COMPLETED, image_id=recorded.image_id)
+        self._answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
         return AttemptCompleted(monotonic_ms(), result.number)
 
-    def _in_catalog(self, running: RunningAttempt, snapshot: Snapshot) -> ImageRecord | NotRecorded:
-        return record_image(
+    def _in_catalog(self, running: RunningAttempt, taken: TakenSnapshot) -> SnapshotRecord | NotRecorded:
+        return record_snapshot(
             self._catalog,
-            snapshot,
-            self._log.figures(snapshot.batch_id, since_batch=self._last_image_batch),
+            taken,
+            self._log.figures(taken.batch_id, since_batch=self._last_snapshot_batch),
             duration_ms=monotonic_ms() - running.began_at_ms,
             lease=self._lease.record,
         )
 
-    def _discard_own(self, snapshot: Snapshot) -> None:
-        """Delete an image of this execution that the catalog did not take."""
+    def _discard_own(self, taken: TakenSnapshot) -> None:
+        """Delete a snapshot of this execution that the catalog did not take."""
         self._lease.check()
-        self._job.store.discard(snapshot.stored.location, protected=())
+        self._stream.store.discard(taken.stored.location, protected=())
 
     def _not_stored(self, result: NotStored) -> Event:
         running = self._running.get(result.number)
@@ -327,19 +327,19 @@ class AttemptRunner:
         return AttemptFailed(monotonic_ms(), number, reason, detail)
 
     def _record_failure_of(self, running: RunningAttempt, why: str) -> None:
-        self._record_failure(running.order.image_id, running.attempt.request_id, why)
+        self._record_failure(running.order.snapshot_id, running.attempt.request_id, why)
 
-    def _record_failure(self, image_id: str, request_id: str | None, why: str) -> None:
+    def _record_failure(self, snapshot_id: str, request_id: str | None, why: str) -> None:
         lease = self._lease.record
-        self._owed.make(lambda: self._catalog.images.fail(lease, image_id, why))
+        self._owed.make(lambda: self._catalog.snapshots.fail(lease, snapshot_id, why))
         self._answer(request_id, RequestStatus.FAILED, error=why)
 
     def _answer(
-        self, request_id: str | None, status: RequestStatus, *, image_id: str | None = None, error: str | None = None
+        self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None
     ) -> None:
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
-            self._owed.make(lambda: requests.resolve(lease, request_id, status, image_id=image_id, error=error))
+            self._owed.make(lambda: requests.resolve(lease, request_id, status, snapshot_id=snapshot_id, error=error))
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
         self._cleaning += 1
@@ -347,7 +347,7 @@ class AttemptRunner:
         return [CleaningChanged(monotonic_ms(), self._cleaning)]
 
 
-def _trigger(attempt: Attempt, request: RequestRecord | None) -> ImageTrigger:
+def _trigger(attempt: Attempt, request: RequestRecord | None) -> SnapshotTrigger:
     if request is None or request.arguments.get("schedule") is not None:
-        return ImageTrigger.PERIODIC
-    return ImageTrigger.STOP if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT else ImageTrigger.MANUAL
+        return SnapshotTrigger.PERIODIC
+    return SnapshotTrigger.STOP if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT else SnapshotTrigger.MANUAL

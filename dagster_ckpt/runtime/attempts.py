@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from dagster_ckpt.checkpointing.coordinator.messages import Attempt, CheckpointFailureReason
-from dagster_ckpt.checkpointing.snapshotting import Snapshot, SnapshotOrder, take_snapshot
-from dagster_ckpt.errors import ImageAbortedError, ImageTooLargeError, IncompleteCutError, NothingCommittedError
+from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, TakenSnapshot, take_snapshot
+from dagster_ckpt.errors import IncompleteCutError, NothingCommittedError, SnapshotAbortedError, SnapshotTooLargeError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 # Savepoints ignore the limit on concurrent checkpoints (Flink); this is how many upload at once.
 SAVEPOINT_THREADS = 4
@@ -24,7 +24,7 @@ class RunningAttempt:
 
     Attributes:
         attempt: What the coordinator asked for.
-        order: The image to take.
+        order: The snapshot to take.
         began_after_batch: Newest commit when it began: the boundary it waits to see passed.
         began_at_ms: When it began, on the clock that never goes back.
         aligned_only: Whether the query's mode forbids carrying a running batch.
@@ -49,10 +49,10 @@ class CutExists:
 
 @dataclass(frozen=True)
 class Stored:
-    """The image of an attempt is whole in storage, and not yet in the catalog."""
+    """The snapshot of an attempt is whole in storage, and not yet in the catalog."""
 
     number: int
-    snapshot: Snapshot
+    taken: TakenSnapshot
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class NotStored:
         """Flink's name for what went wrong."""
         if isinstance(self.error, NothingCommittedError):
             return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
-        if isinstance(self.error, IncompleteCutError | ImageTooLargeError):
+        if isinstance(self.error, IncompleteCutError | SnapshotTooLargeError):
             return CheckpointFailureReason.CHECKPOINT_DECLINED
         if isinstance(self.error, OSError) and not self.after_cut:
             return CheckpointFailureReason.IO_EXCEPTION
@@ -92,13 +92,13 @@ Result = CutExists | Stored | NotStored | Cleaned
 class AttemptThreads:
     """Runs attempts of one execution in threads; results are taken by the loop."""
 
-    def __init__(self, job: StreamingJob, clock: Callable[[], int]) -> None:
-        self._job = job
+    def __init__(self, stream: StreamHandle, clock: Callable[[], int]) -> None:
+        self._stream = stream
         self._clock = clock
         self._results: SimpleQueue[Result] = SimpleQueue()
         self._futures: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(
-            job.options.max_concurrent + SAVEPOINT_THREADS, thread_name_prefix=f"images-{job.job_id}"
+            stream.options.max_concurrent + SAVEPOINT_THREADS, thread_name_prefix=f"snapshots-{stream.stream_id}"
         )
 
     def start(self, running: RunningAttempt, live: LiveDirectory) -> None:
@@ -130,14 +130,14 @@ class AttemptThreads:
     def close(self) -> None:
         """Wait until every thread is done; attempts must have been aborted or ended before.
 
-        A deletion that has not begun is still done: nobody else knows of an image that could not be recorded.
+        A deletion that has not begun is still done: nobody else knows of a snapshot that could not be recorded.
         """
         self._pool.shutdown(wait=True)
 
     def _take(self, running: RunningAttempt, live: LiveDirectory) -> None:
         number = running.attempt.number
         if running.aborted.is_set():
-            self._results.put(NotStored(number, ImageAbortedError(f"Attempt {number} was aborted before its cut.")))
+            self._results.put(NotStored(number, SnapshotAbortedError(f"Attempt {number} was aborted before its cut.")))
             return
         cut = threading.Event()
 
@@ -146,8 +146,8 @@ class AttemptThreads:
             self._results.put(CutExists(number))
 
         try:
-            snapshot = take_snapshot(
-                self._job,
+            taken = take_snapshot(
+                self._stream,
                 live,
                 running.order,
                 now_ms=self._clock(),
@@ -157,4 +157,4 @@ class AttemptThreads:
         except Exception as error:  # noqa: BLE001 - every failure is an answer to the coordinator
             self._results.put(NotStored(number, error, after_cut=cut.is_set()))
         else:
-            self._results.put(Stored(number, snapshot))
+            self._results.put(Stored(number, taken))

@@ -1,4 +1,4 @@
-"""Running a streaming job in this process: lease, recovery, supervision, restarts in place."""
+"""Running a stream in this process: lease, recovery, supervision, restarts in place."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, LeaseRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import ExecutionStatus, LeaseRecord, RequestStatus, SnapshotRecord, StartCause
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
 from dagster_ckpt.checkpointing.numbering import count_beyond_what_is_used
 from dagster_ckpt.errors import (
     CatalogError,
-    ImageNotFoundError,
     LeaseLostError,
     LiveDirectoryError,
     PlanChangedError,
@@ -23,6 +22,7 @@ from dagster_ckpt.errors import (
     RestartWithdrawnError,
     RowsAtRiskError,
     SharedSinkError,
+    SnapshotNotFoundError,
     StandstillError,
     StartStoppedError,
     StateAtRiskError,
@@ -50,7 +50,7 @@ from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
-from dagster_ckpt.stream.handle import Clock, StreamingJob, monotonic_ms, wall_clock_ms
+from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms, wall_clock_ms
 from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
@@ -64,7 +64,7 @@ StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 
 # A start that cannot be done as asked; none of these goes away by trying again.
 _REFUSALS = (
-    *(ImageNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
+    *(SnapshotNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
     *(PlanChangedError, StateBackendChangeError, StatePartitionsError),
 )
 _STATUS = {
@@ -79,7 +79,7 @@ _STATUS = {
 
 @dataclass(frozen=True)
 class RunRequest:
-    """How a job is to be run in this process.
+    """How a stream is to be run in this process.
 
     Attributes:
         run_id: Id of the surrounding run, as its orchestrator knows it.
@@ -125,7 +125,7 @@ class Outcome:
         end: The end of the last query.
         execution_id: The last execution.
         gave_up: Why the restart strategy does not let a failed query start again, in its words.
-        savepoint: The savepoint the job was stopped with, if any.
+        savepoint: The savepoint the stream was stopped with, if any.
     """
 
     end: QueryEnd
@@ -133,72 +133,74 @@ class Outcome:
     gave_up: str | None = None
 
     @property
-    def savepoint(self) -> ImageRecord | None:
-        """The savepoint the job was stopped with, if any."""
+    def savepoint(self) -> SnapshotRecord | None:
+        """The savepoint the stream was stopped with, if any."""
         return self.end.savepoint
 
 
-def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
-    """Run a streaming job until it ends, is stopped, is cancelled, or may not be restarted any more.
+def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
+    """Run a stream until it ends, is stopped, is cancelled, or may not be restarted any more.
 
     The last execution is ended in the catalog, but settled only where nothing is left to do
     for it: the caller knows how the surrounding run was recorded, and applies retention.
 
     Raises:
-        LeaseHeldError: Another execution of the job is alive.
-        RestartWithdrawnError: The start was taken back, or the job cancelled or suspended before this restart began.
+        LeaseHeldError: Another execution of the stream is alive.
+        RestartWithdrawnError: The start was taken back, or the stream cancelled or suspended before this restart began.
         LeaseLostError: Another execution took the lease before the query was started; what is its own is untouched.
-        ImageNotFoundError: The image to start from does not exist.
-        LiveDirectoryError: The job's state is lost and nothing to restore it from was named.
-        StateBackendChangeError: The job's state backend cannot read the state it would start from.
+        SnapshotNotFoundError: The snapshot to start from does not exist.
+        LiveDirectoryError: The stream's state is lost and nothing to restore it from was named.
+        StateBackendChangeError: The stream's state backend cannot read the state it would start from.
         PlanChangedError: The query keeps other state than what it would go on from, and nobody accepted that.
         RowsAtRiskError: A sink could lose rows by the rewind, and `accept_loss` was not given.
-        StandstillError: The query stood still for longer than the job allows. It was stopped.
+        StandstillError: The query stood still for longer than the stream allows. It was stopped.
         StorageAccessError: The checkpoint storage cannot be written.
     """
-    record = job.register()
+    record = stream.register()
     execution_id = str(uuid.uuid4())
     holder = this_holder(execution_id, request.run_id, request.jvm_pid)
     acquired = acquire(
-        job.catalog,
-        job.job_id,
+        stream.catalog,
+        stream.stream_id,
         holder,
         ttl_ms=request.ttl_ms,
         holder_is_over=request.holder_is_over,
         interrupted=request.interrupted,
-        above=job.token_in_use(record),
+        above=stream.token_in_use(record),
     )
-    with LeaseKeeper(job.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease:
-        _refuse_withdrawn(job, request)
-        return _Run(job, request, acquired, lease).until_the_end(execution_id)
+    with LeaseKeeper(stream.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease:
+        _refuse_withdrawn(stream, request)
+        return _Run(stream, request, acquired, lease).until_the_end(execution_id)
 
 
-def _refuse_withdrawn(job: StreamingJob, request: RunRequest) -> None:
+def _refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
     """Refuse what was taken back while the run that does it was on its way, or waited for its turn."""
-    asked = job.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
+    asked = stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
     if asked is not None and asked.status is RequestStatus.WITHDRAWN:
         raise RestartWithdrawnError(
-            f"Job {job.job_id!r} is not started, nothing was changed: the start that {asked.origin} had asked for was "
+            f"Stream {stream.stream_id!r} is not started, nothing was changed: the start that {asked.origin} had "
+            "asked for was "
             "taken back. Ask again to have it run."
         )
-    before = job.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
+    before = stream.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
     if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
         raise RestartWithdrawnError(
-            f"Job {job.job_id!r} is not restarted, nothing was changed: {before.reason}. Start it to have it run."
+            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it to have it "
+            "run."
         )
 
 
 class _Run:
     """The executions of one run: the first, and those that restart it in place."""
 
-    def __init__(self, job: StreamingJob, request: RunRequest, acquired: AcquiredLease, lease: LeaseKeeper) -> None:
-        self._job = job
+    def __init__(self, stream: StreamHandle, request: RunRequest, acquired: AcquiredLease, lease: LeaseKeeper) -> None:
+        self._stream = stream
         self._request = request
         self._lease = lease
         self._acquired = acquired
         self._predecessor_ended = acquired.predecessor_ended
         self._gave_up: str | None = None
-        self._watch = StartWatch(job.catalog, job.job_id, request.interrupted)
+        self._watch = StartWatch(stream.catalog, stream.stream_id, request.interrupted)
 
     def until_the_end(self, execution_id: str) -> Outcome:
         start_from = self._request.start_from
@@ -212,7 +214,7 @@ class _Run:
             if status is not None:
                 settled = end.kind in (EndKind.SUSPENDED, EndKind.SAVEPOINT_FAILED)
                 try:
-                    self._job.catalog.executions.end(
+                    self._stream.catalog.executions.end(
                         self._lease.record, execution_id, status, end.reason, settled=settled
                     )
                 except LeaseLostError as error:
@@ -222,7 +224,8 @@ class _Run:
             if end.kind is EndKind.STOOD_STILL:
                 # What it waited for is in this process or its JVM, where the next query would wait for it as well.
                 raise StandstillError(
-                    f"Job {self._job.job_id!r}: {end.reason}. It was stopped; its restart strategy says whether a new "
+                    f"Stream {self._stream.stream_id!r}: {end.reason}. It was stopped; its restart strategy says "
+                    "whether a new "
                     "process goes on."
                 )
             if end.kind is EndKind.SAVEPOINT_FAILED:
@@ -238,36 +241,36 @@ class _Run:
             self._predecessor_ended = True
 
     def _execute(self, execution_id: str, start_from: StartFrom, cause: StartCause) -> QueryEnd:
-        job = self._job
-        watch = self._watch = StartWatch(job.catalog, job.job_id, self._request.interrupted)
+        stream = self._stream
+        watch = self._watch = StartWatch(stream.catalog, stream.stream_id, self._request.interrupted)
 
         def still_mine() -> None:
             watch()
             self._lease.check()
 
-        job.catalog.executions.begin(
+        stream.catalog.executions.begin(
             self._lease.record,
             execution_id,
             run_id=self._request.run_id,
             cause=cause,
             holder=this_holder(execution_id, self._request.run_id, self._request.jvm_pid),
-            code_version=job.code_version,
+            code_version=stream.code_version,
         )
         try:
-            check_places(job, start_from, predecessor_ended=self._predecessor_ended)
+            check_places(stream, start_from, predecessor_ended=self._predecessor_ended)
             if not self._predecessor_ended:
                 fence_predecessor(
-                    job,
+                    stream,
                     self._acquired,
                     still_mine=still_mine,
                     own_jvm_pid=self._request.jvm_pid,
                     report=self._request.report,
                 )
-            for sentence in settle_dead_attempts(job, self._lease.record):
+            for sentence in settle_dead_attempts(stream, self._lease.record):
                 self._request.report(sentence)
             watch()
             if cause is StartCause.MANUAL:
-                job.catalog.recoveries.forget(self._lease.record)
+                stream.catalog.recoveries.forget(self._lease.record)
             plan, prepared, query = self._start(execution_id, start_from, cause)
         except StartStoppedError as stopped:
             if watch.end is None:
@@ -290,11 +293,11 @@ class _Run:
         self, execution_id: str, start_from: StartFrom, cause: StartCause
     ) -> tuple[RecoveryPlan, PreparedStart, SupervisedQuery]:
         """Start the query on the best point that there is: where one turns out to be damaged, on the next one."""
-        job = self._job
+        stream = self._stream
         output = named_output(self._request.describe()) if self._request.describe is not None else None
         while True:
             facts = recovery_facts(
-                job,
+                stream,
                 start_from,
                 predecessor_ended=self._predecessor_ended,
                 is_automatic=cause is not StartCause.MANUAL,
@@ -303,7 +306,7 @@ class _Run:
             plan = plan_recovery(facts)
             prepared: PreparedStart | None = None
             try:
-                with holding(job.catalog, [plan.image], f"start of execution {execution_id}"):
+                with holding(stream.catalog, [plan.snapshot], f"start of execution {execution_id}"):
                     prepared = self._prepare(execution_id, facts, plan, start_from, output)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
@@ -324,7 +327,7 @@ class _Run:
             return
         with suppress(LeaseLostError):
             self._note_failure(execution_id, live_point(live.url), damage, None)
-            record = self._job.catalog.jobs.get(self._job.job_id)
+            record = self._stream.catalog.streams.get(self._stream.stream_id)
             origin = point_of_origin(record.origin) if record.live_directory == live.url else None
             if origin is not None:
                 # Made again it may be whole; where it fails alike once more, it was made so.
@@ -334,7 +337,7 @@ class _Run:
     def _note_failure(
         self, execution_id: str, point: str, damage: Damage, batch_id: int | None, *, plan: RecoveryPlan | None = None
     ) -> None:
-        self._job.catalog.recoveries.failed(
+        self._stream.catalog.recoveries.failed(
             self._lease.record,
             execution_id,
             point,
@@ -355,28 +358,28 @@ class _Run:
         start_from: StartFrom,
         output: NamedOutput | None,
     ) -> PreparedStart:
-        job = self._job
-        self._weigh(preview_rewind(job, facts, plan, output), accept_loss=start_from.accept_loss)
-        job.store.check_access()
-        claim_live_folder(job)
-        count_beyond_what_is_used(job, plan.image, self._lease.record)
-        for sentence in check_backend(job, plan):
+        stream = self._stream
+        self._weigh(preview_rewind(stream, facts, plan, output), accept_loss=start_from.accept_loss)
+        stream.store.check_access()
+        claim_live_folder(stream)
+        count_beyond_what_is_used(stream, plan.snapshot, self._lease.record)
+        for sentence in check_backend(stream, plan):
             self._request.report(sentence)
         query_plan = self._check_plan(plan, accept=start_from.accept_plan_change)
         self._watch()
-        kept = keep_way_back(job, facts, plan, start_from, self._lease.record)
+        kept = keep_way_back(stream, facts, plan, start_from, self._lease.record)
         if kept is not None:
             self._request.report(kept)
-        refuse_shared_folder(job, output)
+        refuse_shared_folder(stream, output)
         self._watch()
-        prepared = prepare(job, plan, self._lease, output, watch=self._watch)
+        prepared = prepare(stream, plan, self._lease, output, watch=self._watch)
         self._tell(prepared)
         # What takes long may have outlived the lease: a successor may be at work in these very places.
         self._lease.check()
-        job.catalog.jobs.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
+        stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
         self._note_output(execution_id, output)
         # Once more, as two that start at the same moment see each other only now.
-        refuse_shared_folder(job, output)
+        refuse_shared_folder(stream, output)
         return prepared
 
     def _supervise(
@@ -386,21 +389,21 @@ class _Run:
         prepared: PreparedStart,
         query: SupervisedQuery,
     ) -> QueryEnd:
-        job = self._job
+        stream = self._stream
         application = self._request.application
         try:
-            job.catalog.executions.running(
+            stream.catalog.executions.running(
                 self._lease.record,
                 execution_id,
                 live_directory=prepared.live.url,
                 recovery=plan.as_record(),
                 application=application.as_record() if application is not None else None,
             )
-            if "fork_of" in (job.catalog.jobs.get(job.job_id).pending_restore or {}):
-                job.catalog.jobs.restore_finished(self._lease.record)
+            if "fork_of" in (stream.catalog.streams.get(stream.stream_id).pending_restore or {}):
+                stream.catalog.streams.restore_finished(self._lease.record)
             self._answer_start_request(RequestStatus.COMPLETED, None)
             supervisor = Supervisor(
-                job,
+                stream,
                 execution_id,
                 prepared,
                 query,
@@ -424,12 +427,12 @@ class _Run:
             if request_id is not None:
                 status = _STATUS.get(end.kind, ExecutionStatus.CANCELED)
                 # Before the operator is told: see `Supervisor`.
-                self._job.catalog.executions.end(
+                self._stream.catalog.executions.end(
                     self._lease.record, execution_id, status, end.reason, settled=end.kind is EndKind.SUSPENDED
                 )
                 # It is decided now: see `_stop_asked_for`.
                 with suppress(CatalogError):
-                    self._job.catalog.requests.resolve(self._lease.record, request_id, RequestStatus.COMPLETED)
+                    self._stream.catalog.requests.resolve(self._lease.record, request_id, RequestStatus.COMPLETED)
         except LeaseLostError as error:
             return QueryEnd(EndKind.LEASE_LOST, str(error))
         return end
@@ -442,7 +445,7 @@ class _Run:
         self._answer_start_request(RequestStatus.FAILED, reason)
         if is_over and (cause is not StartCause.MANUAL or isinstance(error, RecoveryExhaustedError)):
             # Nobody waits for this start, and no other one follows.
-            self._job.catalog.executions.gave_up(execution_id, reason)
+            self._stream.catalog.executions.gave_up(execution_id, reason)
 
     def _fail(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
         """Record that an execution failed.
@@ -452,7 +455,7 @@ class _Run:
                 read was its successor's.
         """
         try:
-            self._job.catalog.executions.end(
+            self._stream.catalog.executions.end(
                 self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled
             )
         except LeaseLostError:
@@ -462,32 +465,32 @@ class _Run:
     def _note_loss(self, execution_id: str, reason: str) -> None:
         # All that is left to say, of its own execution only; a successor that has begun has said so already.
         with suppress(CatalogError):
-            self._job.catalog.executions.end_unheld(execution_id, ExecutionStatus.FAILED, reason)
+            self._stream.catalog.executions.end_unheld(execution_id, ExecutionStatus.FAILED, reason)
 
     def _note_output(self, execution_id: str, output: NamedOutput | None) -> None:
         """Say where the query is about to write, as it may be killed before it reports that itself."""
         if output is not None and output.folder is not None:
             sinks = [f"FileSink[{output.folder}]"]
-            self._job.catalog.executions.heartbeat(self._lease.record, execution_id, {"sinks": sinks})
+            self._stream.catalog.executions.heartbeat(self._lease.record, execution_id, {"sinks": sinks})
 
     def _weigh(self, preview: RewindPreview, *, accept_loss: bool) -> None:
         for sentence in preview.sentences():
             self._request.report(sentence)
-        refuse_loss(self._job, preview, accept_loss=accept_loss)
+        refuse_loss(self._stream, preview, accept_loss=accept_loss)
 
     def _check_plan(self, recovery: RecoveryPlan, *, accept: bool) -> PlanDescription | None:
         describe = self._request.describe
         plan = plan_of_writer(describe()) if describe is not None else None
-        for sentence in check_plan(self._job, recovery, plan, self._lease.record, accept=accept):
+        for sentence in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
             self._request.report(sentence)
         return plan
 
     def _await_restart(self, execution_id: str, end: QueryEnd) -> QueryEnd | None:
         """Wait until the restart strategy lets a failed query start again; returns the end if it does not."""
         # The catalog has dated the failures; the pause is measured by a clock that never goes back.
-        now_ms = self._job.catalog.now_ms()
-        failures = self._job.catalog.executions.failures_since_manual_start(self._job.job_id)
-        decision = self._job.restart.decide(FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
+        now_ms = self._stream.catalog.now_ms()
+        failures = self._stream.catalog.executions.failures_since_manual_start(self._stream.stream_id)
+        decision = self._stream.restart.decide(FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
         self._request.report(f"the query failed: {end.reason}")
         self._request.report(decision.reason)
         if not isinstance(decision, RestartAt):
@@ -507,9 +510,9 @@ class _Run:
 
     def _stop_asked_for(self, execution_id: str) -> QueryEnd | None:
         """Between two restarts: do what a CANCEL or SUSPEND asks for that no running query answers."""
-        catalog = self._job.catalog
+        catalog = self._stream.catalog
         try:
-            pending = catalog.requests.pending(self._job.job_id)
+            pending = catalog.requests.pending(self._stream.stream_id)
             request = next((each for each in pending if each.kind in ENDS_BY_REQUEST), None)
             if request is None:
                 return None
@@ -534,4 +537,6 @@ class _Run:
 
     def _answer_start_request(self, status: RequestStatus, error: str | None) -> None:
         if self._request.start_request_id is not None:
-            self._job.catalog.requests.resolve(self._lease.record, self._request.start_request_id, status, error=error)
+            self._stream.catalog.requests.resolve(
+                self._lease.record, self._request.start_request_id, status, error=error
+            )

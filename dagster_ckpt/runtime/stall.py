@@ -2,7 +2,7 @@
 
 A query that has nothing to do looks for new data all the time, or waits for its next trigger: both are signs of life.
 A batch that takes long is one too, as long as its tasks come to their ends. What is left is a query that is alive for
-everybody, keeps its lease and has images taken of the same batch for ever, and makes no progress.
+everybody, keeps its lease and has snapshots taken of the same batch for ever, and makes no progress.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Looking, while a job is being started, whether it is to be stopped: a restore may take hours."""
+"""Looking, while a stream is being started, whether it is to be stopped: a restore may take hours."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class StartWatch:
 
     Args:
         catalog: The catalog.
-        job_id: The job.
+        stream_id: The stream.
         interrupted: True once the process was told to stop.
         clock: Milliseconds of a clock that never goes back.
     """
 
     def __init__(
-        self, catalog: Catalog, job_id: str, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
+        self, catalog: Catalog, stream_id: str, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
     ) -> None:
         self._catalog = catalog
-        self._job_id = job_id
+        self._stream_id = stream_id
         self._interrupted = interrupted
         self._clock = clock
         self._next_ms = clock() + REQUEST_POLL_MS
@@ -50,7 +50,7 @@ class StartWatch:
             finally:
                 self._looking.release()
         if self.end is not None:
-            raise StartStoppedError(f"Job {self._job_id!r} was not started: {self.end.reason}.")
+            raise StartStoppedError(f"Stream {self._stream_id!r} was not started: {self.end.reason}.")
 
     def _look(self) -> None:
         if self.end is not None:
@@ -60,7 +60,7 @@ class StartWatch:
             return
         # A catalog that is away for a moment ends no start.
         with suppress(CatalogError):
-            for request in self._catalog.requests.pending(self._job_id):
+            for request in self._catalog.requests.pending(self._stream_id):
                 if request.kind in ENDS_BY_REQUEST:
                     kind, _ = ENDS_BY_REQUEST[request.kind]
                     reason = f"{request.kind.value.lower()} asked for by {request.origin}, while it started"

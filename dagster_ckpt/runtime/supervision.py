@@ -14,7 +14,7 @@ from enum import Enum
 from functools import partial
 from random import Random
 
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, RequestKind, RequestStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
 from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
@@ -42,7 +42,7 @@ from dagster_ckpt.runtime.retry_queue import OwedChanges
 from dagster_ckpt.runtime.stall import Standstill, Stillness
 from dagster_ckpt.spark.query.activity import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
-from dagster_ckpt.stream.handle import Clock, StreamingJob, monotonic_ms
+from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper
 
 POLL_S = 0.25
@@ -65,7 +65,7 @@ class EndKind(Enum):
     FAILED: The query failed, or too many checkpoints did.
     LEASE_LOST: Another execution is the writer now.
     SAVEPOINT_FAILED: It was stopped for a savepoint that then failed; it is to go on.
-    STOOD_STILL: Nothing of it has moved for longer than the job allows.
+    STOOD_STILL: Nothing of it has moved for longer than the stream allows.
     """
 
     FINISHED = "FINISHED"
@@ -103,7 +103,7 @@ class QueryEnd:
 
     kind: EndKind
     reason: str
-    savepoint: ImageRecord | None = None
+    savepoint: SnapshotRecord | None = None
     trace: str | None = None
 
 
@@ -111,7 +111,7 @@ class Supervisor:
     """Supervises one query from its start to its end.
 
     Args:
-        job: The job.
+        stream: The stream.
         execution_id: The execution in the catalog.
         prepared: The live directory it runs in.
         query: The started query.
@@ -124,7 +124,7 @@ class Supervisor:
 
     def __init__(
         self,
-        job: StreamingJob,
+        stream: StreamHandle,
         execution_id: str,
         prepared: PreparedStart,
         query: SupervisedQuery,
@@ -136,9 +136,9 @@ class Supervisor:
         report: Callable[[str], None],
     ) -> None:
         self._report = report
-        self._job_id = job.job_id
-        self._standstill_timeout_ms = job.standstill_timeout_ms
-        self._catalog = job.catalog
+        self._stream_id = stream.stream_id
+        self._standstill_timeout_ms = stream.standstill_timeout_ms
+        self._catalog = stream.catalog
         self._execution_id = execution_id
         self._query = query
         self._lease = lease
@@ -148,7 +148,7 @@ class Supervisor:
         self._still = Stillness(STARTING, at_rest=False, still_for_ms=0)
         self._owed = OwedChanges()
         self._attempts = AttemptRunner(
-            job,
+            stream,
             execution_id,
             prepared,
             self._log,
@@ -159,7 +159,7 @@ class Supervisor:
             wall_clock=wall_clock,
         )
         self._coordinator = CheckpointCoordinator(
-            job.options, first_number=self._catalog.jobs.get(job.job_id).next_number, random=Random()
+            stream.options, first_number=self._catalog.streams.get(stream.stream_id).next_number, random=Random()
         )
         self._end: QueryEnd | None = None
         self._is_ready = False
@@ -255,7 +255,7 @@ class Supervisor:
         elif isinstance(action, FailQuery):
             self._end = self._end or QueryEnd(EndKind.FAILED, f"{action.reason.name}: {action.detail}")
         elif isinstance(action, StopQuery):
-            savepoint = self._attempts.image(action.number)
+            savepoint = self._attempts.snapshot(action.number)
             self._end = QueryEnd(EndKind.FINISHED, STOPPED_WITH_SAVEPOINT, savepoint)
         return []
 
@@ -324,7 +324,7 @@ class Supervisor:
 
     def _take_requests(self) -> None:
         lease = self._lease.record
-        for request in self._catalog.requests.pending(self._job_id):
+        for request in self._catalog.requests.pending(self._stream_id):
             if request.kind in ENDS_BY_REQUEST:
                 end, status = ENDS_BY_REQUEST[request.kind]
                 reason = f"{request.kind.value.lower()} asked for by {request.origin}"

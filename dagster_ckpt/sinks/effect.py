@@ -64,7 +64,7 @@ class Replay:
         in_flight: The batch after `to_batch` where exactly its rows are replayed, else None.
         stateful: Whether the query keeps state: nothing writes it for a batch that a sink passes over without running.
         carries_state: Whether the state after `in_flight` comes along.
-        log_entries: From an image: log entries of each file sink, by its folder. None reads the sink's own log.
+        log_entries: From a snapshot: log entries of each file sink, by its folder. None reads the sink's own log.
     """
 
     to_batch: int

@@ -19,7 +19,7 @@ class Start(StrEnum):
     """What kind of start a sink sees.
 
     GOES_ON: The query goes on where it stopped.
-    TO_IMAGE: It goes back to an image.
+    TO_SNAPSHOT: It goes back to a snapshot.
     TO_BATCH: It goes back to a batch in the live directory.
     EMPTY: It begins without state.
     FORKED: It begins with the state of another one, whose output is not its own.
@@ -27,7 +27,7 @@ class Start(StrEnum):
     """
 
     GOES_ON = "GOES_ON"
-    TO_IMAGE = "TO_IMAGE"
+    TO_SNAPSHOT = "TO_SNAPSHOT"
     TO_BATCH = "TO_BATCH"
     EMPTY = "EMPTY"
     FORKED = "FORKED"
@@ -56,12 +56,12 @@ class Refusal(StrEnum):
     """Why a query is not started on a folder."""
 
     ORIGINALS = "it is the output of the stream that the state comes from"
-    NOT_MAPPED = "no sink of the imported image is mapped to it"
+    NOT_MAPPED = "no sink of the imported snapshot is mapped to it"
     ANOTHERS_LOG = "its log is not this stream's"
     ANOTHER_STREAMS = "another stream of this catalog writes there"
     LOG_IS_GONE = "its log is gone, and with it the rows that the stream has written there"
     LOG_ELSEWHERE = "its log does not stand where the stream stands"
-    NOT_IN_IMAGE = "it holds a log that the image does not know, so it cannot be brought back"
+    NOT_IN_SNAPSHOT = "it holds a log that the snapshot does not know, so it cannot be brought back"
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class SinkFacts:
         named: The query about to start writes there.
         ours: The catalog says that this stream wrote there last.
         others_known: The catalog knows of other places that this stream wrote to last.
-        noted: The image names the folder.
+        noted: The snapshot names the folder.
         originals: It is the output of the stream that a fork or an import comes from.
         anothers: The catalog says that another of its streams wrote there last.
         mapped: No import is to be started, or the import maps a sink to the folder.
         last: Newest batch of its log; None where it has none.
         planned: Newest batch that the query has planned, looked at after its log; None where that is not known.
         blank: Its log names no file.
-        past: How its log stands to the image's; for a fork, to the log that it is given.
-        left_behind: The image is of a timeline that was left, so that the log may have gone another way since.
+        past: How its log stands to the snapshot's; for a fork, to the log that it is given.
+        left_behind: The snapshot is of a timeline that was left, so that the log may have gone another way since.
     """
 
     start: Start
@@ -148,7 +148,7 @@ def _goes_on(facts: SinkFacts) -> Verdict | Refusal:
     return _where_the_query_stands(facts)
 
 
-def _to_image(facts: SinkFacts) -> Verdict | Refusal:
+def _to_snapshot(facts: SinkFacts) -> Verdict | Refusal:
     if facts.noted:
         other_way = facts.past in (Past.SHARED, Past.PART) and facts.left_behind
         agrees = facts.past in (Past.NONE, Past.SAME) or other_way
@@ -156,7 +156,7 @@ def _to_image(facts: SinkFacts) -> Verdict | Refusal:
     if facts.last is None or _is_half_begun(facts):
         return Verdict.BEGIN
     # Taken before the catalog was told of the folder, of a query that stood where its log stands now.
-    return Verdict.GO_ON if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_IMAGE
+    return Verdict.GO_ON if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_SNAPSHOT
 
 
 def _to_batch(facts: SinkFacts) -> Verdict | Refusal:
@@ -208,7 +208,7 @@ def _is_half_begun(facts: SinkFacts) -> bool:
 
 _RULES = {
     Start.GOES_ON: _goes_on,
-    Start.TO_IMAGE: _to_image,
+    Start.TO_SNAPSHOT: _to_snapshot,
     Start.TO_BATCH: _to_batch,
     Start.EMPTY: _empty,
     Start.FORKED: _forked,
@@ -222,8 +222,8 @@ class NamedFolders:
 
     Attributes:
         folders: The folders.
-        is_seen: Whether the described query says so. Otherwise it is what the catalog and the image know of the stream:
-            nothing else can be looked at where the query is not at hand.
+        is_seen: Whether the described query says so. Otherwise it is what the catalog and the snapshot know of the
+            stream: nothing else can be looked at where the query is not at hand.
     """
 
     folders: tuple[str, ...]

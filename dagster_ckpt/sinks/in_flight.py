@@ -282,7 +282,7 @@ def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
             SinkEffect.UNREACHABLE,
             f"It has batches after {batch_id + 1}, which this query never planned: another query wrote them, and Spark "
             "would pass over this query's own batches up to there.",
-            "Start from an image with start_from=...: that rolls the sink back.",
+            "Start from a snapshot with start_from=...: that rolls the sink back.",
         )
     if what is InFlight.REFUSE:
         return SinkForecast(
@@ -290,7 +290,8 @@ def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
             SinkEffect.UNREACHABLE,
             f"{has}, and the state after it cannot be gone on from: Spark would pass over the batch without computing "
             "its state, and fail at the one after it.",
-            f"Restore the table to its version before batch {batch_id + 1}, and start from an image or batch-<n> with "
+            f"Restore the table to its version before batch {batch_id + 1}, and start from a snapshot or batch-<n> "
+            "with "
             "new_query_id.",
         )
     return None

@@ -147,7 +147,7 @@ def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
         if replay.log_entries is None:
             own_past([sink], replay.to_batch)
         elif (entries := _noted(path, replay.log_entries)) is None:
-            return _not_in_the_image(sink, max(names, default=-1), replay)
+            return _not_in_the_snapshot(sink, max(names, default=-1), replay)
         elif not folder.exists() and entries:
             return SinkForecast(
                 sink,
@@ -165,17 +165,18 @@ def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
 
 
 def _noted(path: str, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
-    # The catalog may have the folder as Spark spells it, and the image as a person does.
+    # The catalog may have the folder as Spark spells it, and the snapshot as a person does.
     return next((entries for noted, entries in log_entries.items() if same_folder(noted, path)), None)
 
 
-def _not_in_the_image(sink: str, last_batch: int, replay: Replay) -> SinkForecast:
+def _not_in_the_snapshot(sink: str, last_batch: int, replay: Replay) -> SinkForecast:
     if last_batch <= replay.to_batch:
         return SinkForecast(sink, SinkEffect.EXACT, f"It holds no batch after {replay.to_batch}.")
     return SinkForecast(
         sink,
         SinkEffect.LOSE,
-        f"The image was taken before the query wrote there, so the sink is not rolled back: it passes over batches up "
+        "The snapshot was taken before the query wrote there, so the sink is not rolled back: it passes over batches "
+        "up "
         f"to {last_batch} whatever is in them.",
         "Write to a new folder.",
     )

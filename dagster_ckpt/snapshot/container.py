@@ -1,4 +1,4 @@
-"""The bytes of `_metadata`: manifest and small files in one sealed ZIP (docs/image-format.md, section 2).
+"""The bytes of `_metadata`: manifest and small files in one sealed ZIP (docs/snapshot-format.md, section 2).
 
 Any tool for ZIP archives reads it, and `zcat` the list of files in it. The seal, a checksum over every byte, is the
 comment of the archive.
@@ -16,11 +16,10 @@ from typing import Any
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import ImageCorruptError
+from dagster_ckpt.errors import SnapshotCorruptError
 from dagster_ckpt.foreign import from_json, reading
-from dagster_ckpt.snapshot import container_v1
 from dagster_ckpt.snapshot.entries import FileEntry, Paths, is_reference
-from dagster_ckpt.snapshot.manifest import ImageHeader, Manifest
+from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
 from dagster_ckpt.snapshot.segment import Segment, read_files
 
 FORMAT_VERSION = 2
@@ -30,7 +29,7 @@ INLINE_NAME = "inline.bin"
 _ZIP_MAGIC = b"PK\x03\x04"
 _SEAL = b"blake3:"
 _SEAL_BYTES = len(_SEAL) + 64
-# The earliest time that the format knows: an image of the same content has the same bytes.
+# The earliest time that the format knows: a snapshot of the same content has the same bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -89,7 +88,7 @@ def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
     target.write(_SEAL + seal)
     data = target.getvalue()
     for segment, begin, end in zip(manifest.segments, begins, ends, strict=True):
-        # A view: the bytes are there once, however many segments and images refer to them.
+        # A view: the bytes are there once, however many segments and snapshots refer to them.
         segment.remember_packed(memoryview(data)[begin:end])
     return data
 
@@ -100,20 +99,16 @@ def _json(described: dict[str, Any]) -> str:
 
 
 def unpack_metadata(data: bytes, location: str) -> Metadata:
-    """Read a `_metadata`, of this version of the format or of the one before.
+    """Read a `_metadata`.
 
     Args:
         data: Its bytes.
         location: Where they are from, for messages.
 
     Raises:
-        ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
+        SnapshotCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
     """
-    if data.startswith(container_v1.MAGIC):
-        header, entries, inline = container_v1.unpack(data, location)
-        metadata = Metadata(Manifest.of(header, entries), inline)
-    else:
-        metadata = _unpack(data, location)
+    metadata = _unpack(data, location)
     with _told_as_corrupt(location):
         _check_inline(metadata.manifest.inline_length, metadata.inline)
     return metadata
@@ -127,14 +122,11 @@ def unpack_files(data: bytes, location: str) -> Contents:
         location: Where they are from, for messages.
 
     Raises:
-        ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format; of a single line, this
-            shows when its turn comes.
+        SnapshotCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format; of a single line,
+            this shows when its turn comes.
     """
-    if data.startswith(container_v1.MAGIC):
-        metadata = unpack_metadata(data, location)
-        return Contents(metadata.manifest.files, metadata.inline)
     with _opened(data, location) as (archive, described):
-        ImageHeader.model_validate(described["header"])
+        SnapshotHeader.model_validate(described["header"])
         packed, inline = _member(archive, FILES_NAME), _member(archive, INLINE_NAME)
         lengths, listed = described["segments"], _listed_objects(described)
 
@@ -157,22 +149,20 @@ def referred_objects(data: bytes, location: str) -> frozenset[str]:
     """The data objects that a `_metadata` refers to, without reading its list of files.
 
     Raises:
-        ImageCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
+        SnapshotCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
     """
-    if data.startswith(container_v1.MAGIC):
-        return unpack_metadata(data, location).manifest.objects
     with _opened(data, location) as (_, described):
         return _listed_objects(described)
 
 
 def cannot_be_trusted(location: str, what: str) -> str:
     """The message about damaged metadata."""
-    return f"{location} cannot be trusted: {what}. Start from another image."
+    return f"{location} cannot be trusted: {what}. Start from another snapshot."
 
 
 def _unpack(data: bytes, location: str) -> Metadata:
     with _opened(data, location) as (archive, described):
-        header = ImageHeader.model_validate(described["header"])
+        header = SnapshotHeader.model_validate(described["header"])
         paths = Paths()
         parts = _parts(_member(archive, FILES_NAME), described["segments"])
         *stable, rest = (Segment.read(part, paths) for part in parts)
@@ -196,7 +186,7 @@ def _listed_objects(described: dict[str, Any]) -> frozenset[str]:
 
 
 def _check_objects(used: Set[str], listed: Set[str]) -> None:
-    # What cleans up goes by the list: an object that it lacks would be deleted under the image.
+    # What cleans up goes by the list: an object that it lacks would be deleted under the snapshot.
     if used != listed:
         raise ValueError(f"its files lie in other data objects than it lists: {sorted(used ^ listed)[:3]}")
 
@@ -210,14 +200,16 @@ def _check_inline(inline_length: int, inline: bytes) -> None:
 def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
     """The archive once its seal and version are known to be right, and what `manifest.json` says."""
     if len(data) < len(_ZIP_MAGIC) + _SEAL_BYTES:
-        raise ImageCorruptError(cannot_be_trusted(location, f"it ends after {len(data)} bytes, so it is truncated"))
+        raise SnapshotCorruptError(cannot_be_trusted(location, f"it ends after {len(data)} bytes, so it is truncated"))
     if not data.startswith(_ZIP_MAGIC):
-        raise ImageCorruptError(
-            cannot_be_trusted(location, f"it begins with {data[:6]!r}: that is not an image's metadata")
+        raise SnapshotCorruptError(
+            cannot_be_trusted(location, f"it begins with {data[:6]!r}: that is not a snapshot's metadata")
         )
     sealed, seal = memoryview(data)[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     if seal != _SEAL + blake3(sealed).hexdigest().encode():
-        raise ImageCorruptError(cannot_be_trusted(location, "its checksum does not fit, so it is truncated or altered"))
+        raise SnapshotCorruptError(
+            cannot_be_trusted(location, "its checksum does not fit, so it is truncated or altered")
+        )
     with _told_as_corrupt(location), zipfile.ZipFile(io.BytesIO(data)) as archive:
         described = from_json(_member(archive, MANIFEST_NAME))
         _check_version(described, location)
@@ -225,15 +217,17 @@ def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[
 
 
 def _told_as_corrupt(location: str) -> AbstractContextManager[None]:
-    return reading(lambda why: ImageCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({why})")))
+    return reading(
+        lambda why: SnapshotCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({why})"))
+    )
 
 
 def _check_version(described: Any, location: str) -> None:
     version = described["format_version"]
     if version != FORMAT_VERSION:
-        raise ImageCorruptError(
+        raise SnapshotCorruptError(
             f"{location} has format version {version}; this dagster-ckpt reads versions up to {FORMAT_VERSION}. "
-            "Upgrade dagster-ckpt, or start from another image."
+            "Upgrade dagster-ckpt, or start from another snapshot."
         )
 
 

@@ -1,6 +1,6 @@
-"""One file of an image, and its line in the manifest (docs/image-format.md, section 3).
+"""One file of a snapshot, and its line in the manifest (docs/snapshot-format.md, section 3).
 
-A line is what is kept of a file: an image may have a hundred thousand, and shares those of the image before.
+A line is what is kept of a file: a snapshot may have a hundred thousand, and shares those of the snapshot before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AFTER_DIGEST = 68
 
 
 class FileEntry(NamedTuple):
-    """One file of an image.
+    """One file of a snapshot.
 
     Attributes:
         digest: BLAKE3 of its content, hexadecimal.
@@ -42,7 +42,7 @@ class FileEntry(NamedTuple):
         size: Its length in bytes.
         identity: See `Source.identity`.
         token: See `Source.token`.
-        object: The data object it lies in, relative to the image's directory; None: in the metadata itself.
+        object: The data object it lies in, relative to the snapshot's directory; None: in the metadata itself.
         offset: Where it begins there.
     """
 
@@ -59,7 +59,7 @@ class FileEntry(NamedTuple):
         digest, path, size, identity, token, reference, offset = self
         if not _is_plain(f"{path}{identity}{token}{reference}"):
             return json.dumps(self, separators=(",", ":")).encode()
-        # Two hundred of them with every image of a larger query, hence no calls.
+        # Two hundred of them with every snapshot of a larger query, hence no calls.
         identity = "null" if identity is None else f'"{identity}"'
         token = "null" if token is None else f'"{token}"'
         reference = "null" if reference is None else f'"{reference}"'
@@ -117,11 +117,11 @@ def check_entry(entry: FileEntry) -> None:
     if not isinstance(entry.digest, str) or not _DIGEST.fullmatch(entry.digest):
         raise ValueError(f"{path} has the digest {entry.digest!r}")
     if reference is not None and not is_reference(reference):
-        raise ValueError(f"{path} lies in {reference!r}, which is no data object of an image")
+        raise ValueError(f"{path} lies in {reference!r}, which is no data object of a snapshot")
 
 
 class Paths:
-    """The paths of an image, which has each once, and none that is a folder of another."""
+    """The paths of a snapshot, which has each once, and none that is a folder of another."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -131,17 +131,17 @@ class Paths:
         """Add the paths of more files.
 
         Raises:
-            ValueError: Two files of the image have the same path, or a file lies in another one.
+            ValueError: Two files of the snapshot have the same path, or a file lies in another one.
         """
         added = list(paths)
         expected = len(self._files) + len(added)
         self._files.update(added)
         if len(self._files) < expected:
-            raise ValueError("two files of the image have the same path")
+            raise ValueError("two files of the snapshot have the same path")
         folders = self._new_folders(added)
         self._folders |= folders
         if not self._files.isdisjoint(folders) or not self._folders.isdisjoint(added):
-            raise ValueError("a file of the image lies in another file")
+            raise ValueError("a file of the snapshot lies in another file")
 
     def _new_folders(self, paths: Collection[str]) -> set[str]:
         found: set[str] = set()
@@ -154,7 +154,7 @@ class Paths:
 
 
 def is_reference(reference: object) -> bool:
-    """Whether a name is beside the manifest, or in the folder that the checkpoints of a job share (section 3.3)."""
+    """Whether a name is beside the manifest, or in the folder that the checkpoints of a stream share (section 3.3)."""
     return isinstance(reference, str) and _REFERENCE.fullmatch(reference) is not None
 
 

@@ -1,7 +1,7 @@
-"""Deleting images and what crashes left, without touching a byte that another image needs.
+"""Deleting snapshots and what crashes left, without touching a byte that another snapshot needs.
 
-An image is deleted in steps that can be cut off anywhere (docs/image-format.md, section 5): its `_metadata` is set
-aside as `_deleting`, so that nobody finds the image any more but what it referred to stays known; its objects go;
+A snapshot is deleted in steps that can be cut off anywhere (docs/snapshot-format.md, section 5): its `_metadata` is set
+aside as `_deleting`, so that nobody finds the snapshot any more but what it referred to stays known; its objects go;
 `_deleting` goes last.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from dagster_ckpt.errors import CkptError, ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.errors import CkptError, SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.objects import UNKNOWN_AGE_MS, ObjectSpace
 from dagster_ckpt.snapshot.reader import read_references
 from dagster_ckpt.snapshot.writer import METADATA_NAME
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoint_directories(space: ObjectSpace) -> list[str]:
-    """Directories of the checkpoints in a job's space, broken ones too, oldest first."""
+    """Directories of the checkpoints in a stream's space, broken ones too, oldest first."""
     return [name for name in _numbered(space) if space.size(f"{name}/{METADATA_NAME}") is not None]
 
 
@@ -41,29 +41,29 @@ def savepoint_directories(space: ObjectSpace) -> list[str]:
     return [name for name in names if space.size(f"{name}/{METADATA_NAME}") is not None]
 
 
-def delete_image(space: ObjectSpace, directory: str, protected: Iterable[str]) -> None:
-    """Delete an image, or go on where an earlier deletion was cut off; one that is gone is no error.
+def delete_snapshot(space: ObjectSpace, directory: str, protected: Iterable[str]) -> None:
+    """Delete a snapshot, or go on where an earlier deletion was cut off; one that is gone is no error.
 
-    Shared objects stay where an image that may need them cannot be read: what they hold cannot be brought back.
+    Shared objects stay where a snapshot that may need them cannot be read: what they hold cannot be brought back.
 
     Args:
-        space: Where the image is, with all that may share its objects.
+        space: Where the snapshot is, with all that may share its objects.
         directory: Its directory.
-        protected: Directories of images whose objects must stay, listed or not.
+        protected: Directories of snapshots whose objects must stay, listed or not.
 
     Raises:
         StorageAccessError: Something could not be read or deleted; another call goes on from there.
     """
-    # Another process may delete the same image: what it has done already is no error at any step.
+    # Another process may delete the same snapshot: what it has done already is no error at any step.
     metadata = _read_if_there(space, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
         space.publish(f"{directory}/{DELETING_NAME}", metadata)
         space.delete(f"{directory}/{METADATA_NAME}")
     try:
         objects = _referred(space, directory, DELETING_NAME)
-    except ImageNotFoundError:
+    except SnapshotNotFoundError:
         return
-    except ImageCorruptError as error:
+    except SnapshotCorruptError as error:
         _log.warning("What %s/%s shared stays until it is swept: %s", space.url, directory, error)
         objects = frozenset()
     for name in sorted(_disposable(space, objects, directory, protected)):
@@ -105,10 +105,10 @@ def storage_time_ms(space: ObjectSpace) -> int | None:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One pass over what crashes left. Mark and sweep: objects are listed first, then the images that name them.
+    """One pass over what crashes left. Mark and sweep: objects are listed first, then the snapshots that name them.
 
-    An object that an image under way has just written is too young, and one of an image that is published meanwhile
-    counts as used, because the images are read after the objects were listed.
+    An object that a snapshot under way has just written is too young, and one of a snapshot that is published meanwhile
+    counts as used, because the snapshots are read after the objects were listed.
 
     Attributes:
         space: The space.
@@ -124,11 +124,11 @@ class Sweep:
     dry_run: bool = False
     under_way: frozenset[int] = frozenset()
 
-    def job(self, protected: Iterable[str]) -> list[Garbage]:
-        """What crashed checkpoints and deletions left in a job's space.
+    def stream(self, protected: Iterable[str]) -> list[Garbage]:
+        """What crashed checkpoints and deletions left in a stream's space.
 
         Args:
-            protected: Directories of images whose objects must stay.
+            protected: Directories of snapshots whose objects must stay.
         """
         space = self.space
         candidates = {
@@ -145,7 +145,7 @@ class Sweep:
         if used is None:
             return found
         unused = {name: changed for name, changed in candidates.items() if name not in used}
-        return found + self._delete(unused, "no image refers to it")
+        return found + self._delete(unused, "no snapshot refers to it")
 
     def _probes(self) -> list[Garbage]:
         names = {name: changed for name, changed in self.space.list("").items() if _PROBE_NAME.fullmatch(name)}
@@ -162,8 +162,8 @@ class Sweep:
         ours = {f"{directory}/{name}": names[name] for name in names if _is_ours(name)}
         return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
-    def savepoints(self, job_id: str) -> list[Garbage]:
-        """What crashed savepoints of a job left.
+    def savepoints(self, stream_id: str) -> list[Garbage]:
+        """What crashed savepoints of a stream left.
 
         Only directories that still carry the mark of an unfinished savepoint are looked at: a savepoint belongs to a
         person, who may be copying one.
@@ -173,10 +173,10 @@ class Sweep:
         for directory, changed_ms in space.list("").items():
             if not changed_ms and directory.startswith(SAVEPOINT):
                 with _passing_over(space, directory):
-                    found += self._savepoint(directory, job_id)
+                    found += self._savepoint(directory, stream_id)
         return found
 
-    def _savepoint(self, directory: str, job_id: str) -> list[Garbage]:
+    def _savepoint(self, directory: str, stream_id: str) -> list[Garbage]:
         space = self.space
         found: list[Garbage] = []
         names = space.list(directory)
@@ -184,7 +184,7 @@ class Sweep:
             return []
         if any(self._is_under_way(name) for name in names):
             return []
-        if _read_if_there(space, f"{directory}/{INCOMPLETE_NAME}") != job_id.encode():
+        if _read_if_there(space, f"{directory}/{INCOMPLETE_NAME}") != stream_id.encode():
             return []
         if METADATA_NAME not in names:
             left = {f"{directory}/{name}": names[name] for name in names if name.endswith((".pack", ".tmp"))}
@@ -195,7 +195,7 @@ class Sweep:
 
     def _rest_of_deletion(self, directory: str, names: dict[str, int], protected: Iterable[str]) -> list[Garbage]:
         if not self.dry_run:
-            delete_image(self.space, directory, protected)
+            delete_snapshot(self.space, directory, protected)
         reason = f"the deletion of {directory} was cut off"
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
@@ -219,7 +219,7 @@ class Sweep:
 
 @contextmanager
 def _passing_over(space: ObjectSpace, directory: str) -> Iterator[None]:
-    """Let what goes wrong with one image not keep a pass from the others; the next pass tries again."""
+    """Let what goes wrong with one snapshot not keep a pass from the others; the next pass tries again."""
     try:
         yield
     except (CkptError, OSError) as error:
@@ -250,19 +250,19 @@ def _disposable(
 
 
 def _used(space: ObjectSpace, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
-    """Objects that images refer to; None where that is not known of one of them."""
+    """Objects that snapshots refer to; None where that is not known of one of them."""
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):
         try:
             used |= _referred_at_all(space, directory)
-        except ImageNotFoundError:
+        except SnapshotNotFoundError:
             # One that was listed a moment ago has been deleted. One that is protected should be there.
             if directory not in wanted:
                 continue
             _log.warning("Shared objects in %s stay: the protected %s is not there.", space.url, directory)
             return None
-        except ImageCorruptError as error:
+        except SnapshotCorruptError as error:
             _log.warning("Shared objects in %s stay, because they may be needed: %s", space.url, error)
             return None
     return frozenset(used)
@@ -271,7 +271,7 @@ def _used(space: ObjectSpace, listed: Iterable[str], protected: Iterable[str]) -
 def _referred_at_all(space: ObjectSpace, directory: str) -> frozenset[str]:
     try:
         return _referred(space, directory, METADATA_NAME)
-    except ImageNotFoundError:
+    except SnapshotNotFoundError:
         return _referred(space, directory, DELETING_NAME)
 
 
@@ -280,5 +280,5 @@ def _referred(space: ObjectSpace, directory: str, name: str) -> frozenset[str]:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an image's directory has such a name from us; what a person put there stays."""
+    """Whether a snapshot's directory has such a name from us; what a person put there stays."""
     return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME) or name.endswith((".pack", ".tmp"))

@@ -1,7 +1,7 @@
-"""The manifest of an image: what it is, and where each of its bytes lies (docs/image-format.md, section 3).
+"""The manifest of a snapshot: what it is, and where each of its bytes lies (docs/snapshot-format.md, section 3).
 
-An image may have a hundred thousand files. So a manifest keeps each as the line of text it has in the container, and
-an image that shares a file with the one before it shares the line: neither is parsed nor built anew.
+A snapshot may have a hundred thousand files. So a manifest keeps each as the line of text it has in the container, and
+a snapshot that shares a file with the one before it shares the line: neither is parsed nor built anew.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from dagster_ckpt.snapshot.segment import ObjectUse, Segment, merged_uses
 
 
 def object_name(directory: str, reference: str) -> str:
-    """Name in the space of a data object that an image in `directory` refers to."""
+    """Name in the space of a data object that a snapshot in `directory` refers to."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
 
 
-class ImageKind(StrEnum):
-    """Who owns an image: the system, or the person who asked for it."""
+class SnapshotKind(StrEnum):
+    """Who owns a snapshot: the system, or the person who asked for it."""
 
     CHECKPOINT = "CHECKPOINT"
     SAVEPOINT = "SAVEPOINT"
 
 
-class ImageHeader(BaseModel):
-    """What an image says of itself.
+class SnapshotHeader(BaseModel):
+    """What a snapshot says of itself.
 
     Attributes:
-        image_id: Unique id.
-        job_id: The streaming job it was taken of.
+        snapshot_id: Unique id.
+        stream_id: The stream it was taken of.
         kind: Checkpoint or savepoint.
         number: Number of the attempt that took it.
         created_at_ms: When it was begun, ms since the epoch.
@@ -53,9 +53,9 @@ class ImageHeader(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    image_id: str
-    job_id: str
-    kind: ImageKind
+    snapshot_id: str
+    stream_id: str
+    kind: SnapshotKind
     number: _Long | None
     created_at_ms: _Long
     batch_id: _Long
@@ -65,20 +65,20 @@ class ImageHeader(BaseModel):
 
 @dataclass
 class Manifest:
-    """Header and files of an image.
+    """Header and files of a snapshot.
 
     Attributes:
-        header: What the image says of itself.
-        stable: Segments of the files that the next images will most likely have too, oldest first.
+        header: What the snapshot says of itself.
+        stable: Segments of the files that the next snapshots will most likely have too, oldest first.
         rest: The other files.
     """
 
-    header: ImageHeader
+    header: SnapshotHeader
     stable: tuple[Segment, ...] = ()
     rest: Segment = field(default_factory=Segment)
 
     @classmethod
-    def of(cls, header: ImageHeader, entries: Iterable[FileEntry]) -> Manifest:
+    def of(cls, header: SnapshotHeader, entries: Iterable[FileEntry]) -> Manifest:
         """A manifest of entries, none of them stable."""
         manifest = cls(header)
         for entry in entries:
@@ -105,7 +105,7 @@ class Manifest:
 
         Args:
             space: Where they are.
-            directory: The image's directory there.
+            directory: The snapshot's directory there.
         """
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
         sizes = space.sizes(list(uses))

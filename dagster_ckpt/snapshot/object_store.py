@@ -1,4 +1,4 @@
-"""The store of images over an object space: folders, sharing, and what may be deleted when."""
+"""The store of snapshots over an object space: folders, sharing, and what may be deleted when."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from dagster_ckpt.errors import (
     CkptError,
-    ImageCorruptError,
-    ImageNotFoundError,
-    ImageTooLargeError,
     OptionError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+    SnapshotTooLargeError,
     StorageAccessError,
 )
 from dagster_ckpt.io.location import normalised
@@ -29,27 +29,27 @@ from dagster_ckpt.snapshot.garbage_collection import (
     Garbage,
     Sweep,
     checkpoint_directories,
-    delete_image,
+    delete_snapshot,
     savepoint_directories,
     storage_time_ms,
 )
-from dagster_ckpt.snapshot.manifest import ImageHeader, Manifest
+from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
-from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_image
+from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import Base, Source
-from dagster_ckpt.snapshot.store import StoredImage
+from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import (
     INLINE_LIMIT_BYTES,
     METADATA_NAME,
     PACK_TARGET_BYTES,
     Hold,
     WriteOptions,
-    WrittenImage,
-    write_image,
+    WrittenSnapshot,
+    write_snapshot,
 )
 
 SHARED_PREFIX = f"../{SHARED}/"
-# Metadata kept in memory: each image is written against the one before it.
+# Metadata kept in memory: each snapshot is written against the one before it.
 _REMEMBERED = 2
 
 OpenSpace = Callable[[str], ObjectSpace]
@@ -57,11 +57,11 @@ OpenSpace = Callable[[str], ObjectSpace]
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """Where the images of a job are, and how they are written.
+    """Where the snapshots of a stream are, and how they are written.
 
     Attributes:
-        job_id: The job.
-        job_root: URL of the job's folder: `chk-<n>/_metadata` and `shared/` are below it.
+        stream_id: The stream.
+        stream_root: URL of the stream's folder: `chk-<n>/_metadata` and `shared/` are below it.
         savepoint_root: URL of the folder of savepoints, or None where none is configured.
         inline_threshold: See `WriteOptions`.
         max_bytes: Larger checkpoints are refused; None takes any.
@@ -69,8 +69,8 @@ class StoreLayout:
         pack_least_bytes: See `WriteOptions`.
     """
 
-    job_id: str
-    job_root: str
+    stream_id: str
+    stream_root: str
     savepoint_root: str | None
     inline_threshold: int | None
     max_bytes: int | None = None
@@ -78,8 +78,8 @@ class StoreLayout:
     pack_least_bytes: int = PACK_TARGET_BYTES
 
 
-class ObjectImageStore:
-    """Images over object spaces.
+class ObjectSnapshotStore:
+    """Snapshots over object spaces.
 
     Args:
         layout: Where and how.
@@ -89,14 +89,14 @@ class ObjectImageStore:
     def __init__(self, layout: StoreLayout, open_space: OpenSpace) -> None:
         self._layout = layout
         self._open_space = open_space
-        self._job_space = open_space(layout.job_root)
+        self._stream_space = open_space(layout.stream_root)
         self._threads = Threads(layout.transfer_threads)
         self._remembered: OrderedDict[str, Metadata] = OrderedDict()
         self._lock = threading.Lock()
 
     def check_access(self) -> None:
-        """Make sure now that images can be written, by writing and deleting a probe."""
-        spaces = [self._job_space]
+        """Make sure now that snapshots can be written, by writing and deleting a probe."""
+        spaces = [self._stream_space]
         if self._layout.savepoint_root is not None:
             spaces.append(self._open_space(self._layout.savepoint_root))
         for space in spaces:
@@ -106,7 +106,7 @@ class ObjectImageStore:
 
     def write_checkpoint(
         self,
-        header: ImageHeader,
+        header: SnapshotHeader,
         files: Iterable[Source],
         *,
         base: str | Base | None = None,
@@ -114,10 +114,10 @@ class ObjectImageStore:
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
-    ) -> StoredImage:
-        """Write a checkpoint as `chk-<n>`; bytes that the image at `base` has are shared with it."""
+    ) -> StoredSnapshot:
+        """Write a checkpoint as `chk-<n>`; bytes that the snapshot at `base` has are shared with it."""
         if header.number is None:
-            raise OptionError(f"The checkpoint of job {header.job_id!r} has no number. Give it one.")
+            raise OptionError(f"The checkpoint of stream {header.stream_id!r} has no number. Give it one.")
         shared = base if isinstance(base, Base) else self.base(base)
         if self._layout.max_bytes is not None:
             files = list(files)
@@ -125,9 +125,9 @@ class ObjectImageStore:
             size = sum(file.size for file in files) + sum(segment.full_bytes for segment in taken)
             self._check_size(header, size, self._layout.max_bytes)
         directory = f"chk-{header.number}"
-        location = f"{self._job_space.url}/{directory}"
-        written = write_image(
-            self._job_space,
+        location = f"{self._stream_space.url}/{directory}"
+        written = write_snapshot(
+            self._stream_space,
             directory,
             header,
             files,
@@ -143,7 +143,7 @@ class ObjectImageStore:
 
     def write_savepoint(
         self,
-        header: ImageHeader,
+        header: SnapshotHeader,
         files: Iterable[Source],
         *,
         target_directory: str | None = None,
@@ -151,26 +151,26 @@ class ObjectImageStore:
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
-    ) -> StoredImage:
+    ) -> StoredSnapshot:
         """Write a self-contained savepoint into a folder of its own.
 
-        Data objects of the image at `base` are linked into it on the same disk, or copied by the object store itself:
-        the savepoint needs no other image, and its bytes do not pass through this process.
+        Data objects of the snapshot at `base` are linked into it on the same disk, or copied by the object store
+        itself: the savepoint needs no other snapshot, and its bytes do not pass through this process.
         """
         root = normalised(target_directory) if target_directory else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(
-                f"No folder for savepoints of job {header.job_id!r} is configured. Set savepoint_path of the "
+                f"No folder for savepoints of stream {header.stream_id!r} is configured. Set savepoint_path of the "
                 "checkpoint storage, or give a target directory."
             )
         space = self._open_space(root)
-        # Flink: savepoint-<first six of the job id>-<random>.
-        name = re.sub("[^A-Za-z0-9]", "", header.job_id)[:6] or "job"
+        # Flink: savepoint-<first six of the stream id>-<random>.
+        name = re.sub("[^A-Za-z0-9]", "", header.stream_id)[:6] or "stream"
         directory = f"{SAVEPOINT}{name}-{uuid.uuid4().hex[:12]}"
         mark = f"{directory}/{INCOMPLETE_NAME}"
-        space.publish(mark, header.job_id.encode())
+        space.publish(mark, header.stream_id.encode())
         try:
-            written = write_image(
+            written = write_snapshot(
                 space,
                 directory,
                 header,
@@ -191,20 +191,20 @@ class ObjectImageStore:
         return self._stored(f"{space.url}/{directory}", written)
 
     def base(self, location: str | None) -> Base | None:
-        """An earlier image to share with, of this job or another; None where it is gone or broken."""
+        """An earlier snapshot to share with, of this stream or another; None where it is gone or broken."""
         if location is None:
             return None
         folder = _folder(location)
         space, directory = self._at(folder)
         try:
             metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(space, directory))
-        except (ImageNotFoundError, ImageCorruptError):
-            # Then the image is written in full, which is never wrong.
+        except (SnapshotNotFoundError, SnapshotCorruptError):
+            # Then the snapshot is written in full, which is never wrong.
             return None
-        return Base(metadata, space, directory, is_beside=space.url == self._job_space.url)
+        return Base(metadata, space, directory, is_beside=space.url == self._stream_space.url)
 
     def manifest(self, location: str) -> Manifest:
-        """The manifest of an image."""
+        """The manifest of a snapshot."""
         space, directory = self._at(location)
         return read_metadata(space, directory).manifest
 
@@ -216,36 +216,36 @@ class ObjectImageStore:
         only: Callable[[str], bool] = lambda _path: True,
         missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     ) -> None:
-        """Hand out the files of an image, each checked against its digest."""
+        """Hand out the files of a snapshot, each checked against its digest."""
         space, directory = self._at(location)
         extract(space, directory, write, only=only, missing=missing, threads=self._layout.transfer_threads)
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
-        """What is wrong with an image; an empty list is a good one."""
+        """What is wrong with a snapshot; an empty list is a good one."""
         space, directory = self._at(location)
-        return verify_image(space, directory, deep=deep)
+        return verify_snapshot(space, directory, deep=deep)
 
     def checkpoints(self) -> list[str]:
-        """Locations of all checkpoints of the job, broken ones too, oldest first."""
-        return [f"{self._job_space.url}/{directory}" for directory in checkpoint_directories(self._job_space)]
+        """Locations of all checkpoints of the stream, broken ones too, oldest first."""
+        return [f"{self._stream_space.url}/{directory}" for directory in checkpoint_directories(self._stream_space)]
 
     def savepoints(self) -> list[str]:
-        """Locations of all whole savepoints in the configured folder, of other jobs too, by name."""
+        """Locations of all whole savepoints in the configured folder, of other streams too, by name."""
         if self._layout.savepoint_root is None:
             return []
         space = self._open_space(self._layout.savepoint_root)
         return [f"{space.url}/{directory}" for directory in savepoint_directories(space)]
 
     def is_own(self, location: str) -> bool:
-        """Whether a location lies in this store's own folders: the job's, or the configured one of savepoints."""
+        """Whether a location lies in this store's own folders: the stream's, or the configured one of savepoints."""
         root = _folder(location).rpartition("/")[0]
         savepoints = self._layout.savepoint_root
-        return root == self._job_space.url or (savepoints is not None and root == self._open_space(savepoints).url)
+        return root == self._stream_space.url or (savepoints is not None and root == self._open_space(savepoints).url)
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
-        """Delete an image: its metadata first, so that nobody can find it, then bytes only it refers to.
+        """Delete a snapshot: its metadata first, so that nobody can find it, then bytes only it refers to.
 
-        Where another checkpoint of the job cannot be read, shared bytes stay, and a warning is logged.
+        Where another checkpoint of the stream cannot be read, shared bytes stay, and a warning is logged.
         """
         held = {_folder(other) for other in protected}
         if _folder(location) in held:
@@ -255,7 +255,7 @@ class ObjectImageStore:
         space, directory = self._at(location)
         with self._lock:
             self._remembered.pop(_folder(location), None)
-        delete_image(space, directory, _beside(space, held))
+        delete_snapshot(space, directory, _beside(space, held))
 
     def sweep(
         self,
@@ -268,22 +268,22 @@ class ObjectImageStore:
         """Delete what crashed attempts left and that is older; no shared object if a checkpoint is broken."""
         held = {_folder(other) for other in protected}
         swept: list[Garbage] = []
-        now_ms = storage_time_ms(self._job_space)
+        now_ms = storage_time_ms(self._stream_space)
         if now_ms is not None:
-            sweep = Sweep(self._job_space, now_ms, older_than_ms, dry_run, frozenset(under_way))
-            swept += sweep.job(_beside(self._job_space, held))
+            sweep = Sweep(self._stream_space, now_ms, older_than_ms, dry_run, frozenset(under_way))
+            swept += sweep.stream(_beside(self._stream_space, held))
         if self._layout.savepoint_root is not None:
             space = self._open_space(self._layout.savepoint_root)
             now_ms = storage_time_ms(space)
             if now_ms is not None:
                 sweep = Sweep(space, now_ms, older_than_ms, dry_run, frozenset(under_way))
-                swept += sweep.savepoints(self._layout.job_id)
+                swept += sweep.savepoints(self._layout.stream_id)
         return swept
 
-    def _check_size(self, header: ImageHeader, size: int, limit: int) -> None:
+    def _check_size(self, header: SnapshotHeader, size: int, limit: int) -> None:
         if size > limit:
-            raise ImageTooLargeError(
-                f"The checkpoint of job {header.job_id!r} has {size} bytes; this storage takes at most {limit}, "
+            raise SnapshotTooLargeError(
+                f"The checkpoint of stream {header.stream_id!r} has {size} bytes; this storage takes at most {limit}, "
                 "because it keeps them in memory. Raise max_state_size, or use a FileSystemCheckpointStorage."
             )
 
@@ -307,8 +307,8 @@ class ObjectImageStore:
             pack_least_bytes=self._layout.pack_least_bytes,
         )
 
-    def _stored(self, location: str, written: WrittenImage) -> StoredImage:
-        return StoredImage(
+    def _stored(self, location: str, written: WrittenSnapshot) -> StoredSnapshot:
+        return StoredSnapshot(
             location,
             full_bytes=written.manifest.full_bytes,
             incremental_bytes=written.incremental_bytes,
@@ -317,14 +317,14 @@ class ObjectImageStore:
 
     def _at(self, location: str) -> tuple[ObjectSpace, str]:
         root, _, directory = _folder(location).rpartition("/")
-        return (self._job_space if root == self._job_space.url else self._open_space(root)), directory
+        return (self._stream_space if root == self._stream_space.url else self._open_space(root)), directory
 
 
 def _folder(location: str) -> str:
-    """URL of an image's folder, from that or from the path of its metadata."""
+    """URL of a snapshot's folder, from that or from the path of its metadata."""
     return normalised(location).removesuffix(f"/{METADATA_NAME}")
 
 
 def _beside(space: ObjectSpace, locations: Iterable[str]) -> list[str]:
-    """Directories, in a space, of those images that are in it."""
+    """Directories, in a space, of those snapshots that are in it."""
     return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == space.url]

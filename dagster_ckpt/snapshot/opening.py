@@ -21,7 +21,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
 from dagster_ckpt.config.storage_path import StoragePath
-from dagster_ckpt.config.stream_id import checked_job_id
+from dagster_ckpt.config.stream_id import checked_stream_id
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.io.custom_objects import FolderOfSpace
 from dagster_ckpt.io.fsspec_objects import PUT_AT_ONCE_BYTES, FsspecSpace
@@ -29,35 +29,35 @@ from dagster_ckpt.io.local_objects import LocalSpace
 from dagster_ckpt.io.location import normalised
 from dagster_ckpt.io.memory_objects import MemorySpace
 from dagster_ckpt.io.objects import ObjectSpace
-from dagster_ckpt.snapshot.object_store import ObjectImageStore, StoreLayout
-from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
+from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
 
 MEMORY_URL = "jobmanager://memory"
 
 
 def open_store(
-    storage: CheckpointStorage, job_id: str, *, transfer_threads: int = DEFAULT_TRANSFER_THREADS
-) -> ImageStore:
-    """Open the place where a job's images live.
+    storage: CheckpointStorage, stream_id: str, *, transfer_threads: int = DEFAULT_TRANSFER_THREADS
+) -> SnapshotStore:
+    """Open the place where a stream's snapshots live.
 
     Args:
         storage: Configuration of the storage.
-        job_id: The job; its id is the name of its folder.
+        stream_id: The stream; its id is the name of its folder.
         transfer_threads: Data objects written or read at the same time, where there is enough to do. A custom storage
             has its own ways.
 
     Raises:
-        OptionError: A custom storage cannot be loaded, or the job id names another folder.
+        OptionError: A custom storage cannot be loaded, or the stream id names another folder.
         StorageAccessError: The file system is unknown or its driver is not installed.
     """
-    checked_job_id(job_id)
+    checked_stream_id(stream_id)
     if isinstance(storage, FileSystemCheckpointStorage):
         root = storage.checkpoint_location.url
         return _store(
             StoreLayout(
-                job_id=job_id,
-                job_root=f"{root}/{job_id}",
+                stream_id=stream_id,
+                stream_root=f"{root}/{stream_id}",
                 savepoint_root=_savepoint_root(storage) or root,
                 inline_threshold=storage.get_min_file_size_threshold(),
                 transfer_threads=transfer_threads,
@@ -72,8 +72,8 @@ def open_store(
         root = location.url if location is not None else MEMORY_URL
         return _store(
             StoreLayout(
-                job_id=job_id,
-                job_root=f"{root}/{job_id}",
+                stream_id=stream_id,
+                stream_root=f"{root}/{stream_id}",
                 savepoint_root=_savepoint_root(storage) or (location.url if location is not None else None),
                 # As in Flink, state goes into the metadata itself, which is why it must be small.
                 inline_threshold=None,
@@ -84,7 +84,7 @@ def open_store(
             buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE,
         )
     if isinstance(storage, CustomCheckpointStorage):
-        return _custom(storage, job_id)
+        return _custom(storage, stream_id)
     raise OptionError(
         f"checkpoint storage is {storage!r}; give a FileSystemCheckpointStorage, a JobManagerCheckpointStorage "
         "or a CustomCheckpointStorage."
@@ -93,46 +93,48 @@ def open_store(
 
 def _store(
     layout: StoreLayout, options: Mapping[str, Any], configured: Iterable[StoragePath | None], *, buffer_bytes: int
-) -> ObjectImageStore:
-    memory = MemorySpace(layout.job_root)
+) -> ObjectSnapshotStore:
+    memory = MemorySpace(layout.stream_root)
     users = {(each.scheme, each.authority): each.user_info for each in configured if each and each.user_info}
-    schemes = {root.partition("://")[0] for root in (layout.job_root, layout.savepoint_root) if root is not None}
+    schemes = {root.partition("://")[0] for root in (layout.stream_root, layout.savepoint_root) if root is not None}
 
     def open_space(url: str) -> ObjectSpace:
-        if url == layout.job_root and url.startswith(MEMORY_URL):
+        if url == layout.stream_root and url.startswith(MEMORY_URL):
             return memory
         # The options are those of the configured file system; a savepoint may go to another one.
         given = options if url.partition("://")[0] in schemes else {}
         return _space(url, given, buffer_bytes=buffer_bytes, users=users)
 
-    return ObjectImageStore(layout, open_space)
+    return ObjectSnapshotStore(layout, open_space)
 
 
 def _savepoint_root(storage: FileSystemCheckpointStorage | JobManagerCheckpointStorage) -> str | None:
     return storage.savepoint_location.url if storage.savepoint_location is not None else None
 
 
-def _custom(storage: CustomCheckpointStorage, job_id: str) -> ImageStore:
+def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
     module, _, name = storage.factory.replace(":", ".").rpartition(".")
     try:
         factory = getattr(importlib.import_module(module), name)
-        made = factory(job_id=job_id, **_fallback(factory, storage), **storage.settings)
+        made = factory(stream_id=stream_id, **_fallback(factory, storage), **storage.settings)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(
             f"checkpoint storage factory {storage.factory!r} cannot be used: {without_secrets(str(error))}. "
-            "Give the import path of a class or function that takes job_id and the settings, and returns a CustomSpace "
-            "or an ImageStore."
+            "Give the import path of a class or function that takes stream_id and the settings, and returns a "
+            "CustomSpace "
+            "or a SnapshotStore."
         ) from cause_to_show(error)
-    if not _missing(made, ImageStore):
-        return cast("ImageStore", made)
+    if not _missing(made, SnapshotStore):
+        return cast("SnapshotStore", made)
     missing = _missing(made, ObjectSpace)
     if missing:
         raise OptionError(
-            f"{storage.factory!r} made a {type(made).__name__}, which is no ImageStore, and no place of objects "
+            f"{storage.factory!r} made a {type(made).__name__}, which is no SnapshotStore, and no place of objects "
             f"either: it has no {', '.join(missing)}. Return a subclass "
-            "of dagster_ckpt.io.custom_objects.CustomSpace, or what has every method of dagster_ckpt.snapshot.store.ImageStore."
+            "of dagster_ckpt.io.custom_objects.CustomSpace, or what has every method of "
+            "dagster_ckpt.snapshot.store.SnapshotStore."
         )
-    return _store_over(cast("ObjectSpace", made), job_id, storage.deployment)
+    return _store_over(cast("ObjectSpace", made), stream_id, storage.deployment)
 
 
 def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
@@ -146,8 +148,8 @@ def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> 
     return {name: value for name, value in said.items() if name in asked and name not in storage.settings}
 
 
-def _store_over(space: ObjectSpace, job_id: str, deployment: DeploymentStorage) -> ImageStore:
-    """Images in a place of the user's; savepoints too, unless the deployment has a folder for them."""
+def _store_over(space: ObjectSpace, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
+    """Snapshots in a place of the user's; savepoints too, unless the deployment has a folder for them."""
     root = normalised(space.url)
     if root != space.url:
         raise OptionError(f"The url of {type(space).__name__} is {space.url!r}; write it as {root!r}.")
@@ -161,12 +163,12 @@ def _store_over(space: ObjectSpace, job_id: str, deployment: DeploymentStorage) 
         return _space(url, deployment.storage_options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE)
 
     layout = StoreLayout(
-        job_id=job_id,
-        job_root=f"{root}/{job_id}",
+        stream_id=stream_id,
+        stream_root=f"{root}/{stream_id}",
         savepoint_root=normalised(savepoints) if savepoints is not None else root,
         inline_threshold=_set_or_default(deployment.file_state_size_threshold),
     )
-    return ObjectImageStore(layout, open_space)
+    return ObjectSnapshotStore(layout, open_space)
 
 
 def _set_or_default(threshold: int | None) -> int:

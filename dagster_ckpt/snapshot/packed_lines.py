@@ -1,6 +1,6 @@
 """Lines of a manifest that are kept packed, of which any one is found while few are unpacked.
 
-An image lists its files in the order of the one before. So whoever looks for its lines there goes through them once,
+A snapshot lists its files in the order of the one before. So whoever looks for its lines there goes through them once,
 and a few neighbours at a time are all that has to be unpacked.
 """
 

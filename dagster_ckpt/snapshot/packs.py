@@ -22,7 +22,7 @@ CHUNK_BYTES = 1024 * 1024
 # that stays this small is used again. Nothing is asked meanwhile, and from an object store each may take long.
 _TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
-# Equal files of one image are stored once, as long as a table of so many digests can tell.
+# Equal files of one snapshot are stored once, as long as a table of so many digests can tell.
 _REMEMBERED_DIGESTS = 1_024
 
 # Below this a second thread costs more than it saves.
@@ -61,10 +61,10 @@ class Checks:
     Attributes:
         known: The entry of content that need not be written, by digest and file.
         is_likely_known: Whether a large file is worth reading for its digest first.
-        go_on: Called before every few files; raises ImageAbortedError where the image is given up.
+        go_on: Called before every few files; raises SnapshotAbortedError where the snapshot is given up.
         made: Told of each data object before it is made: one that could be made only in part has to be removed too.
         wrote: Told of some files where each lies; from several threads, where several write.
-        complete: Given what completes the last data object of a task, to be done before the image is finished.
+        complete: Given what completes the last data object of a task, to be done before the snapshot is finished.
     """
 
     known: KnownContent
@@ -84,7 +84,7 @@ def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
         checks: What to ask meanwhile.
 
     Raises:
-        ImageAbortedError: The image is given up.
+        SnapshotAbortedError: The snapshot is given up.
         CutOvertakenError: A file vanished, or had another length than was said of it.
         StorageAccessError: A data object could not be written.
     """
@@ -110,7 +110,7 @@ def pack_names(task: PackTask) -> list[str]:
 
 
 class PackRunner(Protocol):
-    """Who writes the data objects of an image."""
+    """Who writes the data objects of a snapshot."""
 
     def width(self, total_bytes: int) -> int:
         """How many tasks to make of so many bytes."""
@@ -125,7 +125,7 @@ class PackRunner(Protocol):
             checks: What to ask meanwhile.
 
         Raises:
-            ImageAbortedError: The image is given up.
+            SnapshotAbortedError: The snapshot is given up.
             CutOvertakenError: A file vanished, or had another length than was said of it.
             StorageAccessError: A data object could not be written.
         """
@@ -178,7 +178,9 @@ def read_small(file: Source) -> bytes:
 
 def vanished(file: Source) -> CutOvertakenError:
     """The error about a file that is not there any more."""
-    return CutOvertakenError(f"{file.path} vanished before it was read, so no image was written. Take the image anew.")
+    return CutOvertakenError(
+        f"{file.path} vanished before it was read, so no snapshot was written. Take the snapshot anew."
+    )
 
 
 class _PackWriter:
@@ -304,5 +306,5 @@ def _pack_name(task: PackTask, number: int) -> str:
 def _changed(file: Source) -> CutOvertakenError:
     return CutOvertakenError(
         f"{file.path} had {file.size} bytes when it was looked at, and another length when it was read: it "
-        "changed meanwhile, so no image was written. Take the image anew."
+        "changed meanwhile, so no snapshot was written. Take the snapshot anew."
     )

@@ -1,4 +1,4 @@
-"""Reading an image: its manifest, its files, and whether it can be trusted."""
+"""Reading a snapshot: its manifest, its files, and whether it can be trusted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import ImageCorruptError, ImageNotFoundError
+from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.objects import ObjectSpace
 from dagster_ckpt.io.parallel import GoOn, in_threads
 from dagster_ckpt.snapshot.container import Metadata, referred_objects, unpack_files, unpack_metadata
@@ -26,31 +26,31 @@ _SHARE_BYTES = 16 * 1024 * 1024
 
 
 def read_metadata(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> Metadata:
-    """Read the metadata of an image.
+    """Read the metadata of a snapshot.
 
     Args:
-        space: Where the image is.
+        space: Where the snapshot is.
         directory: Its directory in the space.
-        name: The object to read; another one only while the image is being deleted.
+        name: The object to read; another one only while the snapshot is being deleted.
 
     Raises:
-        ImageNotFoundError: There is none.
-        ImageCorruptError: It is truncated or altered.
+        SnapshotNotFoundError: There is none.
+        SnapshotCorruptError: It is truncated or altered.
     """
     return unpack_metadata(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
 
 
 def read_references(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
-    """The data objects an image refers to, by their names in its space; cheap however many files it has.
+    """The data objects a snapshot refers to, by their names in its space; cheap however many files it has.
 
     Args:
-        space: Where the image is.
+        space: Where the snapshot is.
         directory: Its directory in the space.
-        name: The object to read; another one only while the image is being deleted.
+        name: The object to read; another one only while the snapshot is being deleted.
 
     Raises:
-        ImageNotFoundError: There is none.
-        ImageCorruptError: It is truncated or altered.
+        SnapshotNotFoundError: There is none.
+        SnapshotCorruptError: It is truncated or altered.
     """
     references = referred_objects(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
     return frozenset(object_name(directory, reference) for reference in references)
@@ -60,9 +60,9 @@ def _metadata(space: ObjectSpace, directory: str, name: str) -> bytes:
     try:
         return space.read(posixpath.join(directory, name))
     except FileNotFoundError as error:
-        raise ImageNotFoundError(
-            f"There is no image at {space.url}/{directory}: {name} is missing. An image that was not finished "
-            "has none. Name another image."
+        raise SnapshotNotFoundError(
+            f"There is no snapshot at {space.url}/{directory}: {name} is missing. A snapshot that was not finished "
+            "has none. Name another snapshot."
         ) from error
 
 
@@ -75,10 +75,10 @@ def extract(
     missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     threads: int = 1,
 ) -> None:
-    """Hand out the files of an image, object by object, each checked against its digest.
+    """Hand out the files of a snapshot, object by object, each checked against its digest.
 
     Args:
-        space: Where the image is.
+        space: Where the snapshot is.
         directory: Its directory in the space.
         write: Takes an entry and its bytes, and must use them up. The last piece raises if the content is wrong.
             With more than one thread it is called from several at once.
@@ -87,8 +87,8 @@ def extract(
         threads: How many objects, or parts of one, are read at the same time.
 
     Raises:
-        ImageNotFoundError: There is no image.
-        ImageCorruptError: Data is missing or was altered.
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: Data is missing or was altered.
     """
     data = _metadata(space, directory, METADATA_NAME)
     contents = unpack_files(data, f"{space.url}/{directory}/{METADATA_NAME}")
@@ -105,20 +105,20 @@ def extract(
     in_threads(threads, list(_shares(entries)), hand_out)
 
 
-def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> list[str]:
-    """What is wrong with an image, every file of it; an empty list is a good one.
+def verify_snapshot(space: ObjectSpace, directory: str, *, deep: bool = True) -> list[str]:
+    """What is wrong with a snapshot, every file of it; an empty list is a good one.
 
     Args:
-        space: Where the image is.
+        space: Where the snapshot is.
         directory: Its directory in the space.
         deep: Read every byte and compare digests; otherwise only existence and length of the data objects.
 
     Raises:
-        StorageAccessError: The space could not be read, which says nothing about the image.
+        StorageAccessError: The space could not be read, which says nothing about the snapshot.
     """
     try:
         metadata = read_metadata(space, directory)
-    except (ImageNotFoundError, ImageCorruptError) as error:
+    except (SnapshotNotFoundError, SnapshotCorruptError) as error:
         return [str(error)]
     problems = metadata.manifest.unusable_objects(space, directory)
     if not deep or problems:
@@ -128,12 +128,12 @@ def verify_image(space: ObjectSpace, directory: str, *, deep: bool = True) -> li
         try:
             for _ in chunks:
                 pass
-        except ImageCorruptError as error:
+        except SnapshotCorruptError as error:
             problems.append(str(error))
 
     try:
         extract(space, directory, check)
-    except (ImageNotFoundError, ImageCorruptError) as error:
+    except (SnapshotNotFoundError, SnapshotCorruptError) as error:
         problems.append(str(error))
     return problems
 
@@ -159,7 +159,7 @@ def _opened(space: ObjectSpace, directory: str, reference: str | None, inline: b
 
 
 class _Opened:
-    """An object opened for reading, whose absence is told as a corrupt image."""
+    """An object opened for reading, whose absence is told as a corrupt snapshot."""
 
     def __init__(self, context: object, location: str) -> None:
         self._context = context
@@ -169,8 +169,9 @@ class _Opened:
         try:
             return self._context.__enter__()  # type: ignore[attr-defined, no-any-return]
         except FileNotFoundError as error:
-            raise ImageCorruptError(
-                f"{self._location} is missing, and an image refers to it. Put it back, or start from another image."
+            raise SnapshotCorruptError(
+                f"{self._location} is missing, and a snapshot refers to it. Put it back, or start from another "
+                "snapshot."
             ) from error
 
     def __exit__(self, *details: object) -> None:
@@ -200,14 +201,14 @@ def _checked(stream: BinaryIO, entry: FileEntry, location: str) -> Iterator[byte
         raise _altered(entry, location)
 
 
-def _ends_early(entry: FileEntry, left: int, location: str) -> ImageCorruptError:
-    return ImageCorruptError(
-        f"{location}: the data of {entry.path} ends {left} bytes early: truncated. Start from another image."
+def _ends_early(entry: FileEntry, left: int, location: str) -> SnapshotCorruptError:
+    return SnapshotCorruptError(
+        f"{location}: the data of {entry.path} ends {left} bytes early: truncated. Start from another snapshot."
     )
 
 
-def _altered(entry: FileEntry, location: str) -> ImageCorruptError:
-    return ImageCorruptError(
+def _altered(entry: FileEntry, location: str) -> SnapshotCorruptError:
+    return SnapshotCorruptError(
         f"{location}: the content of {entry.path} does not have the digest it was written with: it was altered. "
-        "Start from another image."
+        "Start from another snapshot."
     )

@@ -15,24 +15,24 @@ from dagster_ckpt.snapshot.manifest import Manifest, object_name
 
 
 class Source(Protocol):
-    """One file to put into an image.
+    """One file to put into a snapshot.
 
     Attributes:
-        path: Its name in the image, a relative POSIX path.
+        path: Its name in the snapshot, a relative POSIX path.
         size: Its length in bytes; a stream of another length is refused.
         identity: A name that no other content will ever have, such as one with a uuid in it, or None.
         token: What changes when another file takes the name: inode and time of a local file, the entity tag of an
             object. None where the storage has nothing certain.
-        stable: Whether the next images will most likely have it too. Stable files are kept together, so that an image
-            can take all of those of an earlier one at once.
+        stable: Whether the next snapshots will most likely have it too. Stable files are kept together, so that a
+            snapshot can take all of those of an earlier one at once.
 
-    Where an earlier image has the same path with the same identity, or the same token, the bytes are not even read.
+    Where an earlier snapshot has the same path with the same identity, or the same token, the bytes are not even read.
     Otherwise the content decides.
     """
 
     @property
     def path(self) -> str:
-        """Name in the image."""
+        """Name in the snapshot."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Source(Protocol):
 
     @property
     def stable(self) -> bool:
-        """Whether the next images will most likely have it too."""
+        """Whether the next snapshots will most likely have it too."""
         ...
 
     def open(self) -> BinaryIO:
@@ -85,20 +85,20 @@ class SourceFile:
 # it can be deleted. Rewriting costs at most a third of what it frees.
 SPARSE = 0.25
 
-# Takes an object of the base image by its reference there, and gives its reference in the new one; None: it cannot
+# Takes an object of the base snapshot by its reference there, and gives its reference in the new one; None: it cannot
 # be shared.
 Take = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
 class Base:
-    """An earlier image, to share with.
+    """An earlier snapshot, to share with.
 
     Attributes:
         metadata: Its metadata.
         space: Where its data objects are.
         directory: Its directory there.
-        is_beside: Whether both images refer to the same objects by the same names. Otherwise each object has to be
+        is_beside: Whether both snapshots refer to the same objects by the same names. Otherwise each object has to be
             adopted first, and is not shared where it cannot be.
     """
 
@@ -111,8 +111,8 @@ class Base:
     def good_objects(self) -> frozenset[str]:
         """References of the data objects worth sharing.
 
-        Left out are those that are missing or too short, so that damage done to one image does not spread to the next,
-        and those that hardly anything in use keeps alive.
+        Left out are those that are missing or too short, so that damage done to one snapshot does not spread to the
+        next, and those that hardly anything in use keeps alive.
         """
         uses = self.metadata.manifest.uses
         sizes = self.space.sizes([object_name(self.directory, name) for name in uses])
@@ -125,18 +125,18 @@ class Base:
 
     @property
     def can_be_extended(self) -> bool:
-        """Whether another image can take all stable files of this one at once."""
+        """Whether another snapshot can take all stable files of this one at once."""
         stable = self.metadata.manifest.stable
         return self.is_beside and bool(stable) and all(self.good_objects.issuperset(part.uses) for part in stable)
 
 
 class Reusable:
-    """Files of a base image that a new one may share.
+    """Files of a base snapshot that a new one may share.
 
     Args:
-        base: The image, or None to share nothing.
+        base: The snapshot, or None to share nothing.
         take: Takes an object of the base.
-        is_extended: Whether the new image has all stable files of the base anyway. Then a look at each of them for
+        is_extended: Whether the new snapshot has all stable files of the base anyway. Then a look at each of them for
             equal content would cost more than writing what is new.
     """
 
@@ -204,7 +204,7 @@ class Reusable:
         return next(filter(None, (segment.with_digest(digest) for segment in packed)), line)
 
     def _shared(self, line: bytes) -> bytes | None:
-        """The line as the new image has it; None where its object cannot be shared."""
+        """The line as the new snapshot has it; None where its object cannot be shared."""
         reference, _ = place_of(line)
         if reference is None:
             return line
@@ -214,7 +214,7 @@ class Reusable:
         return parse_line(line)._replace(object=taken).line()
 
     def _taken(self, reference: str) -> str | None:
-        """Reference of an object of the base in the new image; None where it is not to be shared."""
+        """Reference of an object of the base in the new snapshot; None where it is not to be shared."""
         with self._lock:
             if reference not in self._references:
                 self._references[reference] = self._take(reference)

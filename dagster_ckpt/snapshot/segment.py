@@ -1,6 +1,6 @@
-"""Files of an image that are kept together: the lines of the manifest, or those lines packed.
+"""Files of a snapshot that are kept together: the lines of the manifest, or those lines packed.
 
-Images that follow one another share their segments, so what one of them took time to pack none packs again.
+Snapshots that follow one another share their segments, so what one of them took time to pack none packs again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LARGE = 20_000
 
 @dataclass(slots=True)
 class ObjectUse:
-    """How an image uses a data object.
+    """How a snapshot uses a data object.
 
     Attributes:
         length: The object must have at least so many bytes.
-        used: Bytes of it that belong to files of the image.
+        used: Bytes of it that belong to files of the snapshot.
     """
 
     length: int = 0
@@ -70,10 +70,10 @@ class _Packer:
 
 @dataclass(eq=False)
 class Segment:
-    """Files of an image that are kept together.
+    """Files of a snapshot that are kept together.
 
     Attributes:
-        uses: The data objects they lie in, relative to the image's directory.
+        uses: The data objects they lie in, relative to the snapshot's directory.
         file_count: How many they are.
         full_bytes: Their bytes.
         inline_length: Where the last of those ends that lie in the metadata itself.
@@ -99,7 +99,7 @@ class Segment:
 
         Args:
             packed: The packed lines.
-            paths: Paths of the other segments of the image; those of this one are added.
+            paths: Paths of the other segments of the snapshot; those of this one are added.
 
         Raises:
             ValueError: A line is none that a writer of this format makes, or two files cannot be there together.
@@ -161,7 +161,7 @@ class Segment:
             yield from read_entries(lines)
 
     def pack_into(self, write: Callable[[bytes | memoryview], object]) -> None:
-        """Write its lines, packed with gzip; those of a segment that an earlier image had were packed then.
+        """Write its lines, packed with gzip; those of a segment that an earlier snapshot had were packed then.
 
         A large segment has no room to keep what it writes, so `remember_packed` has to give it back.
         """
@@ -175,7 +175,7 @@ class Segment:
             write(piece)
 
     def remember_packed(self, packed: bytes | memoryview) -> None:
-        """Keep the packed lines for the images that will have the segment too; of a large one nothing else."""
+        """Keep the packed lines for the snapshots that will have the segment too; of a large one nothing else."""
         self._packed, self._packer = packed, None
         if self._is_large:
             self._lines = self._directories = None
@@ -235,7 +235,7 @@ class Segment:
         self._settle()
         finder = self._finder
         if finder is None:
-            # Images written at the same time share segments: whichever finder stays finds the same.
+            # Snapshots written at the same time share segments: whichever finder stays finds the same.
             finder = self._finder = PackedLines(self._packed or b"")
         return finder
 
@@ -269,7 +269,7 @@ class Segment:
     def _by_directory(self) -> dict[bytes, list[bytes]]:
         directories = self._directories
         if directories is None:
-            # Images written at the same time share segments, so nobody may see half of them.
+            # Snapshots written at the same time share segments, so nobody may see half of them.
             directories = {}
             for lines in self._batches():
                 for line in lines:

@@ -1,4 +1,4 @@
-"""What a place for images offers: the interface of every store, and of a user's own."""
+"""What a place for snapshots offers: the interface of every store, and of a user's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.garbage_collection import Garbage
-from dagster_ckpt.snapshot.manifest import ImageHeader, Manifest
+from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
 from dagster_ckpt.snapshot.packs import PackRunner
 from dagster_ckpt.snapshot.reader import WriteEntry
 from dagster_ckpt.snapshot.reuse import Base, Source
@@ -16,8 +16,8 @@ from dagster_ckpt.snapshot.writer import Hold
 
 
 @dataclass(frozen=True)
-class StoredImage:
-    """An image that is whole in storage.
+class StoredSnapshot:
+    """A snapshot that is whole in storage.
 
     Attributes:
         location: URL of its folder.
@@ -32,20 +32,20 @@ class StoredImage:
     file_count: int
 
 
-class ImageStore(Protocol):
-    """Where the images of one streaming job live. Safe for several threads at once.
+class SnapshotStore(Protocol):
+    """Where the snapshots of one stream live. Safe for several threads at once.
 
-    A location is the URL of an image's folder; the path of its `_metadata` is accepted too. Every method raises
+    A location is the URL of a snapshot's folder; the path of its `_metadata` is accepted too. Every method raises
     StorageAccessError where the storage cannot be used.
     """
 
     def check_access(self) -> None:
-        """Make sure now that images can be written, rather than at the first checkpoint."""
+        """Make sure now that snapshots can be written, rather than at the first checkpoint."""
         ...
 
     def write_checkpoint(
         self,
-        header: ImageHeader,
+        header: SnapshotHeader,
         files: Iterable[Source],
         *,
         base: str | Base | None = None,
@@ -53,13 +53,13 @@ class ImageStore(Protocol):
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
-    ) -> StoredImage:
-        """Write a checkpoint; bytes that the image at `base` has are shared with it.
+    ) -> StoredSnapshot:
+        """Write a checkpoint; bytes that the snapshot at `base` has are shared with it.
 
         Args:
-            header: What the image says of itself.
+            header: What the snapshot says of itself.
             files: Its files; asked for once.
-            base: An image, or its location, that still has to be there when this returns; or None.
+            base: A snapshot, or its location, that still has to be there when this returns; or None.
             extends: The checkpoint has all stable files of the base besides `files`; only where the base
                 `can_be_extended`.
             hold: Given the files that will be read, before any is; gives them as they are to be read.
@@ -67,14 +67,14 @@ class ImageStore(Protocol):
             runner: Who writes the data objects; None: threads of this process.
 
         Raises:
-            ImageTooLargeError: The store does not take images of this size.
-            ImageAbortedError: `should_abort` said so.
+            SnapshotTooLargeError: The store does not take snapshots of this size.
+            SnapshotAbortedError: `should_abort` said so.
         """
         ...
 
     def write_savepoint(
         self,
-        header: ImageHeader,
+        header: SnapshotHeader,
         files: Iterable[Source],
         *,
         target_directory: str | None = None,
@@ -82,33 +82,33 @@ class ImageStore(Protocol):
         hold: Hold = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
-    ) -> StoredImage:
-        """Write a self-contained savepoint: it needs no other image, whatever it was made from.
+    ) -> StoredSnapshot:
+        """Write a self-contained savepoint: it needs no other snapshot, whatever it was made from.
 
         Args:
-            header: What the image says of itself.
+            header: What the snapshot says of itself.
             files: Its files; asked for once.
             target_directory: Where to, if not to the configured folder.
-            base: Location of an image whose bytes need not pass through this process again, or None.
+            base: Location of a snapshot whose bytes need not pass through this process again, or None.
             hold: Given the files that will be read, before any is; gives them as they are to be read.
             should_abort: Asked before every few files.
             runner: Who writes the data objects; None: threads of this process.
 
         Raises:
-            ImageAbortedError: `should_abort` said so.
+            SnapshotAbortedError: `should_abort` said so.
         """
         ...
 
     def base(self, location: str | None) -> Base | None:
-        """An earlier image to share with; None where there is none, or where this store shares nothing."""
+        """An earlier snapshot to share with; None where there is none, or where this store shares nothing."""
         ...
 
     def manifest(self, location: str) -> Manifest:
-        """The manifest of an image.
+        """The manifest of a snapshot.
 
         Raises:
-            ImageNotFoundError: There is no image.
-            ImageCorruptError: Its metadata is truncated or altered.
+            SnapshotNotFoundError: There is no snapshot.
+            SnapshotCorruptError: Its metadata is truncated or altered.
         """
         ...
 
@@ -120,42 +120,42 @@ class ImageStore(Protocol):
         only: Callable[[str], bool] = lambda _path: True,
         missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     ) -> None:
-        """Hand out the files of an image, each checked against its digest.
+        """Hand out the files of a snapshot, each checked against its digest.
 
         Args:
-            location: The image.
+            location: The snapshot.
             write: Takes an entry and its bytes, and must use them up; called from several threads where it is worth it.
             only: Which paths to hand out.
             missing: Given these files, those that the caller does not have already: only their bytes are read.
 
         Raises:
-            ImageNotFoundError: There is no image.
-            ImageCorruptError: Data is missing or was altered.
+            SnapshotNotFoundError: There is no snapshot.
+            SnapshotCorruptError: Data is missing or was altered.
         """
         ...
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
-        """What is wrong with an image; an empty list is a good one."""
+        """What is wrong with a snapshot; an empty list is a good one."""
         ...
 
     def checkpoints(self) -> list[str]:
-        """Locations of all checkpoints of the job, broken ones too, oldest first."""
+        """Locations of all checkpoints of the stream, broken ones too, oldest first."""
         ...
 
     def savepoints(self) -> list[str]:
-        """Locations of all whole savepoints in the configured folder, of other jobs too, by name."""
+        """Locations of all whole savepoints in the configured folder, of other streams too, by name."""
         ...
 
     def is_own(self, location: str) -> bool:
-        """Whether a location lies in this store's own folders: the job's, or the configured one of savepoints."""
+        """Whether a location lies in this store's own folders: the stream's, or the configured one of savepoints."""
         ...
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
-        """Delete an image, and of the bytes it shares those that no other image refers to.
+        """Delete a snapshot, and of the bytes it shares those that no other snapshot refers to.
 
         Args:
-            location: The image; one that is gone already is no error.
-            protected: Images whose bytes must stay, beyond all that `checkpoints` lists.
+            location: The snapshot; one that is gone already is no error.
+            protected: Snapshots whose bytes must stay, beyond all that `checkpoints` lists.
 
         Raises:
             StorageAccessError: It is protected itself, or something could not be deleted; another call goes on.
@@ -170,14 +170,14 @@ class ImageStore(Protocol):
         protected: Iterable[str] = (),
         dry_run: bool = False,
     ) -> list[Garbage]:
-        """Delete objects that no image refers to and that are older; returns each with the reason.
+        """Delete objects that no snapshot refers to and that are older; returns each with the reason.
 
         Ages are those that the storage's own clock tells: that of this machine decides nothing.
 
         Args:
             older_than_ms: Younger ones may belong to an attempt under way.
             under_way: Numbers of attempts whose process lives: what they have written stays, whatever its age.
-            protected: Images whose bytes must stay, beyond all that `checkpoints` lists.
+            protected: Snapshots whose bytes must stay, beyond all that `checkpoints` lists.
             dry_run: Say what would be deleted, and delete nothing.
         """
         ...

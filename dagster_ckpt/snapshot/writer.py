@@ -1,4 +1,4 @@
-"""Writing an image: what an earlier one has is shared, small files go inline, the rest into few large objects."""
+"""Writing a snapshot: what an earlier one has is shared, small files go inline, the rest into few large objects."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import CkptError, ImageAbortedError, StorageAccessError
+from dagster_ckpt.errors import CkptError, SnapshotAbortedError, StorageAccessError
 from dagster_ckpt.io.objects import ObjectSpace
 from dagster_ckpt.io.parallel import begin
 from dagster_ckpt.snapshot.container import pack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry, parse_line, place_of
-from dagster_ckpt.snapshot.manifest import ImageHeader, Manifest, object_name
+from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, object_name
 from dagster_ckpt.snapshot.packs import Checks, PackRunner, PackTask, Threads, read_small
 from dagster_ckpt.snapshot.reuse import Base, Reusable, Source
 from dagster_ckpt.snapshot.segment import Segment
@@ -28,23 +28,23 @@ METADATA_NAME = "_metadata"
 # Takes the files that will be read, gives them as they are to be read.
 Hold = Callable[[list[Source]], Sequence[Source]]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
-PACKS_OF_AN_IMAGE = 64
-# What is inlined is written again with every image: beyond this it is cheaper in an object that images share.
+PACKS_OF_AN_SNAPSHOT = 64
+# What is inlined is written again with every snapshot: beyond this it is cheaper in an object that snapshots share.
 INLINE_LIMIT_BYTES = 256 * 1024
 ONE_THREAD = Threads(1)
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How an image is written.
+    """How a snapshot is written.
 
     Attributes:
         inline_threshold: Files smaller than this many bytes go into the metadata; None puts every file there.
         inline_limit_bytes: All inlined files together; further small files go into a data object.
         pack_target_bytes: A data object of this size takes no further file. A file is never split.
-        pack_least_bytes: The same where the image is small, as object stores take small objects faster; up to
-            `PACKS_OF_AN_IMAGE` data objects of this size are made before they become larger.
-        object_prefix: What goes before the name of a data object, relative to the image's directory.
+        pack_least_bytes: The same where the snapshot is small, as object stores take small objects faster; up to
+            `PACKS_OF_AN_SNAPSHOT` data objects of this size are made before they become larger.
+        object_prefix: What goes before the name of a data object, relative to the snapshot's directory.
     """
 
     inline_threshold: int | None = 20_480
@@ -55,8 +55,8 @@ class WriteOptions:
 
 
 @dataclass(frozen=True)
-class WrittenImage:
-    """A written image.
+class WrittenSnapshot:
+    """A written snapshot.
 
     Attributes:
         manifest: Its manifest.
@@ -71,10 +71,10 @@ class WrittenImage:
     new_objects: tuple[str, ...]
 
 
-def write_image(
+def write_snapshot(
     space: ObjectSpace,
     directory: str,
-    header: ImageHeader,
+    header: SnapshotHeader,
     files: Iterable[Source],
     *,
     options: WriteOptions,
@@ -83,43 +83,43 @@ def write_image(
     hold: Hold = list,
     should_abort: Callable[[], bool] = lambda: False,
     runner: PackRunner = ONE_THREAD,
-) -> WrittenImage:
-    """Write an image: data objects first, `_metadata` last and at once (docs/image-format.md, section 4).
+) -> WrittenSnapshot:
+    """Write a snapshot: data objects first, `_metadata` last and at once (docs/snapshot-format.md, section 4).
 
-    A crash leaves data objects that nothing refers to, or a whole image. An error removes what was written,
+    A crash leaves data objects that nothing refers to, or a whole snapshot. An error removes what was written,
     except where `_metadata` may have become visible: then nothing is removed.
 
     Args:
         space: Where to.
-        directory: The image's directory in the space.
-        header: What the image says of itself.
+        directory: The snapshot's directory in the space.
+        header: What the snapshot says of itself.
         files: Its files; asked for once.
         options: How.
-        base: An earlier image whose data objects may be shared.
-        extends: The image has all stable files of the base, which `can_be_extended`, besides `files`. So it costs
+        base: An earlier snapshot whose data objects may be shared.
+        extends: The snapshot has all stable files of the base, which `can_be_extended`, besides `files`. So it costs
             what is new in it, however many files it has.
         hold: Given the files that will be read, in time before any is; gives them as they are to be read.
         should_abort: Asked before every few files.
         runner: Who writes the data objects.
 
     Raises:
-        ImageAbortedError: `should_abort` said so.
+        SnapshotAbortedError: `should_abort` said so.
         CutOvertakenError: A file vanished, or had another length than was said of it.
-        StorageAccessError: The space could not be written, or an image is there already.
+        StorageAccessError: The space could not be written, or a snapshot is there already.
     """
     if space.size(posixpath.join(directory, METADATA_NAME)) is not None:
         raise StorageAccessError(
-            f"{space.url}/{directory} holds an image already, and an image is never overwritten. Give the new one "
+            f"{space.url}/{directory} holds a snapshot already, and a snapshot is never overwritten. Give the new one "
             "another number, or delete that one first."
         )
     writer = _Writer(space, directory, header, options, base, extends=extends)
 
     def go_on() -> None:
         if should_abort():
-            raise ImageAbortedError(f"{space.url}/{directory} was given up before it was whole.")
+            raise SnapshotAbortedError(f"{space.url}/{directory} was given up before it was whole.")
 
     try:
-        # No list of all files outlives the next step: an image may have a hundred thousand.
+        # No list of all files outlives the next step: a snapshot may have a hundred thousand.
         inline, packed = writer.split(hold(writer.share(files)))
         for file in inline:
             go_on()
@@ -136,7 +136,7 @@ class _Writer:
         self,
         space: ObjectSpace,
         directory: str,
-        header: ImageHeader,
+        header: SnapshotHeader,
         options: WriteOptions,
         base: Base | None,
         *,
@@ -151,13 +151,14 @@ class _Writer:
         taken = base.metadata if base is not None and extends else None
         self._stable = Segment()
         self._manifest = Manifest(header, (*(taken.manifest.stable if taken else ()), self._stable))
-        # With all stable files come their inlined bytes, and a few bytes of files that are gone: until the next image
+        # With all stable files come their inlined bytes, and a few bytes of files that are gone: until the next
+        # snapshot
         # that extends none.
         self._inline = bytearray(taken.inline if taken else b"")
         # Digests of what is there: logs that are read again need not be written again.
         others = taken.manifest.rest.files if taken else ()
         self._inlined = {entry.digest: entry.offset for entry in others if entry.object is None}
-        # Of its own for each write: a second try of the same image must not touch what a first one wrote.
+        # Of its own for each write: a second try of the same snapshot must not touch what a first one wrote.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._made: list[str] = []
         # The disk's or the store's time for the last data object, beside the making of the metadata.
@@ -190,7 +191,7 @@ class _Writer:
     def split(self, files: Sequence[Source]) -> tuple[list[Source], list[Source]]:
         """Those that go into the metadata, and those that go into data objects.
 
-        Where a data object is made anyway, small files that the next images will have too go there: inlined, their
+        Where a data object is made anyway, small files that the next snapshots will have too go there: inlined, their
         bytes would be written again with each of them.
         """
         inline, packed = [], []
@@ -241,15 +242,15 @@ class _Writer:
         files.clear()
         self._written += runner.run(tasks, create, checks)
 
-    def finish(self) -> WrittenImage:
-        """Make the image visible."""
+    def finish(self) -> WrittenSnapshot:
+        """Make the snapshot visible."""
         if not self._stable.file_count:
             self._manifest.stable = self._manifest.stable[:-1]
         inline = bytes(self._inline)
         metadata = pack_metadata(self._manifest, inline)
         name = posixpath.join(self._directory, METADATA_NAME)
         self._space.publish(name, metadata, after=self._complete)
-        return WrittenImage(self._manifest, inline, self._written + len(metadata), tuple(self._made))
+        return WrittenSnapshot(self._manifest, inline, self._written + len(metadata), tuple(self._made))
 
     def _complete_beside(self, work: Callable[[], None]) -> None:
         try:
@@ -259,21 +260,21 @@ class _Writer:
             work()
 
     def _complete(self) -> None:
-        """Wait until the data objects are whole: only then the image may be visible."""
+        """Wait until the data objects are whole: only then the snapshot may be visible."""
         for completing in self._completing:
             completing.result()
-        # Once more, also those that were there when the image was begun: another process may have deleted one.
+        # Once more, also those that were there when the snapshot was begun: another process may have deleted one.
         problems = self._manifest.unusable_objects(self._space, self._directory) if self._manifest.objects else []
         if problems:
             raise StorageAccessError(
                 f"{self._space.url}/{self._directory} is not finished, because data objects that it needs went away "
                 f"while it was written: {'; '.join(problems[:3])}. Look whether something else deletes there; the next "
-                "image is written without them."
+                "snapshot is written without them."
             )
         self._publishing = True
 
     def remove(self) -> None:
-        """Remove what was written of an image that is not to be."""
+        """Remove what was written of a snapshot that is not to be."""
         if self._may_be_published():
             return
         wait(self._completing)
@@ -283,7 +284,7 @@ class _Writer:
                 self._space.delete(object_name(self._directory, name))
 
     def _may_be_published(self) -> bool:
-        """A put can fail for us and succeed for the store: then the image is whole and needs its objects."""
+        """A put can fail for us and succeed for the store: then the snapshot is whole and needs its objects."""
         if not self._publishing:
             return False
         try:
@@ -292,11 +293,11 @@ class _Writer:
             return True
 
     def _take(self, reference: str) -> str | None:
-        """Make an object of the base one of this image."""
+        """Make an object of the base one of this snapshot."""
         base = self._base
         if base is None or base.is_beside:
             return reference
-        # A name of its own here too: another image that took it over may be deleted, or given up, meanwhile.
+        # A name of its own here too: another snapshot that took it over may be deleted, or given up, meanwhile.
         self._taken += 1
         name = f"{self._options.object_prefix}{self._write_id}-taken-{self._taken}.pack"
         self._made.append(name)
@@ -328,7 +329,7 @@ class _Writer:
             groups[before // share].append(file)
             before += file.size
         least, most = self._options.pack_least_bytes, self._options.pack_target_bytes
-        target = min(max(total // PACKS_OF_AN_IMAGE, least), most)
+        target = min(max(total // PACKS_OF_AN_SNAPSHOT, least), most)
         name = f"{self._options.object_prefix}{self._write_id}"
         return [
             PackTask(f"{name}-{index}" if shares > 1 else name, group, target)
@@ -339,7 +340,7 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Objects:
-    """Makes the data objects of an image, in whatever process."""
+    """Makes the data objects of a snapshot, in whatever process."""
 
     space: ObjectSpace
     directory: str

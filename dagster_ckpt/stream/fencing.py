@@ -18,7 +18,7 @@ from dagster_ckpt.catalog.records import LeaseRecord
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity, jvm_of
 
@@ -28,7 +28,7 @@ LONGEST_WAIT_S = 60.0
 
 
 def fence_predecessor(
-    job: StreamingJob,
+    stream: StreamHandle,
     acquired: AcquiredLease,
     *,
     still_mine: Callable[[], None] = lambda: None,
@@ -41,7 +41,7 @@ def fence_predecessor(
     never one to start in, whoever starts next: also where this process dies.
 
     Args:
-        job: The job, whose lease this process holds.
+        stream: The stream, whose lease this process holds.
         acquired: That lease, and what is known of the holder before.
         still_mine: Called before each step; raises LeaseLostError where another has the lease by now.
         own_jvm_pid: The JVM that works for this process.
@@ -53,12 +53,12 @@ def fence_predecessor(
     """
     if acquired.predecessor_ended:
         return
-    put_up_fence(job, acquired, still_mine=still_mine, own_jvm_pid=own_jvm_pid, report=report)
-    job.catalog.leases.fenced(acquired.record)
+    put_up_fence(stream, acquired, still_mine=still_mine, own_jvm_pid=own_jvm_pid, report=report)
+    stream.catalog.leases.fenced(acquired.record)
 
 
 def put_up_fence(
-    job: StreamingJob,
+    stream: StreamHandle,
     acquired: AcquiredLease,
     *,
     still_mine: Callable[[], None],
@@ -69,7 +69,7 @@ def put_up_fence(
     """As `fence_predecessor`, where a holder before is not proven to have ended; the lease goes on saying so.
 
     Args:
-        job: The job, whose lease this process holds.
+        stream: The stream, whose lease this process holds.
         acquired: That lease, and what is known of the holder before.
         still_mine: Called before each step; raises LeaseLostError where another has the lease by now.
         own_jvm_pid: The JVM that works for this process.
@@ -81,14 +81,14 @@ def put_up_fence(
         StorageAccessError: The live directory cannot be read or written.
     """
     before = acquired.predecessor
-    jvm_is_dead = before is not None and _end_jvm(job.catalog, before, own_jvm_pid, still_mine, report)
-    url = job.catalog.jobs.get(job.job_id).live_directory
+    jvm_is_dead = before is not None and _end_jvm(stream.catalog, before, own_jvm_pid, still_mine, report)
+    url = stream.catalog.streams.get(stream.stream_id).live_directory
     live = LiveDirectory(url) if url is not None else None
     if live is not None and live.exists():
         done = fence(
             live.folder,
             by=f"{acquired.record.execution_id}, lease {acquired.record.token}",
-            wait_s=0.0 if jvm_is_dead or not is_followed else _wait_s(job),
+            wait_s=0.0 if jvm_is_dead or not is_followed else _wait_s(stream),
             still_mine=still_mine,
         )
         late = "" if done.in_flight is None else f"; batch {done.in_flight} was not committed and may still be written"
@@ -105,12 +105,12 @@ def refuse_a_fenced_directory(live: LiveDirectory) -> None:
     if batch is not None:
         raise LiveDirectoryError(
             f"{live.url} was fenced before batch {batch}, as a holder of the lease may still live: nothing starts in "
-            "it. Start the job again; it goes on in a fresh directory."
+            "it. Start the stream again; it goes on in a fresh directory."
         )
 
 
-def _wait_s(job: StreamingJob) -> float:
-    latest = job.catalog.executions.latest(job.job_id)
+def _wait_s(stream: StreamHandle) -> float:
+    latest = stream.catalog.executions.latest(stream.stream_id)
     took_ms = (latest.progress or {}).get("batch_ms") if latest is not None else None
     expected_s = 2 * took_ms / 1000 if isinstance(took_ms, int) else 0.0
     return min(max(expected_s, SHORTEST_WAIT_S), LONGEST_WAIT_S)
@@ -131,7 +131,7 @@ def _end_jvm(
     if jvm is None or jvm.liveness() is not Liveness.ALIVE:
         return jvm is not None and jvm.liveness() is Liveness.ENDED
     others = catalog.leases.in_force_of_jvm(before.host, before.boot_id, jvm.pid)
-    if jvm.pid in (own_jvm_pid, os.getpid()) or any(other.job_id != before.job_id for other in others):
+    if jvm.pid in (own_jvm_pid, os.getpid()) or any(other.stream_id != before.stream_id for other in others):
         return False
     still_mine()
     # Asked once more by the handle of the process itself, which is of no other that has its number later.

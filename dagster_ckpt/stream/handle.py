@@ -1,4 +1,4 @@
-"""One streaming job as its operators and its executions see it."""
+"""One stream as its operators and its executions see it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import JobRecord
+from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import StateBackend
-from dagster_ckpt.config.stream_id import checked_job_id
+from dagster_ckpt.config.stream_id import checked_stream_id
 from dagster_ckpt.policies.restart import DecidingRestartStrategy
-from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 Clock = Callable[[], int]
@@ -39,7 +39,7 @@ class BuiltDirectory:
 
     Attributes:
         live: The directory.
-        generation: Its number among the job's live directories.
+        generation: Its number among the stream's live directories.
         token: Token of the lease under which it was made; 0 where its name does not say.
     """
 
@@ -54,32 +54,32 @@ class BuiltDirectory:
 
 
 @dataclass(frozen=True)
-class StreamingJob:
-    """Everything that the operations of one streaming job need.
+class StreamHandle:
+    """Everything that the operations of one stream need.
 
     Attributes:
-        job_id: Stable id of the streaming asset; the name of its folder in storage.
+        stream_id: Stable id of the streaming asset; the name of its folder in storage.
         name: Name the query gets in Spark.
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
-        catalog: The record of jobs, executions, images, requests and events.
-        store: Where this job's images live.
+        catalog: The record of streams, executions, snapshots, requests and events.
+        store: Where this stream's snapshots live.
         options: Checkpointing options.
         restart: What happens after a failure.
-        live_root: Folder of live directories; this job's are `<live_root>/<job_id>/live-<generation>-<token>`.
-        executor_copy_bytes: Images that write more bytes than this are copied by Spark's executors, which must reach
-            live directories and images by the same URLs. None: always by the process that supervises the query.
+        live_root: Folder of live directories; this stream's are `<live_root>/<stream_id>/live-<generation>-<token>`.
+        executor_copy_bytes: Snapshots that write more bytes than this are copied by Spark's executors, which must reach
+            live directories and snapshots by the same URLs. None: always by the process that supervises the query.
         backend: How the query is to keep its state; None leaves it to the session, unchecked. Its
-            `transfer_threads` are those that copy files while an image is taken or restored.
+            `transfer_threads` are those that copy files while a snapshot is taken or restored.
         standstill_timeout_ms: A query that stands still for so long, with no task running, fails its run, so that the
             restart strategy begins a new one; None: people decide. See `Standstill`.
-        code_version: Version of the code that describes the query, as its owner names it; images carry it.
+        code_version: Version of the code that describes the query, as its owner names it; snapshots carry it.
     """
 
-    job_id: str
+    stream_id: str
     name: str
     asset_key: str
     catalog: Catalog
-    store: ImageStore
+    store: SnapshotStore
     options: CheckpointOptions
     restart: DecidingRestartStrategy
     live_root: str
@@ -92,21 +92,21 @@ class StreamingJob:
         """Refuse a place that could not be kept in the catalog, and shown.
 
         Raises:
-            OptionError: The folder of live directories names a user, or the job id another folder.
+            OptionError: The folder of live directories names a user, or the stream id another folder.
         """
-        checked_job_id(self.job_id)
+        checked_stream_id(self.stream_id)
         refuse_user_info("The folder of live directories", self.live_root)
 
     @property
     def live_folder(self) -> str:
-        """Folder that holds this job's live directories."""
-        return f"{self.live_root.rstrip('/')}/{self.job_id}"
+        """Folder that holds this stream's live directories."""
+        return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
         """The live directory that a holder of the lease makes; no other ever builds or deletes under this name.
 
         Args:
-            generation: Its number among the job's; a new one is made by every restore.
+            generation: Its number among the stream's; a new one is made by every restore.
             token: The token of the lease under which it is made.
         """
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
@@ -119,25 +119,25 @@ class StreamingJob:
             token: The token of the lease under which it is made.
 
         Raises:
-            StorageAccessError: The job's folder cannot be reached.
+            StorageAccessError: The stream's folder cannot be reached.
         """
         newest = max((built.generation for built in self.live_directories()), default=0)
         return self.live_directory(max(generation, newest) + 1, token)
 
-    def token_in_use(self, record: JobRecord) -> int:
-        """The highest token that a live directory carries, where the catalog knows no start of the job; else 0.
+    def token_in_use(self, record: StreamRecord) -> int:
+        """The highest token that a live directory carries, where the catalog knows no start of the stream; else 0.
 
         A catalog that takes the place of a lost one gives out higher tokens: what is older counts as older.
 
         Raises:
-            StorageAccessError: The job's folder cannot be reached.
+            StorageAccessError: The stream's folder cannot be reached.
         """
         if record.live_generation > 0:
             return 0
         return max((built.token for built in self.live_directories()), default=0)
 
     def live_directories(self) -> list[BuiltDirectory]:
-        """Every live directory in the job's folder, in use, left behind or unfinished, oldest first.
+        """Every live directory in the stream's folder, in use, left behind or unfinished, oldest first.
 
         Raises:
             StorageAccessError: The folder cannot be reached.
@@ -150,11 +150,11 @@ class StreamingJob:
         ]
         return sorted(found, key=lambda each: (each.generation, each.token, each.live.url))
 
-    def register(self) -> JobRecord:
-        """Make the job known to the catalog, or refresh what it says of it."""
+    def register(self) -> StreamRecord:
+        """Make the stream known to the catalog, or refresh what it says of it."""
         return register(
             self.catalog,
-            self.job_id,
+            self.stream_id,
             name=self.name,
             asset_key=self.asset_key,
             options=self.options,
@@ -164,16 +164,16 @@ class StreamingJob:
 
 def register(
     catalog: Catalog,
-    job_id: str,
+    stream_id: str,
     *,
     name: str,
     asset_key: str,
     options: CheckpointOptions,
     restart: DecidingRestartStrategy,
-) -> JobRecord:
-    """Make a job known to the catalog, or refresh what it says of it, where its storage need not be opened."""
-    return catalog.jobs.ensure(
-        job_id,
+) -> StreamRecord:
+    """Make a stream known to the catalog, or refresh what it says of it, where its storage need not be opened."""
+    return catalog.streams.ensure(
+        stream_id,
         name=name,
         asset_key=asset_key,
         options={

@@ -1,4 +1,4 @@
-"""Holding images while they are read: whoever reads an image holds it, and nobody else deletes it meanwhile."""
+"""Holding snapshots while they are read: whoever reads a snapshot holds it, and nobody else deletes it meanwhile."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CatalogError
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
-# How long a reader that was killed keeps an image from being deleted.
+# How long a reader that was killed keeps a snapshot from being deleted.
 HOLD_TTL_MS = 60_000
 
 
 @contextmanager
 def holding(
-    catalog: Catalog, images: Sequence[ImageRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
+    catalog: Catalog, snapshots: Sequence[SnapshotRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
 ) -> Iterator[None]:
-    """Hold images as long as the context lasts; a thread renews the holds.
+    """Hold snapshots as long as the context lasts; a thread renews the holds.
 
     Args:
         catalog: The catalog.
-        images: The images; None, and one that the catalog does not list, is passed over.
+        snapshots: The snapshots; None, and one that the catalog does not list, is passed over.
         reader: Who reads them and what for, as the catalog shows it.
         ttl_ms: How long the holds last if this process is killed.
 
     Raises:
-        ImageNotFoundError: One of them has been deleted since it was listed, or is being deleted.
+        SnapshotNotFoundError: One of them has been deleted since it was listed, or is being deleted.
     """
-    wanted = [image for image in images if image is not None]
+    wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
     if not holds:
         yield
@@ -44,7 +44,7 @@ def holding(
             with suppress(CatalogError):
                 catalog.holds.renew(ids, ttl_ms)
 
-    thread = threading.Thread(target=renew, name=f"hold-{wanted[0].job_id}", daemon=True)
+    thread = threading.Thread(target=renew, name=f"hold-{wanted[0].stream_id}", daemon=True)
     thread.start()
     try:
         yield
@@ -57,12 +57,12 @@ def holding(
 
 
 @contextmanager
-def holding_location(job: StreamingJob, location: str, reader: str) -> Iterator[None]:
-    """Hold the image at a location, where the catalog lists one there.
+def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
+    """Hold the snapshot at a location, where the catalog lists one there.
 
     Raises:
-        ImageNotFoundError: One was listed there, and has been deleted since or is being deleted.
+        SnapshotNotFoundError: One was listed there, and has been deleted since or is being deleted.
     """
-    known = job.catalog.images.at_location(job.job_id, location)
-    with holding(job.catalog, [known], reader):
+    known = stream.catalog.snapshots.at_location(stream.stream_id, location)
+    with holding(stream.catalog, [known], reader):
         yield

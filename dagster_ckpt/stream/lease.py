@@ -1,4 +1,4 @@
-"""Becoming, and staying, the one writer of a streaming job."""
+"""Becoming, and staying, the one writer of a stream."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AcquiredLease:
 
 def acquire(
     catalog: Catalog,
-    job_id: str,
+    stream_id: str,
     holder: Holder,
     *,
     ttl_ms: int = DEFAULT_TTL_MS,
@@ -47,28 +47,28 @@ def acquire(
     interrupted: Callable[[], bool] = lambda: False,
     above: int = 0,
 ) -> AcquiredLease:
-    """Become the writer of a job.
+    """Become the writer of a stream.
 
     Args:
         catalog: The catalog that keeps the lease.
-        job_id: The job to write.
+        stream_id: The stream to write.
         holder: Who asks.
         ttl_ms: How long the lease lasts without a renewal.
         holder_is_over: Says of a present holder whether its run is recorded as over. Its
             process may still live, so its lease is waited for, not taken.
         interrupted: Asked while waiting; True gives up.
-        above: The token is above this one: see `StreamingJob.token_in_use`.
+        above: The token is above this one: see `StreamHandle.token_in_use`.
 
     Raises:
         LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
     """
     catalog.database.limit_calls(ttl_ms)
     while True:
-        present = catalog.leases.current(job_id)
+        present = catalog.leases.current(stream_id)
         is_over = present is not None and holder_liveness(present, jvm_grace_s=JVM_GRACE_S) is Liveness.ENDED
         try:
             take_over = present.token if present is not None and is_over else None
-            taken = catalog.leases.acquire(job_id, holder, ttl_ms, take_over=take_over, above=above)
+            taken = catalog.leases.acquire(stream_id, holder, ttl_ms, take_over=take_over, above=above)
             return AcquiredLease(taken, None if is_over else present)
         except LeaseHeldError:
             if present is None or is_over or interrupted() or not holder_is_over(present):
@@ -76,9 +76,9 @@ def acquire(
         time.sleep(0.5)
 
 
-def has_living_holder(catalog: Catalog, job_id: str) -> bool:
-    """Whether an execution of a job holds its lease and may be alive."""
-    return is_held(catalog.leases.current(job_id))
+def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
+    """Whether an execution of a stream holds its lease and may be alive."""
+    return is_held(catalog.leases.current(stream_id))
 
 
 class LeaseKeeper:
@@ -97,7 +97,7 @@ class LeaseKeeper:
         self._lost: LeaseLostError | None = None
         self._renewed_at = time.monotonic()
         self._trouble = "the catalog did not answer"
-        self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.job_id}", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.stream_id}", daemon=True)
 
     @property
     def record(self) -> LeaseRecord:
@@ -113,9 +113,10 @@ class LeaseKeeper:
         age_s = time.monotonic() - self._renewed_at
         if self._lost is None and age_s >= self._give_up_after_s:
             self._lost = LeaseLostError(
-                f"The lease of job {self._lease.job_id!r} could not be renewed for {age_s:.0f} s and is about to run "
+                f"The lease of stream {self._lease.stream_id!r} could not be renewed for {age_s:.0f} s and is about "
+                "to run "
                 f"out ({self._trouble}). The query is stopped so that a successor can take over; bring the catalog "
-                "back and start the job again."
+                "back and start the stream again."
             )
         return self._lost
 
@@ -152,7 +153,7 @@ class LeaseKeeper:
         if lost is not None:
             raise lost
         try:
-            self._catalog.leases.check(self._lease.job_id, self._lease.token)
+            self._catalog.leases.check(self._lease.stream_id, self._lease.token)
         except LeaseLostError as error:
             self._lost = error
             raise
@@ -169,7 +170,7 @@ class LeaseKeeper:
         if self._lost is None and not (isinstance(error, QueryStopError) and self._jvm_may_run()):
             # Where the catalog is away it runs out by itself.
             with suppress(CatalogError):
-                self._catalog.leases.release(self._lease.job_id, self._lease.token)
+                self._catalog.leases.release(self._lease.stream_id, self._lease.token)
 
     def _jvm_may_run(self) -> bool:
         """Whether a query that does not stop may still write: a successor needs a proof, or goes on elsewhere."""
@@ -187,7 +188,7 @@ class LeaseKeeper:
             # The database counts from a moment after this one.
             asked_at = time.monotonic()
             try:
-                self._catalog.leases.renew(self._lease.job_id, self._lease.token, self._ttl_ms)
+                self._catalog.leases.renew(self._lease.stream_id, self._lease.token, self._ttl_ms)
                 self._renewed_at, wait_s = asked_at, usual_s
             except LeaseLostError as error:
                 self._lost = error

@@ -157,7 +157,7 @@ def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness
         catalog: The catalog.
         execution: An execution that is not settled.
     """
-    if is_held(catalog.leases.current(execution.job_id)):
+    if is_held(catalog.leases.current(execution.stream_id)):
         return Liveness.ALIVE
     if _process_of(execution).liveness() is Liveness.ENDED:
         return Liveness.ENDED
@@ -171,7 +171,9 @@ def launch_liveness(launch: LaunchRecord) -> Liveness:
     return ProcessIdentity(launch.pid, launch.process_start_ticks, launch.host, launch.boot_id).liveness()
 
 
-def run_liveness(catalog: Catalog, run_id: str, job_id: str, *, pid: int, seen_at_ms: int, silent_ms: int) -> Liveness:
+def run_liveness(
+    catalog: Catalog, run_id: str, stream_id: str, *, pid: int, seen_at_ms: int, silent_ms: int
+) -> Liveness:
     """Whether the process of an orchestrator's run is there, of which only its number is known.
 
     UNKNOWN once it cannot be seen from here and has given no sign of life for longer than any step takes. ENDED only by
@@ -180,14 +182,14 @@ def run_liveness(catalog: Catalog, run_id: str, job_id: str, *, pid: int, seen_a
     Args:
         catalog: The catalog.
         run_id: The run.
-        job_id: The job that it runs.
+        stream_id: The stream that it runs.
         pid: Number of its process, on a machine that is not known.
         seen_at_ms: When that process said so.
         silent_ms: How long nothing new has been seen of it, by a clock that never goes back.
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE
-    lease = catalog.leases.current(job_id)
+    lease = catalog.leases.current(stream_id)
     if lease is not None and lease.run_id == run_id and is_held(lease):
         return Liveness.ALIVE
     executions = catalog.executions.of_run(run_id)

@@ -1,17 +1,18 @@
-"""Whose is it? What a start and a rebuild find in the places of a job may be another deployment's.
+"""Whose is it? What a start and a rebuild find in the places of a stream may be another deployment's.
 
 Two environments that share a folder by mistake, or a catalog that was copied with its rows, would delete what is not
-theirs: a catalog knows of its own lease only. So the folder of a job's live directories carries the id of the
-deployment whose they are, each image does, and what a catalog names outside of the job's places is not written to.
+theirs: a catalog knows of its own lease only. So the folder of a stream's live directories carries the id of the
+deployment whose they are, each snapshot does, and what a catalog names outside of the stream's places is not written
+to.
 """
 
 from __future__ import annotations
 
-from dagster_ckpt.catalog.records import JobRecord
+from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import same_folder
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 OWNER = "deployment"
@@ -19,11 +20,11 @@ _LONGEST = 256
 _GOES_ON = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 
 
-def check_places(job: StreamingJob, start_from: StartFrom, *, predecessor_ended: bool) -> None:
+def check_places(stream: StreamHandle, start_from: StartFrom, *, predecessor_ended: bool) -> None:
     """Make sure that a start meets only what is its own deployment's; before anything is written, killed or fenced.
 
     Args:
-        job: The job, whose lease this process holds.
+        stream: The stream, whose lease this process holds.
         start_from: What was asked for.
         predecessor_ended: Whether the execution before can write nothing any more.
 
@@ -31,35 +32,38 @@ def check_places(job: StreamingJob, start_from: StartFrom, *, predecessor_ended:
         LiveDirectoryError: The live directory of the catalog, or the folder of live directories, is another's.
         StorageAccessError: The folder cannot be reached.
     """
-    record = job.catalog.jobs.get(job.job_id)
-    if lies_elsewhere(job, record) and (start_from.point in _GOES_ON or not predecessor_ended):
+    record = stream.catalog.streams.get(stream.stream_id)
+    if lies_elsewhere(stream, record) and (start_from.point in _GOES_ON or not predecessor_ended):
         raise LiveDirectoryError(
-            f"The catalog says that the live directory of job {job.job_id!r} is {record.live_directory}, and the ones "
-            f"of this code location are below {job.live_folder}. Nothing was changed. Where the catalog is a copy of "
+            f"The catalog says that the live directory of stream {stream.stream_id!r} is {record.live_directory}, and "
+            "the ones "
+            f"of this code location are below {stream.live_folder}. Nothing was changed. Where the catalog is a copy "
+            "of "
             "another environment's, that directory is theirs: use a new catalog. Where only the folder of live "
-            "directories was changed, set it back, or name an image with start_from (such as chk-7): it is restored "
+            "directories was changed, set it back, or name a snapshot with start_from (such as chk-7): it is restored "
             "into the new folder."
         )
-    _refuse_anothers_folder(job, owner_of_live_folder(job))
+    _refuse_anothers_folder(stream, owner_of_live_folder(stream))
 
 
-def claim_live_folder(job: StreamingJob) -> None:
-    """Say whose the folder of the job's live directories is, before one is made there.
+def claim_live_folder(stream: StreamHandle) -> None:
+    """Say whose the folder of the stream's live directories is, before one is made there.
 
     Raises:
         LiveDirectoryError: It is another deployment's.
         StorageAccessError: The folder cannot be reached.
     """
-    if owner_of_live_folder(job) is None:
-        LiveDirectory(job.live_folder).folder.create_if_absent(OWNER, job.catalog.deployment_id.encode())
-    _refuse_anothers_folder(job, owner_of_live_folder(job))
+    if owner_of_live_folder(stream) is None:
+        LiveDirectory(stream.live_folder).folder.create_if_absent(OWNER, stream.catalog.deployment_id.encode())
+    _refuse_anothers_folder(stream, owner_of_live_folder(stream))
 
 
-def _refuse_anothers_folder(job: StreamingJob, owner: str | None) -> None:
-    if owner is not None and owner != job.catalog.deployment_id:
+def _refuse_anothers_folder(stream: StreamHandle, owner: str | None) -> None:
+    if owner is not None and owner != stream.catalog.deployment_id:
         raise LiveDirectoryError(
-            f"{job.live_folder} holds the live directories of deployment {owner}, and this catalog is the record of "
-            f"deployment {job.catalog.deployment_id}. Nothing was changed. Where that one still exists, the two share "
+            f"{stream.live_folder} holds the live directories of deployment {owner}, and this catalog is the record of "
+            f"deployment {stream.catalog.deployment_id}. Nothing was changed. Where that one still exists, the two "
+            "share "
             f"a folder by mistake: give this one a folder of its own. {IF_LOST.format(owner=owner)}"
         )
 
@@ -70,28 +74,28 @@ IF_LOST = (
 )
 
 
-def owner_of_live_folder(job: StreamingJob) -> str | None:
-    """Id of the deployment whose live directories lie in the job's folder; None where nothing says so.
+def owner_of_live_folder(stream: StreamHandle) -> str | None:
+    """Id of the deployment whose live directories lie in the stream's folder; None where nothing says so.
 
     Raises:
         StorageAccessError: The folder cannot be reached.
     """
     try:
-        return LiveDirectory(job.live_folder).folder.read(OWNER, _LONGEST).decode(errors="replace").strip()
+        return LiveDirectory(stream.live_folder).folder.read(OWNER, _LONGEST).decode(errors="replace").strip()
     except FileNotFoundError:
         return None
 
 
-def lies_elsewhere(job: StreamingJob, record: JobRecord) -> bool:
-    """Whether the live directory that the catalog names is not in the job's folder."""
+def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
+    """Whether the live directory that the catalog names is not in the stream's folder."""
     live = record.live_directory
-    return live is not None and not same_folder(live.rstrip("/").rpartition("/")[0], job.live_folder)
+    return live is not None and not same_folder(live.rstrip("/").rpartition("/")[0], stream.live_folder)
 
 
-def disown_live_folder(job: StreamingJob) -> None:
-    """Forget whose the job's folder of live directories is, as there is none in it any more.
+def disown_live_folder(stream: StreamHandle) -> None:
+    """Forget whose the stream's folder of live directories is, as there is none in it any more.
 
     Raises:
         StorageAccessError: The folder cannot be reached.
     """
-    LiveDirectory(job.live_folder).folder.delete(OWNER)
+    LiveDirectory(stream.live_folder).folder.delete(OWNER)

@@ -25,14 +25,14 @@ class StartPoint(Enum):
 
 _BATCH = re.compile(r"batch-(\d+)", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"chk-\d+", re.IGNORECASE)
-_IMAGE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-# What other verbs take for every image.
+_SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# What other verbs take for every snapshot.
 _RESERVED = frozenset({"all"})
 LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """A label that a person gives to an image, if a start can find the image by it and by nothing else.
+    """A label that a person gives to a snapshot, if a start can find the snapshot by it and by nothing else.
 
     Args:
         label: The label; None is none.
@@ -45,7 +45,8 @@ def checked_label(label: str | None) -> str | None:
     why = _why_no_label(label)
     if why is not None:
         raise OptionError(
-            f"{label[:LONGEST_LABEL]!r} cannot be the label of an image: {why}. Give a name such as before-release-42."
+            f"{label[:LONGEST_LABEL]!r} cannot be the label of a snapshot: {why}. Give a name such as "
+            "before-release-42."
         )
     return label
 
@@ -63,13 +64,13 @@ def _why_no_label(label: str) -> str | None:
         return "it looks like a location"
     if _point(label)[0] is not StartPoint.NAMED or label.lower() in _RESERVED:
         return "it is a word of start_from with a meaning of its own"
-    if _CHECKPOINT.fullmatch(label) or _IMAGE_ID.fullmatch(label):
-        return "it looks like the number or the id of an image"
+    if _CHECKPOINT.fullmatch(label) or _SNAPSHOT_ID.fullmatch(label):
+        return "it looks like the number or the id of a snapshot"
     return None
 
 
 def is_location(reference: str) -> bool:
-    """Whether a reference names an image by where it is."""
+    """Whether a reference names a snapshot by where it is."""
     return reference.startswith("/") or "://" in reference
 
 
@@ -79,11 +80,11 @@ class StartFrom:
 
     Attributes:
         point: The kind.
-        reference: For NAMED: an image id, `chk-<n>`, a savepoint's label, or a location. For BATCH: its number.
+        reference: For NAMED: a snapshot id, `chk-<n>`, a savepoint's label, or a location. For BATCH: its number.
         new_query_id: Go on as another query: sinks that remember query ids then write the rewound batches again
-            instead of passing over them. For a start from an image or a batch.
+            instead of passing over them. For a start from a snapshot or a batch.
         accept_loss: Start also where a sink would lose rows.
-        claim_mode: Who owns the image that is started from.
+        claim_mode: Who owns the snapshot that is started from.
         accept_plan_change: Start also where the code keeps other state than what is there.
         give_up_state: Confirms that an empty start may give up all state there is.
         no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
@@ -113,39 +114,39 @@ class StartFrom:
 
         Args:
             text: "latest" (go on where the query stopped: the live directory, else the newest
-                image), "latest-checkpoint", "latest-savepoint", "preferred-savepoint", "empty"
+                snapshot), "latest-checkpoint", "latest-savepoint", "preferred-savepoint", "empty"
                 (forget all state), "batch-<n>" (back to a batch that Spark still retains), or the name
-                of an image.
+                of a snapshot.
             new_query_id: Go on as another query.
             accept_loss: Start also where a sink would lose rows.
-            claim_mode: Who owns the image that is started from.
+            claim_mode: Who owns the snapshot that is started from.
             accept_plan_change: Start also where the code keeps other state than what is there.
             give_up_state: Confirms that an empty start may give up all state there is.
             no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
 
         Raises:
             OptionError: The text is empty, a new query id is asked for a start that keeps or gives up all state,
-                an image is claimed by a start that names none, the claim mode is not offered, or state is to be given
+                a snapshot is claimed by a start that names none, the claim mode is not offered, or state is to be given
                 up by a start that is not empty.
         """
         word = text.strip()
         if not word:
             raise OptionError(
                 "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, "
-                "preferred-savepoint, empty, batch-<n>, or the id, number (chk-7), label or location of an image."
+                "preferred-savepoint, empty, batch-<n>, or the id, number (chk-7), label or location of a snapshot."
             )
         refuse_user_info("start_from", word)
         point, reference = _point(word)
         if new_query_id and point in (StartPoint.LATEST, StartPoint.EMPTY):
             raise OptionError(
-                f"new_query_id is for a start from an image or a batch, but start_from is {word!r}: "
+                f"new_query_id is for a start from a snapshot or a batch, but start_from is {word!r}: "
                 "latest goes on as the query it is, and empty begins as a new one anyway. Leave it out."
             )
         claim = RecoveryClaimMode(claim_mode)
         if claim is RecoveryClaimMode.CLAIM and point in (StartPoint.LATEST, StartPoint.EMPTY, StartPoint.BATCH):
             raise OptionError(
-                f"claim_mode CLAIM is for a start from an image, but start_from is {word!r}, which names none. "
-                "Name the image that the job is to own, or leave claim_mode out."
+                f"claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. "
+                "Name the snapshot that the stream is to own, or leave claim_mode out."
             )
         if give_up_state and point is not StartPoint.EMPTY:
             raise OptionError(

@@ -1,6 +1,6 @@
 """For tests of your own: `CheckpointStorageContract`, which a checkpoint storage of yours has to pass.
 
-The only room that needs pytest, and only once a name is taken from it. See docs/custom-storage.md.
+The only package that needs pytest, and only once a name is taken from it. See docs/custom-storage.md.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""One contract for every checkpoint storage: where the images live makes no difference to what is promised."""
+"""One contract for every checkpoint storage: where the snapshots live makes no difference to what is promised."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import ClassVar
 import pytest
 
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, DeploymentStorage
-from dagster_ckpt.errors import ImageAbortedError, ImageNotFoundError, ImageTooLargeError, StorageAccessError
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.errors import SnapshotAbortedError, SnapshotNotFoundError, SnapshotTooLargeError, StorageAccessError
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.reuse import Source, SourceFile
 from dagster_ckpt.testing.dying_writer import Deed, Moment
-from dagster_ckpt.testing.trial_images import FILES, TRIAL_JOB, TrialJob
+from dagster_ckpt.testing.trial_snapshots import FILES, TRIAL_STREAM, TrialStream
 
 
 class CheckpointStorageContract:
@@ -27,7 +27,7 @@ class CheckpointStorageContract:
 
     Attributes:
         outlives_the_process: Whether what is written is there for other processes.
-        size_limit: The largest image it takes, in bytes; None: no limit.
+        size_limit: The largest snapshot it takes, in bytes; None: no limit.
     """
 
     outlives_the_process: ClassVar[bool] = True
@@ -39,13 +39,13 @@ class CheckpointStorageContract:
         pytest.fail(f"{type(self).__name__} has no fixture `storage`: give it one that returns the storage to test.")
 
     @pytest.fixture
-    def job(self, storage: CheckpointStorage) -> TrialJob:
-        """A job whose images live there."""
+    def stream(self, storage: CheckpointStorage) -> TrialStream:
+        """A stream whose snapshots live there."""
         return self.opened(storage)
 
-    def opened(self, storage: CheckpointStorage) -> TrialJob:
-        """The job, as another process or thread opens its storage."""
-        return TrialJob(open_store(storage, TRIAL_JOB))
+    def opened(self, storage: CheckpointStorage) -> TrialStream:
+        """The stream, as another process or thread opens its storage."""
+        return TrialStream(open_store(storage, TRIAL_STREAM))
 
     # Configuration
 
@@ -66,76 +66,76 @@ class CheckpointStorageContract:
 
     def test_what_the_deployment_says_does_not_keep_it_from_working(self, storage: CheckpointStorage) -> None:
         said = DeploymentStorage(file_state_size_threshold=10, write_buffer_size=8192)
-        job = self.opened(storage.configure(said))
-        assert job.restored(job.checkpoint(1, FILES)) == FILES
+        stream = self.opened(storage.configure(said))
+        assert stream.restored(stream.checkpoint(1, FILES)) == FILES
 
-    def test_it_can_be_checked_beforehand_and_that_leaves_no_trace(self, job: TrialJob) -> None:
-        job.store.check_access()
-        assert job.store.checkpoints() == []
-        assert job.store.sweep(older_than_ms=0) == []
+    def test_it_can_be_checked_beforehand_and_that_leaves_no_trace(self, stream: TrialStream) -> None:
+        stream.store.check_access()
+        assert stream.store.checkpoints() == []
+        assert stream.store.sweep(older_than_ms=0) == []
 
     # Write, read, list, delete
 
-    def test_a_new_job_has_no_checkpoints(self, job: TrialJob) -> None:
-        assert job.store.checkpoints() == []
-        assert job.store.sweep(older_than_ms=0) == []
+    def test_a_new_stream_has_no_checkpoints(self, stream: TrialStream) -> None:
+        assert stream.store.checkpoints() == []
+        assert stream.store.sweep(older_than_ms=0) == []
 
-    def test_a_checkpoint_gives_back_what_was_put_in(self, job: TrialJob) -> None:
-        location = job.checkpoint(7, FILES)
-        assert job.restored(location) == FILES
-        assert job.restored(f"{location}/_metadata") == FILES
-        assert job.store.verify(location) == []
-        manifest = job.store.manifest(location)
-        assert (manifest.header.number, manifest.header.kind) == (7, ImageKind.CHECKPOINT)
+    def test_a_checkpoint_gives_back_what_was_put_in(self, stream: TrialStream) -> None:
+        location = stream.checkpoint(7, FILES)
+        assert stream.restored(location) == FILES
+        assert stream.restored(f"{location}/_metadata") == FILES
+        assert stream.store.verify(location) == []
+        manifest = stream.store.manifest(location)
+        assert (manifest.header.number, manifest.header.kind) == (7, SnapshotKind.CHECKPOINT)
 
-    def test_only_what_is_wanted_is_handed_out(self, job: TrialJob) -> None:
-        location = job.checkpoint(1, FILES)
+    def test_only_what_is_wanted_is_handed_out(self, stream: TrialStream) -> None:
+        location = stream.checkpoint(1, FILES)
         found: list[bytes] = []
-        job.store.extract(location, lambda _, chunks: found.append(b"".join(chunks)), only="1.zip".__eq__)
+        stream.store.extract(location, lambda _, chunks: found.append(b"".join(chunks)), only="1.zip".__eq__)
         assert found == [FILES["1.zip"]]
 
-    def test_checkpoints_are_listed_in_the_order_of_their_numbers(self, job: TrialJob) -> None:
-        locations = [job.checkpoint(number, FILES) for number in (10, 9, 100)]
-        assert job.store.checkpoints() == [locations[1], locations[0], locations[2]]
+    def test_checkpoints_are_listed_in_the_order_of_their_numbers(self, stream: TrialStream) -> None:
+        locations = [stream.checkpoint(number, FILES) for number in (10, 9, 100)]
+        assert stream.store.checkpoints() == [locations[1], locations[0], locations[2]]
 
-    def test_a_number_is_used_once(self, job: TrialJob) -> None:
-        location = job.checkpoint(1, FILES)
+    def test_a_number_is_used_once(self, stream: TrialStream) -> None:
+        location = stream.checkpoint(1, FILES)
         with pytest.raises(StorageAccessError):
-            job.checkpoint(1, {"other": b"o" * 30_000})
-        assert job.restored(location) == FILES
+            stream.checkpoint(1, {"other": b"o" * 30_000})
+        assert stream.restored(location) == FILES
 
-    def test_a_shared_file_dies_with_its_last_referrer(self, job: TrialJob) -> None:
-        first = job.checkpoint(1, FILES)
-        second = job.checkpoint(2, {**FILES, "1.zip": b"y" * 25_000}, base=first)
-        third = job.checkpoint(3, {"id-1.sst": FILES["id-1.sst"]}, base=second)
-        job.store.discard(first)
-        job.store.discard(second)
-        assert job.store.checkpoints() == [third]
-        assert job.restored(third) == {"id-1.sst": FILES["id-1.sst"]}
-        job.store.discard(third)
-        assert job.store.checkpoints() == []
-        assert job.store.sweep(older_than_ms=0) == []
+    def test_a_shared_file_dies_with_its_last_referrer(self, stream: TrialStream) -> None:
+        first = stream.checkpoint(1, FILES)
+        second = stream.checkpoint(2, {**FILES, "1.zip": b"y" * 25_000}, base=first)
+        third = stream.checkpoint(3, {"id-1.sst": FILES["id-1.sst"]}, base=second)
+        stream.store.discard(first)
+        stream.store.discard(second)
+        assert stream.store.checkpoints() == [third]
+        assert stream.restored(third) == {"id-1.sst": FILES["id-1.sst"]}
+        stream.store.discard(third)
+        assert stream.store.checkpoints() == []
+        assert stream.store.sweep(older_than_ms=0) == []
 
-    def test_an_image_that_is_gone_is_not_found_and_can_be_discarded_again(self, job: TrialJob) -> None:
-        location = job.checkpoint(1, FILES)
-        job.store.discard(location)
-        job.store.discard(location)
-        with pytest.raises(ImageNotFoundError, match="chk-1"):
-            job.store.manifest(location)
-        with pytest.raises(ImageNotFoundError, match="chk-1"):
-            job.restored(location)
-        assert len(job.store.verify(location)) == 1
+    def test_a_snapshot_that_is_gone_is_not_found_and_can_be_discarded_again(self, stream: TrialStream) -> None:
+        location = stream.checkpoint(1, FILES)
+        stream.store.discard(location)
+        stream.store.discard(location)
+        with pytest.raises(SnapshotNotFoundError, match="chk-1"):
+            stream.store.manifest(location)
+        with pytest.raises(SnapshotNotFoundError, match="chk-1"):
+            stream.restored(location)
+        assert len(stream.store.verify(location)) == 1
 
-    def test_an_image_under_way_protects_its_base(self, job: TrialJob) -> None:
-        base = job.checkpoint(1, FILES)
+    def test_a_snapshot_under_way_protects_its_base(self, stream: TrialStream) -> None:
+        base = stream.checkpoint(1, FILES)
         with pytest.raises(StorageAccessError):
-            job.store.discard(base, protected=[f"{base}/_metadata"])
-        assert job.restored(base) == FILES
+            stream.store.discard(base, protected=[f"{base}/_metadata"])
+        assert stream.restored(base) == FILES
 
-    def test_a_base_that_is_gone_costs_a_full_image_and_nothing_else(self, job: TrialJob) -> None:
-        base = job.checkpoint(1, FILES)
-        job.store.discard(base)
-        assert job.restored(job.checkpoint(2, FILES, base=base)) == FILES
+    def test_a_base_that_is_gone_costs_a_full_snapshot_and_nothing_else(self, stream: TrialStream) -> None:
+        base = stream.checkpoint(1, FILES)
+        stream.store.discard(base)
+        assert stream.restored(stream.checkpoint(2, FILES, base=base)) == FILES
 
     def test_what_is_stored_outlives_the_process_that_stored_it(self, storage: CheckpointStorage) -> None:
         location = self.opened(storage).checkpoint(1, FILES)
@@ -146,114 +146,114 @@ class CheckpointStorageContract:
 
     # Savepoints
 
-    def test_a_savepoint_stands_alone(self, job: TrialJob) -> None:
-        checkpoint = job.checkpoint(1, FILES)
-        savepoint = job.savepoint(2, FILES, base=checkpoint)
-        assert not [name for name in job.store.manifest(savepoint).objects if "/" in name]
-        job.store.discard(checkpoint)
-        job.store.sweep(older_than_ms=0)
-        assert job.restored(savepoint) == FILES
-        assert job.store.checkpoints() == []
+    def test_a_savepoint_stands_alone(self, stream: TrialStream) -> None:
+        checkpoint = stream.checkpoint(1, FILES)
+        savepoint = stream.savepoint(2, FILES, base=checkpoint)
+        assert not [name for name in stream.store.manifest(savepoint).objects if "/" in name]
+        stream.store.discard(checkpoint)
+        stream.store.sweep(older_than_ms=0)
+        assert stream.restored(savepoint) == FILES
+        assert stream.store.checkpoints() == []
 
-    def test_a_checkpoint_outlives_the_savepoint_it_shares_with(self, job: TrialJob) -> None:
-        savepoint = job.savepoint(1, FILES)
-        checkpoint = job.checkpoint(2, FILES, base=savepoint)
-        job.store.discard(savepoint)
-        assert job.restored(checkpoint) == FILES
+    def test_a_checkpoint_outlives_the_savepoint_it_shares_with(self, stream: TrialStream) -> None:
+        savepoint = stream.savepoint(1, FILES)
+        checkpoint = stream.checkpoint(2, FILES, base=savepoint)
+        stream.store.discard(savepoint)
+        assert stream.restored(checkpoint) == FILES
 
-    def test_what_a_checkpoint_takes_over_from_a_savepoint_goes_with_no_other(self, job: TrialJob) -> None:
+    def test_what_a_checkpoint_takes_over_from_a_savepoint_goes_with_no_other(self, stream: TrialStream) -> None:
         """Two checkpoints that both begin with the same savepoint, as after going back to it twice."""
-        savepoint = job.savepoint(1, FILES)
-        first = job.checkpoint(2, FILES, base=savepoint)
+        savepoint = stream.savepoint(1, FILES)
+        first = stream.checkpoint(2, FILES, base=savepoint)
 
         def hold(files: list[Source]) -> Sequence[Source]:
-            job.store.discard(first, protected=[savepoint])
+            stream.store.discard(first, protected=[savepoint])
             return files
 
-        second = job.stored(3, FILES, base=savepoint, hold=hold).location
-        assert job.restored(second) == FILES
+        second = stream.stored(3, FILES, base=savepoint, hold=hold).location
+        assert stream.restored(second) == FILES
 
     # Several at once
 
-    def test_several_threads_may_write_and_read_at_once(self, job: TrialJob) -> None:
+    def test_several_threads_may_write_and_read_at_once(self, stream: TrialStream) -> None:
         with ThreadPoolExecutor(4) as pool:
             locations = list(
-                pool.map(lambda number: job.checkpoint(number, {**FILES, "n": bytes(number)}), range(1, 9))
+                pool.map(lambda number: stream.checkpoint(number, {**FILES, "n": bytes(number)}), range(1, 9))
             )
-            contents = list(pool.map(job.restored, locations))
+            contents = list(pool.map(stream.restored, locations))
         assert contents == [{**FILES, "n": bytes(number)} for number in range(1, 9)]
 
-    def test_giving_up_takes_nothing_from_another_that_began_with_the_same_savepoint(self, job: TrialJob) -> None:
-        savepoint = job.savepoint(1, FILES)
+    def test_giving_up_takes_nothing_from_another_that_began_with_the_same_savepoint(self, stream: TrialStream) -> None:
+        savepoint = stream.savepoint(1, FILES)
         made: list[str] = []
 
         def hold(_: list[Source]) -> Sequence[Source]:
-            made.append(job.checkpoint(3, FILES, base=savepoint))
-            raise ImageAbortedError
+            made.append(stream.checkpoint(3, FILES, base=savepoint))
+            raise SnapshotAbortedError
 
-        with pytest.raises(ImageAbortedError):
-            job.stored(2, FILES, base=savepoint, hold=hold)
-        assert job.restored(made[0]) == FILES
+        with pytest.raises(SnapshotAbortedError):
+            stream.stored(2, FILES, base=savepoint, hold=hold)
+        assert stream.restored(made[0]) == FILES
 
     # Whole or not at all
 
-    def test_an_image_is_seen_whole_or_not_at_all(self, job: TrialJob) -> None:
+    def test_a_snapshot_is_seen_whole_or_not_at_all(self, stream: TrialStream) -> None:
         is_over = threading.Event()
         seen: dict[str, list[str]] = {}
 
         def look() -> None:
             while not is_over.is_set():
-                for location in job.store.checkpoints():
+                for location in stream.store.checkpoints():
                     if location not in seen:
-                        seen[location] = job.store.verify(location)
+                        seen[location] = stream.store.verify(location)
 
         looker = threading.Thread(target=look)
         looker.start()
         try:
-            written = [job.checkpoint(number, {**FILES, "n": bytes(number)}) for number in range(1, 9)]
+            written = [stream.checkpoint(number, {**FILES, "n": bytes(number)}) for number in range(1, 9)]
         finally:
             is_over.set()
             looker.join()
         assert set(seen) <= set(written)
         assert not [troubles for troubles in seen.values() if troubles]
 
-    def test_it_is_not_listed_before_it_is_whole(self, job: TrialJob) -> None:
+    def test_it_is_not_listed_before_it_is_whole(self, stream: TrialStream) -> None:
         seen: list[list[str]] = []
 
         def should_abort() -> bool:
-            seen.append(job.store.checkpoints())
+            seen.append(stream.store.checkpoints())
             return False
 
-        location = job.stored(1, FILES, should_abort=should_abort).location
+        location = stream.stored(1, FILES, should_abort=should_abort).location
         assert seen
         assert all(listed == [] for listed in seen)
-        assert job.store.checkpoints() == [location]
+        assert stream.store.checkpoints() == [location]
 
-    def test_giving_up_leaves_nothing(self, job: TrialJob) -> None:
-        with pytest.raises(ImageAbortedError):
-            job.stored(1, FILES, should_abort=lambda: True)
-        assert job.store.checkpoints() == []
-        assert job.store.sweep(older_than_ms=0) == []
+    def test_giving_up_leaves_nothing(self, stream: TrialStream) -> None:
+        with pytest.raises(SnapshotAbortedError):
+            stream.stored(1, FILES, should_abort=lambda: True)
+        assert stream.store.checkpoints() == []
+        assert stream.store.sweep(older_than_ms=0) == []
 
-    def test_a_source_that_fails_leaves_nothing(self, job: TrialJob) -> None:
+    def test_a_source_that_fails_leaves_nothing(self, stream: TrialStream) -> None:
         def fail() -> None:
             raise PermissionError("source")
 
         with pytest.raises(PermissionError, match="source"):
-            job.stored_of(1, [SourceFile("x", 30_000, None, fail)])  # type: ignore[arg-type]
-        assert job.store.checkpoints() == []
-        assert job.store.sweep(older_than_ms=0) == []
+            stream.stored_of(1, [SourceFile("x", 30_000, None, fail)])  # type: ignore[arg-type]
+        assert stream.store.checkpoints() == []
+        assert stream.store.sweep(older_than_ms=0) == []
 
     @pytest.mark.parametrize("moment", Moment)
     def test_a_process_that_dies_while_it_writes_harms_nothing(
-        self, storage: CheckpointStorage, job: TrialJob, moment: Moment
+        self, storage: CheckpointStorage, stream: TrialStream, moment: Moment
     ) -> None:
         new = {**FILES, "1.zip": b"y" * 25_000}
-        first = job.checkpoint(1, FILES)
+        first = stream.checkpoint(1, FILES)
 
         died = Deed(storage, 2, new, moment).did_it_die()
 
-        after = self.opened(storage) if self.outlives_the_process else job
+        after = self.opened(storage) if self.outlives_the_process else stream
         assert after.restored(first) == FILES
         if died or not self.outlives_the_process:
             # Whatever is left is in nobody's way.
@@ -270,11 +270,11 @@ class CheckpointStorageContract:
 
     # Size
 
-    def test_an_image_above_the_limit_is_declined_and_one_at_the_limit_taken(self, job: TrialJob) -> None:
+    def test_a_snapshot_above_the_limit_is_declined_and_one_at_the_limit_taken(self, stream: TrialStream) -> None:
         limit = self.size_limit
         at_the_limit = {"state": bytes(2**20 if limit is None else limit)}
-        assert job.restored(job.checkpoint(1, at_the_limit)) == at_the_limit
+        assert stream.restored(stream.checkpoint(1, at_the_limit)) == at_the_limit
         if limit is not None:
-            with pytest.raises(ImageTooLargeError, match=str(limit)):
-                job.checkpoint(2, {"state": bytes(limit + 1)})
-            assert len(job.store.checkpoints()) == 1
+            with pytest.raises(SnapshotTooLargeError, match=str(limit)):
+                stream.checkpoint(2, {"state": bytes(limit + 1)})
+            assert len(stream.store.checkpoints()) == 1

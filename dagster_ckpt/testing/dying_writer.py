@@ -15,7 +15,7 @@ from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.packs import Checks, Create, PackTask, Threads
 from dagster_ckpt.snapshot.reuse import SourceFile
-from dagster_ckpt.testing.trial_images import TRIAL_JOB, TrialJob, sources
+from dagster_ckpt.testing.trial_snapshots import TRIAL_STREAM, TrialStream, sources
 
 DEADLINE_S = 120.0
 DIED = 9
@@ -50,12 +50,12 @@ class Deed:
 
     def do(self) -> None:
         """Write the checkpoint, and die on the way."""
-        job = TrialJob(open_store(self.storage, TRIAL_JOB))
+        stream = TrialStream(open_store(self.storage, TRIAL_STREAM))
         if self.moment is Moment.IN_THE_DATA:
             last = SourceFile("last", 1000, None, _die)
-            job.stored_of(self.number, [*sources(self.files), last])
+            stream.stored_of(self.number, [*sources(self.files), last])
         else:
-            job.stored(self.number, self.files, runner=_DiesWhenDone())
+            stream.stored(self.number, self.files, runner=_DiesWhenDone())
 
     def did_it_die(self) -> bool:
         """Do it in a process of its own; False where that ended well, with the checkpoint written."""

@@ -114,7 +114,7 @@ def flight_definitions(workspace: Workspace) -> dg.Definitions:
             downstream_interval_seconds=90,
             # A demo lasts minutes: its page shows every checkpoint.
             report_interval_seconds=0,
-            savepoint_schedules={departure_delays.job_id: "0 3 * * *"},
+            savepoint_schedules={departure_delays.stream_id: "0 3 * * *"},
         ),
         dg.Definitions(
             assets=[airport_day_summary],

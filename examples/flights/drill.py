@@ -76,27 +76,29 @@ class Drill:
 
     def await_checkpoint(self, stream: StreamingAsset) -> None:
         """Wait until a stream has completed a checkpoint."""
-        self._await(lambda: bool(self._catalog.images.completed(stream.job_id)), f"a checkpoint of {stream.job_id}")
+        self._await(
+            lambda: bool(self._catalog.snapshots.completed(stream.stream_id)), f"a checkpoint of {stream.stream_id}"
+        )
 
     def kill_in_the_middle_of_a_batch(self, stream: StreamingAsset) -> str:
         """SIGKILL to the stream's process and its JVM while a batch is planned and not committed."""
         execution = self._running(stream)
         live = LiveDirectory(_known(execution.live_directory))
-        lease = self._catalog.leases.current(stream.job_id)
+        lease = self._catalog.leases.current(stream.stream_id)
         if lease is None:
-            raise CkptError(f"{stream.job_id} holds no lease although it runs.")
+            raise CkptError(f"{stream.stream_id} holds no lease although it runs.")
         victims = [psutil.Process(lease.pid), *([psutil.Process(lease.jvm_pid)] if lease.jvm_pid else [])]
 
         def in_the_middle() -> bool:
             positions = live.positions()
             return positions.offset is not None and positions.offset > (positions.commit or -1)
 
-        self._await(in_the_middle, f"a batch of {stream.job_id} under way", poll_s=0.01)
+        self._await(in_the_middle, f"a batch of {stream.stream_id} under way", poll_s=0.01)
         for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
         positions = live.positions()
-        self._say(f"killed {stream.job_id} in batch {positions.offset}; committed was {positions.commit}")
+        self._say(f"killed {stream.stream_id} in batch {positions.offset}; committed was {positions.commit}")
         return execution.execution_id
 
     def delete_live_directory(self, stream: StreamingAsset) -> str:
@@ -111,24 +113,24 @@ class Drill:
         """Wait until another execution of a stream runs; tell what it started from."""
 
         def runs() -> bool:
-            latest = self._catalog.executions.latest(stream.job_id)
+            latest = self._catalog.executions.latest(stream.stream_id)
             return (
                 latest is not None and latest.execution_id != execution_id and latest.status is ExecutionStatus.RUNNING
             )
 
-        self._await(runs, f"a new execution of {stream.job_id}")
+        self._await(runs, f"a new execution of {stream.stream_id}")
         successor = self._running(stream)
         reason = (successor.recovery or {}).get("reason", "")
-        self._say(f"{stream.job_id} runs again ({successor.cause.value.lower().replace('_', ' ')}): {reason}")
+        self._say(f"{stream.stream_id} runs again ({successor.cause.value.lower().replace('_', ' ')}): {reason}")
 
     def take_savepoint(self, stream: StreamingAsset, label: str) -> None:
         """Trigger a savepoint through its job, while the stream runs."""
-        self._run_job("trigger_savepoint_job", "trigger_savepoint", {"job_id": stream.job_id, "label": label})
+        self._run_job("trigger_savepoint_job", "trigger_savepoint", {"stream_id": stream.stream_id, "label": label})
 
     def rewind(self, stream: StreamingAsset, label: str) -> None:
         """Restart a running stream from a savepoint."""
         before = self._running(stream).execution_id
-        self._run_job("restart_stream_job", "restart_stream", {"job_id": stream.job_id, "start_from": label})
+        self._run_job("restart_stream_job", "restart_stream", {"stream_id": stream.stream_id, "start_from": label})
         self.await_successor(stream, before)
 
     def await_caught_up(self, stream: StreamingAsset, final_watermark: str) -> None:
@@ -141,22 +143,24 @@ class Drill:
             seen_since = execution.heartbeat_at_ms > complete_at_ms + SETTLED_MS
             return seen_since and bool(progress.get("idle")) and progress.get("watermark") == final_watermark
 
-        self._await(caught_up, f"{stream.job_id} at watermark {final_watermark}")
-        self._say(f"{stream.job_id} has processed the whole feed")
+        self._await(caught_up, f"{stream.stream_id} at watermark {final_watermark}")
+        self._say(f"{stream.stream_id} has processed the whole feed")
 
     def await_batches_after(self, stream: StreamingAsset, label: str, *, batches: int) -> None:
         """Wait until a stream has committed batches after a savepoint, so that there is something to rewind."""
-        savepoint = next(image for image in self._catalog.images.completed(stream.job_id) if image.label == label)
+        savepoint = next(
+            snapshot for snapshot in self._catalog.snapshots.completed(stream.stream_id) if snapshot.label == label
+        )
         live = LiveDirectory(_known(self._running(stream).live_directory))
         wanted = (savepoint.batch_id or 0) + batches
-        self._await(lambda: (live.positions().commit or 0) >= wanted, f"batch {wanted} of {stream.job_id}")
-        self._say(f"{stream.job_id} has committed batch {wanted}; the savepoint is at batch {savepoint.batch_id}")
+        self._await(lambda: (live.positions().commit or 0) >= wanted, f"batch {wanted} of {stream.stream_id}")
+        self._say(f"{stream.stream_id} has committed batch {wanted}; the savepoint is at batch {savepoint.batch_id}")
 
     def stop_all(self, streams: Sequence[StreamingAsset]) -> None:
         """Stop streams with a savepoint each, at the same time."""
         job = "stop_with_savepoint_job"
         runs = [
-            self._dev.launch(job, _config("stop_with_savepoint", {"job_id": stream.job_id, "label": "the-end"}))
+            self._dev.launch(job, _config("stop_with_savepoint", {"stream_id": stream.stream_id, "label": "the-end"}))
             for stream in streams
         ]
         for run_id in runs:
@@ -195,9 +199,9 @@ class Drill:
         )
 
     def _running(self, stream: StreamingAsset) -> ExecutionRecord:
-        latest = self._catalog.executions.latest(stream.job_id)
+        latest = self._catalog.executions.latest(stream.stream_id)
         if latest is None:
-            raise CkptError(f"{stream.job_id} was never started.")
+            raise CkptError(f"{stream.stream_id} was never started.")
         return latest
 
     def _await(self, condition: Callable[[], bool], what: str, *, poll_s: float = 0.25) -> None:
@@ -211,7 +215,7 @@ class Drill:
     def _have_stacks_logged(self) -> None:
         """Have the JVM of each stream write what its threads are at into its log, before everything is stopped."""
         for stream in STREAMS:
-            lease = self._catalog.leases.current(stream.job_id)
+            lease = self._catalog.leases.current(stream.stream_id)
             if lease is not None and lease.jvm_pid is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     psutil.Process(lease.jvm_pid).send_signal(signal.SIGQUIT)
@@ -321,7 +325,7 @@ def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[st
             uninterrupted = aside.submit(run_uninterrupted, workspace)
             watermarks = final_watermarks(feed.plan)
             for stream in STREAMS:
-                drill.await_caught_up(stream, watermarks[stream.job_id])
+                drill.await_caught_up(stream, watermarks[stream.stream_id])
             console.log("[bold]5. The end: stop with savepoint, summarise[/bold]")
             drill.stop_all(STREAMS)
             drill.summarise()
@@ -329,7 +333,7 @@ def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[st
         console.log("[bold]6. Compare with an uninterrupted run of the same feed[/bold]")
         spark, root = uninterrupted.result()
         try:
-            assets = [*(stream.job_id for stream in STREAMS), "airport_day_summary"]
+            assets = [*(stream.stream_id for stream in STREAMS), "airport_day_summary"]
             return {asset: compare_tables(spark, str(workspace.output / asset), str(root / asset)) for asset in assets}
         finally:
             spark.stop()
@@ -362,8 +366,8 @@ def main(home: Path, pace: float) -> None:
         console.print(f"[red]The drill did not come to its end:[/red] {error}")
         sys.exit(1)
     catalog = Catalog(workspace.catalog_url)
-    images = [image for stream in STREAMS for image in reversed(catalog.images.of_job(stream.job_id))]
-    console.print(checkpoint_table(images))
+    snapshots = [snapshot for stream in STREAMS for snapshot in reversed(catalog.snapshots.of_stream(stream.stream_id))]
+    console.print(checkpoint_table(snapshots))
     console.print(comparison_table(comparisons))
     console.print(f"{time.monotonic() - began:.0f} seconds. Everything is in {workspace.root}")
     if not all(comparison.equal for comparison in comparisons.values()):

@@ -7,30 +7,30 @@ from collections.abc import Iterable, Mapping
 import pendulum
 from rich.table import Table
 
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from examples.flights.compare import TableComparison
 
 
-def checkpoint_table(images: Iterable[ImageRecord]) -> Table:
-    """Every image that was taken, oldest first, with its sizes and how long it took."""
+def checkpoint_table(snapshots: Iterable[SnapshotRecord]) -> Table:
+    """Every snapshot that was taken, oldest first, with its sizes and how long it took."""
     table = Table(title="Checkpoints and savepoints", title_justify="left")
-    for heading in ("stream", "image", "taken", "why", "status"):
+    for heading in ("stream", "snapshot", "taken", "why", "status"):
         table.add_column(heading, no_wrap=True)
     for heading in ("batch", "rows", "state rows", "full", "incremental", "duration"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for image in images:
+    for snapshot in snapshots:
         table.add_row(
-            image.job_id,
-            f"chk-{image.number}" if image.kind == "CHECKPOINT" else f"savepoint {image.label or ''}".strip(),
-            pendulum.from_timestamp(image.created_at_ms / 1000).format("HH:mm:ss"),
-            image.trigger.value.lower(),
-            image.status.value.lower(),
-            _number(image.batch_id),
-            _number(image.rows),
-            _number(image.state_rows),
-            _size(image.full_bytes),
-            _size(image.incremental_bytes),
-            f"{image.duration_ms} ms" if image.duration_ms is not None else "",
+            snapshot.stream_id,
+            f"chk-{snapshot.number}" if snapshot.kind == "CHECKPOINT" else f"savepoint {snapshot.label or ''}".strip(),
+            pendulum.from_timestamp(snapshot.created_at_ms / 1000).format("HH:mm:ss"),
+            snapshot.trigger.value.lower(),
+            snapshot.status.value.lower(),
+            _number(snapshot.batch_id),
+            _number(snapshot.rows),
+            _number(snapshot.state_rows),
+            _size(snapshot.full_bytes),
+            _size(snapshot.incremental_bytes),
+            f"{snapshot.duration_ms} ms" if snapshot.duration_ms is not None else "",
         )
     return table
 

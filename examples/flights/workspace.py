@@ -38,7 +38,7 @@ class Workspace:
 
     @property
     def checkpoints(self) -> Path:
-        """Images: checkpoints and savepoints."""
+        """Snapshots: checkpoints and savepoints."""
         return self.root / "checkpoints"
 
     @property

@@ -56,13 +56,13 @@ def test_competitors_change_their_order_from_one_repetition_to_the_next() -> Non
 def test_the_page_shows_targets_that_were_not_met_and_sections_that_were_not_run(tmp_path: Path) -> None:
     result = SectionResult(
         name="local",
-        title="Images on a local disk",
+        title="Snapshots on a local disk",
         method="How.",
         measured_at="2026-01-01T00:00+00:00",
         took_s=1,
         load=(0.1, 0.2),
         versions={"rsync": "3.5"},
-        tables=(timing_table("Full", series(image=[1.0], cp=[3.0]), ours="image"),),
+        tables=(timing_table("Full", series(snapshot=[1.0], cp=[3.0]), ours="snapshot"),),
         targets=(at_least("fast", 4, 3.0), at_least("by far", 9, None, reason="no peer")),
     )
     result.keep(tmp_path)

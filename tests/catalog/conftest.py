@@ -43,7 +43,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def catalog(url: str, clock: ManualClock) -> Iterator[Catalog]:
     catalog = Catalog(url, clock=clock)
-    catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={"num_retained": 1})
+    catalog.streams.ensure("orders", name="orders", asset_key="orders", options={"num_retained": 1})
     yield catalog
     catalog.close()
 

@@ -8,10 +8,10 @@ from sqlalchemy import text
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
-    ImageStatus,
-    ImageTrigger,
     RequestKind,
     RequestStatus,
+    SnapshotStatus,
+    SnapshotTrigger,
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError
@@ -26,11 +26,11 @@ def damage(catalog: Catalog, statement: str) -> None:
 
 @pytest.fixture
 def running(catalog: Catalog) -> Catalog:
-    """A catalog in which two jobs run."""
-    for job_id in ("broken", "orders"):
-        catalog.jobs.ensure(job_id, name=job_id, asset_key=job_id, options={})
-        as_writer(catalog, job_id).executions.begin(
-            f"of-{job_id}", run_id="run", cause=StartCause.MANUAL, holder=holder(job_id)
+    """A catalog in which two streams run."""
+    for stream_id in ("broken", "orders"):
+        catalog.streams.ensure(stream_id, name=stream_id, asset_key=stream_id, options={})
+        as_writer(catalog, stream_id).executions.begin(
+            f"of-{stream_id}", run_id="run", cause=StartCause.MANUAL, holder=holder(stream_id)
         )
     return catalog
 
@@ -38,18 +38,18 @@ def running(catalog: Catalog) -> Catalog:
 @pytest.mark.parametrize(
     ("column", "value"), [("status", "MELTED"), ("cause", "COSMIC"), ("progress", "{oops"), ("recovery", "[]")]
 )
-def test_an_execution_that_cannot_be_read_does_not_hide_those_of_other_jobs(
+def test_an_execution_that_cannot_be_read_does_not_hide_those_of_other_streams(
     running: Catalog, column: str, value: str
 ) -> None:
-    damage(running, f"UPDATE executions SET {column} = '{value}' WHERE job_id = 'broken'")
+    damage(running, f"UPDATE executions SET {column} = '{value}' WHERE stream_id = 'broken'")
     broken, good = running.executions.unsettled()
-    assert (broken.job_id, good.job_id, good.broken) == ("broken", "orders", None)
+    assert (broken.stream_id, good.stream_id, good.broken) == ("broken", "orders", None)
     assert value in (broken.broken or "")
     assert column in (broken.broken or "")
 
 
 def test_an_execution_of_unknown_status_is_neither_running_nor_over(running: Catalog) -> None:
-    damage(running, "UPDATE executions SET status = 'MELTED' WHERE job_id = 'broken'")
+    damage(running, "UPDATE executions SET status = 'MELTED' WHERE stream_id = 'broken'")
     assert running.executions.get("of-broken").status is ExecutionStatus.BROKEN
     running.executions.end_unheld("of-broken", ExecutionStatus.FAILED, "its process died")
     assert running.executions.get("of-broken").status is ExecutionStatus.FAILED
@@ -77,34 +77,39 @@ def test_a_request_of_unknown_status_is_broken(catalog: Catalog) -> None:
     assert catalog.requests.get(request.request_id).status is RequestStatus.BROKEN
 
 
-def test_a_completed_image_that_cannot_be_read_is_listed_but_never_recovered_from(catalog: Catalog) -> None:
-    as_writer(catalog).images.begin(
-        image_id="image-1", execution_id=None, kind="CHECKPOINT", number=1, trigger=ImageTrigger.PERIODIC, timeline=0
+def test_a_completed_snapshot_that_cannot_be_read_is_listed_but_never_recovered_from(catalog: Catalog) -> None:
+    as_writer(catalog).snapshots.begin(
+        snapshot_id="snapshot-1",
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=1,
+        trigger=SnapshotTrigger.PERIODIC,
+        timeline=0,
     )
-    as_writer(catalog).complete("image-1", location="file:///c/orders/chk-1")
-    damage(catalog, "UPDATE images SET properties = '{oops'")
-    assert [image.status for image in catalog.images.of_job("orders")] == [ImageStatus.BROKEN]
-    assert catalog.images.completed("orders") == []
-    assert catalog.images.restorable("orders") == []
-    assert catalog.images.newest_checkpoint("orders") is None
+    as_writer(catalog).complete("snapshot-1", location="file:///c/orders/chk-1")
+    damage(catalog, "UPDATE snapshots SET properties = '{oops'")
+    assert [snapshot.status for snapshot in catalog.snapshots.of_stream("orders")] == [SnapshotStatus.BROKEN]
+    assert catalog.snapshots.completed("orders") == []
+    assert catalog.snapshots.restorable("orders") == []
+    assert catalog.snapshots.newest_checkpoint("orders") is None
 
 
-def test_a_job_whose_options_cannot_be_read_is_listed_and_still_starts(catalog: Catalog) -> None:
-    damage(catalog, "UPDATE jobs SET options = '{oops'")
-    (listed,) = catalog.jobs.all()
+def test_a_stream_whose_options_cannot_be_read_is_listed_and_still_starts(catalog: Catalog) -> None:
+    damage(catalog, "UPDATE streams SET options = '{oops'")
+    (listed,) = catalog.streams.all()
     assert (listed.options, listed.broken) == ({}, "options are not a JSON object: '{oops'")
-    assert catalog.jobs.get("orders") == listed
+    assert catalog.streams.get("orders") == listed
 
 
 def test_a_restore_that_cannot_be_read_is_never_taken_for_none(catalog: Catalog) -> None:
-    as_writer(catalog).jobs.switch_live_directory("/live/1", pending_restore={"location": "file:///c/orders/chk-1"})
-    damage(catalog, "UPDATE jobs SET pending_restore = '{oops'")
-    assert "pending_restore" in (catalog.jobs.all()[0].broken or "")
+    as_writer(catalog).streams.switch_live_directory("/live/1", pending_restore={"location": "file:///c/orders/chk-1"})
+    damage(catalog, "UPDATE streams SET pending_restore = '{oops'")
+    assert "pending_restore" in (catalog.streams.all()[0].broken or "")
     for start in (
-        lambda: catalog.jobs.get("orders"),
-        lambda: catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={}),
+        lambda: catalog.streams.get("orders"),
+        lambda: catalog.streams.ensure("orders", name="orders", asset_key="orders", options={}),
     ):
-        with pytest.raises(CatalogError, match=r"restore to finish.*set jobs.pending_restore to NULL"):
+        with pytest.raises(CatalogError, match=r"restore to finish.*set streams.pending_restore to NULL"):
             start()
-    as_writer(catalog).jobs.restore_finished()
-    assert catalog.jobs.get("orders").broken is None
+    as_writer(catalog).streams.restore_finished()
+    assert catalog.streams.get("orders").broken is None

@@ -17,8 +17,8 @@ from dagster_ckpt.errors import CatalogError
 def open_and_register(url: str, name: str) -> list[str]:
     """In a process of its own: the first to open makes the tables."""
     catalog = Catalog(url)
-    catalog.jobs.ensure(name, name=name, asset_key=name, options={})
-    return [job.job_id for job in catalog.jobs.all()]
+    catalog.streams.ensure(name, name=name, asset_key=name, options={})
+    return [stream.stream_id for stream in catalog.streams.all()]
 
 
 def test_migrations_make_the_tables_that_the_code_uses(catalog: Catalog) -> None:
@@ -27,10 +27,10 @@ def test_migrations_make_the_tables_that_the_code_uses(catalog: Catalog) -> None
 
 
 def test_processes_that_open_a_new_catalog_at_once_all_succeed(url: str) -> None:
-    names = [f"job-{number}" for number in range(4)]
+    names = [f"stream-{number}" for number in range(4)]
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         pool.starmap(open_and_register, [(url, name) for name in names])
-    assert [job.job_id for job in Catalog(url).jobs.all()] == names
+    assert [stream.stream_id for stream in Catalog(url).streams.all()] == names
 
 
 def test_a_catalog_of_a_newer_version_is_refused(url: str) -> None:
@@ -43,9 +43,9 @@ def test_a_catalog_of_a_newer_version_is_refused(url: str) -> None:
 
 def test_a_catalog_pickles_as_its_url(url: str) -> None:
     catalog = Catalog(url)
-    catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+    catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
     again: Catalog = pickle.loads(pickle.dumps(catalog))
-    assert again.jobs.get("orders").job_id == "orders"
+    assert again.streams.get("orders").stream_id == "orders"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""People say what a job is to be; the sensor says how far it is, and never undoes a person's word."""
+"""People say what a stream is to be; the sensor says how far it is, and never undoes a person's word."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UPGRADE = UpgradeRecord(
     "started",
     starts=1,
     started_at_ms=2_000,
-    image_id="i",
+    snapshot_id="i",
 )
 
 
@@ -32,7 +32,7 @@ def events(catalog: Catalog) -> list[EventType]:
     return [event.type for event in catalog.events.after(0)]
 
 
-def test_a_job_that_nobody_spoke_of_is_not_managed(catalog: Catalog) -> None:
+def test_a_stream_that_nobody_spoke_of_is_not_managed(catalog: Catalog) -> None:
     assert catalog.desired_states.find("orders") is None
     assert catalog.desired_states.all() == {}
 

@@ -11,10 +11,10 @@ from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 
 
-def launch(catalog: Catalog, request_id: str, *, pid: int, job_id: str = "orders") -> None:
+def launch(catalog: Catalog, request_id: str, *, pid: int, stream_id: str = "orders") -> None:
     catalog.launches.record(
         request_id,
-        job_id=job_id,
+        stream_id=stream_id,
         run_id="run",
         host="here",
         boot_id="boot",
@@ -25,7 +25,7 @@ def launch(catalog: Catalog, request_id: str, *, pid: int, job_id: str = "orders
     )
 
 
-def test_the_newest_launch_of_a_job_is_its_handle(catalog: Catalog, clock: ManualClock) -> None:
+def test_the_newest_launch_of_a_stream_is_its_handle(catalog: Catalog, clock: ManualClock) -> None:
     assert catalog.launches.latest("orders") is None
 
     launch(catalog, "first", pid=1)
@@ -47,9 +47,9 @@ def test_a_request_has_one_launch_the_last(catalog: Catalog) -> None:
     assert catalog.launches.get("another") is None
 
 
-def test_a_launch_belongs_to_a_job_of_the_catalog(catalog: Catalog) -> None:
+def test_a_launch_belongs_to_a_stream_of_the_catalog(catalog: Catalog) -> None:
     with pytest.raises(CatalogError):
-        launch(catalog, "first", pid=1, job_id="unknown")
+        launch(catalog, "first", pid=1, stream_id="unknown")
 
 
 def test_an_execution_tells_where_it_runs_once_its_query_is_started(catalog: Catalog) -> None:

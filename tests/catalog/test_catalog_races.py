@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import JobRecord
+from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import LeaseHeldError
 from tests.as_writer import as_writer
@@ -19,7 +19,7 @@ from tests.catalog.conftest import holder
 
 PATIENCE_S = 120
 # Where the second writer waits for the first: SQLite's from its begin, PostgreSQL's at the row.
-WAITS_AT = ("BEGIN IMMEDIATE", "INSERT INTO", "UPDATE jobs", "UPDATE desired_states")
+WAITS_AT = ("BEGIN IMMEDIATE", "INSERT INTO", "UPDATE streams", "UPDATE desired_states")
 
 
 @contextmanager
@@ -58,20 +58,20 @@ def test_of_two_first_holders_the_later_is_told_who_holds_the_lease(url: str, ca
         second.leases.acquire("orders", holder("b"), 30_000)
 
 
-def test_two_processes_make_a_job_known_at_once(url: str, catalog: Catalog) -> None:
-    def ensure(by: Catalog, name: str) -> JobRecord:
-        return by.jobs.ensure("new", name=name, asset_key="new", options={})
+def test_two_processes_make_a_stream_known_at_once(url: str, catalog: Catalog) -> None:
+    def ensure(by: Catalog, name: str) -> StreamRecord:
+        return by.streams.ensure("new", name=name, asset_key="new", options={})
 
     with beside_an_uncommitted(url, lambda first: ensure(first, "first")) as second:
         assert ensure(second, "second").name == "second"
-    assert [job.job_id for job in catalog.jobs.all()] == ["new", "orders"]
+    assert [stream.stream_id for stream in catalog.streams.all()] == ["new", "orders"]
 
 
 def test_two_switches_of_the_live_directory_both_count(url: str, catalog: Catalog) -> None:
     lease = catalog.leases.acquire("orders", holder(), 60_000)
 
-    def switch(by: Catalog, directory: str) -> JobRecord:
-        return by.jobs.switch_live_directory(lease, directory, restored_image_id="image-1")
+    def switch(by: Catalog, directory: str) -> StreamRecord:
+        return by.streams.switch_live_directory(lease, directory, restored_snapshot_id="snapshot-1")
 
     with beside_an_uncommitted(url, lambda first: switch(first, "/live/a")) as second:
         switched = switch(second, "/live/b")
@@ -92,16 +92,21 @@ def test_what_a_person_says_while_the_sensor_records_is_not_undone(url: str, cat
     assert (after.generation, after.reached, after.desired) == (row.generation + 1, 0, DesiredState.CANCELLED)
 
 
-def test_an_image_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:
-    from dagster_ckpt.catalog.records import ImageTrigger
+def test_a_snapshot_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:
+    from dagster_ckpt.catalog.records import SnapshotTrigger
 
-    as_writer(catalog).images.begin(
-        image_id="image-1", execution_id=None, kind="CHECKPOINT", number=1, trigger=ImageTrigger.PERIODIC, timeline=0
+    as_writer(catalog).snapshots.begin(
+        snapshot_id="snapshot-1",
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=1,
+        trigger=SnapshotTrigger.PERIODIC,
+        timeline=0,
     )
-    as_writer(catalog).complete("image-1", location="file:///c/orders/chk-1")
+    as_writer(catalog).complete("snapshot-1", location="file:///c/orders/chk-1")
     before = catalog.events.latest_sequence()
     for _ in range(2):
-        as_writer(catalog).mark_deleting("image-1")
+        as_writer(catalog).mark_deleting("snapshot-1")
     for _ in range(2):
-        as_writer(catalog).deleted("image-1", "subsumed")
+        as_writer(catalog).deleted("snapshot-1", "subsumed")
     assert len(catalog.events.after(before)) == 1

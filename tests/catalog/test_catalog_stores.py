@@ -7,14 +7,14 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
     EventType,
     ExecutionStatus,
-    ImageRecord,
-    ImageStatus,
-    ImageTrigger,
     RequestKind,
     RequestStatus,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
     StartCause,
 )
-from dagster_ckpt.errors import CatalogError, ImageNotFoundError, JobNotFoundError
+from dagster_ckpt.errors import CatalogError, SnapshotNotFoundError, StreamNotFoundError
 from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 
@@ -25,46 +25,54 @@ def begin(catalog: Catalog, name: str, cause: StartCause = StartCause.MANUAL) ->
     return execution_id
 
 
-def image(catalog: Catalog, number: int, *, kind: str = "CHECKPOINT", timeline: int = 0) -> ImageRecord:
-    image_id = f"image-{number}"
-    as_writer(catalog).images.begin(
-        image_id=image_id, execution_id=None, kind=kind, number=number, trigger=ImageTrigger.PERIODIC, timeline=timeline
+def snapshot(catalog: Catalog, number: int, *, kind: str = "CHECKPOINT", timeline: int = 0) -> SnapshotRecord:
+    snapshot_id = f"snapshot-{number}"
+    as_writer(catalog).snapshots.begin(
+        snapshot_id=snapshot_id,
+        execution_id=None,
+        kind=kind,
+        number=number,
+        trigger=SnapshotTrigger.PERIODIC,
+        timeline=timeline,
     )
-    return as_writer(catalog).complete(image_id, location=f"file:///c/orders/chk-{number}", batch_id=number * 10)
+    return as_writer(catalog).complete(snapshot_id, location=f"file:///c/orders/chk-{number}", batch_id=number * 10)
 
 
-def test_a_job_that_was_never_started_is_told_with_those_that_were(catalog: Catalog) -> None:
-    with pytest.raises(JobNotFoundError, match=r"no job 'nope'.*Jobs it knows: orders"):
-        catalog.jobs.get("nope")
+def test_a_stream_that_was_never_started_is_told_with_those_that_were(catalog: Catalog) -> None:
+    with pytest.raises(StreamNotFoundError, match=r"no stream 'nope'.*Streams it knows: orders"):
+        catalog.streams.get("nope")
 
 
 def test_numbers_rise_and_are_never_given_twice(catalog: Catalog) -> None:
-    assert [catalog.jobs.allocate_number("orders") for _ in range(3)] == [1, 2, 3]
+    assert [catalog.streams.allocate_number("orders") for _ in range(3)] == [1, 2, 3]
 
 
 def test_registering_again_refreshes_and_loses_nothing(catalog: Catalog) -> None:
-    as_writer(catalog).jobs.switch_live_directory("/live/1")
-    again = catalog.jobs.ensure("orders", name="new", asset_key="a/b", options={"num_retained": 3})
+    as_writer(catalog).streams.switch_live_directory("/live/1")
+    again = catalog.streams.ensure("orders", name="new", asset_key="a/b", options={"num_retained": 3})
     assert (again.name, again.asset_key, again.options["num_retained"]) == ("new", "a/b", 3)
     assert again.live_directory == "/live/1"
 
 
 def test_a_restore_begins_a_timeline_and_going_on_does_not(catalog: Catalog) -> None:
-    adopted = as_writer(catalog).jobs.switch_live_directory("/live/1")
+    adopted = as_writer(catalog).streams.switch_live_directory("/live/1")
     assert (adopted.live_generation, adopted.timeline) == (1, 0)
-    restored = as_writer(catalog).jobs.switch_live_directory(
-        "/live/2", restored_image_id="image-1", pending_restore={"location": "x"}
+    restored = as_writer(catalog).streams.switch_live_directory(
+        "/live/2", restored_snapshot_id="snapshot-1", pending_restore={"location": "x"}
     )
-    assert (restored.live_generation, restored.timeline, restored.restored_image_id) == (2, 1, "image-1")
+    assert (restored.live_generation, restored.timeline, restored.restored_snapshot_id) == (2, 1, "snapshot-1")
     assert restored.pending_restore == {"location": "x"}
 
 
-def test_an_automatic_recovery_never_takes_an_image_of_a_timeline_that_was_left(catalog: Catalog) -> None:
-    first, second = image(catalog, 1), image(catalog, 2)
-    as_writer(catalog).jobs.switch_live_directory("/live/1", restored_image_id=first.image_id)
-    third = image(catalog, 3, timeline=1)
-    assert [found.image_id for found in catalog.images.restorable("orders")] == [third.image_id, first.image_id]
-    assert second in catalog.images.completed("orders")
+def test_an_automatic_recovery_never_takes_a_snapshot_of_a_timeline_that_was_left(catalog: Catalog) -> None:
+    first, second = snapshot(catalog, 1), snapshot(catalog, 2)
+    as_writer(catalog).streams.switch_live_directory("/live/1", restored_snapshot_id=first.snapshot_id)
+    third = snapshot(catalog, 3, timeline=1)
+    assert [found.snapshot_id for found in catalog.snapshots.restorable("orders")] == [
+        third.snapshot_id,
+        first.snapshot_id,
+    ]
+    assert second in catalog.snapshots.completed("orders")
 
 
 def test_a_new_execution_settles_those_before_and_fails_the_lost_one(catalog: Catalog) -> None:
@@ -76,7 +84,7 @@ def test_a_new_execution_settles_those_before_and_fails_the_lost_one(catalog: Ca
     assert [found.execution_id for found in catalog.executions.unsettled()] == ["execution-b"]
 
 
-def test_the_failure_history_begins_anew_when_a_person_starts_the_job(catalog: Catalog, clock: ManualClock) -> None:
+def test_the_failure_history_begins_anew_when_a_person_starts_the_stream(catalog: Catalog, clock: ManualClock) -> None:
     for name, cause in (
         ("a", StartCause.MANUAL),
         ("b", StartCause.MANUAL),
@@ -108,37 +116,37 @@ def test_sinks_and_batch_come_from_the_newest_execution_that_reported_them(catal
     assert catalog.executions.last_batch("orders", "/live/2") is None
 
 
-def test_completing_an_image_tells_of_it_and_failing_it_later_changes_nothing(catalog: Catalog) -> None:
-    done = image(catalog, 1)
-    as_writer(catalog).images.fail(done.image_id, "too late")
-    assert catalog.images.get(done.image_id).status is ImageStatus.COMPLETED
-    told = [event.type for event in catalog.events.after(0) if event.image_id == done.image_id]
+def test_completing_a_snapshot_tells_of_it_and_failing_it_later_changes_nothing(catalog: Catalog) -> None:
+    done = snapshot(catalog, 1)
+    as_writer(catalog).snapshots.fail(done.snapshot_id, "too late")
+    assert catalog.snapshots.get(done.snapshot_id).status is SnapshotStatus.COMPLETED
+    told = [event.type for event in catalog.events.after(0) if event.snapshot_id == done.snapshot_id]
     assert told == [EventType.CHECKPOINT_COMPLETED]
 
 
 def test_a_deletion_is_visible_until_the_bytes_are_gone(catalog: Catalog) -> None:
-    done = image(catalog, 1)
-    as_writer(catalog).mark_deleting(done.image_id)
-    assert catalog.images.completed("orders") == []
-    assert catalog.images.of_job("orders", status=ImageStatus.DELETING)[0].image_id == done.image_id
-    as_writer(catalog).deleted(done.image_id, "subsumed")
+    done = snapshot(catalog, 1)
+    as_writer(catalog).mark_deleting(done.snapshot_id)
+    assert catalog.snapshots.completed("orders") == []
+    assert catalog.snapshots.of_stream("orders", status=SnapshotStatus.DELETING)[0].snapshot_id == done.snapshot_id
+    as_writer(catalog).deleted(done.snapshot_id, "subsumed")
     assert catalog.events.after(0)[-1].payload["reason"] == "subsumed"
 
 
 def test_a_row_that_cannot_be_read_is_listed_as_broken(catalog: Catalog) -> None:
-    done = image(catalog, 1)
+    done = snapshot(catalog, 1)
     with catalog.database.writing() as connection:
-        connection.execute(text("UPDATE images SET properties = '{oops', status = 'MELTED'"))
-    (listed,) = catalog.images.of_job("orders")
-    assert listed.image_id == done.image_id
-    assert listed.status is ImageStatus.BROKEN
+        connection.execute(text("UPDATE snapshots SET properties = '{oops', status = 'MELTED'"))
+    (listed,) = catalog.snapshots.of_stream("orders")
+    assert listed.snapshot_id == done.snapshot_id
+    assert listed.status is SnapshotStatus.BROKEN
     assert "MELTED" in (listed.broken or "")
-    assert catalog.images.restorable("orders") == []
+    assert catalog.snapshots.restorable("orders") == []
 
 
-def test_an_unknown_image_is_our_own_error(catalog: Catalog) -> None:
-    with pytest.raises(ImageNotFoundError, match="no image 'nope'"):
-        catalog.images.get("nope")
+def test_an_unknown_snapshot_is_our_own_error(catalog: Catalog) -> None:
+    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'nope'"):
+        catalog.snapshots.get("nope")
 
 
 def test_a_request_is_answered_once(catalog: Catalog) -> None:
@@ -146,10 +154,10 @@ def test_a_request_is_answered_once(catalog: Catalog) -> None:
     assert catalog.requests.pending("orders") == [request]
     assert as_writer(catalog).requests.accept(request.request_id)
     assert not as_writer(catalog).requests.accept(request.request_id)
-    assert as_writer(catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED, image_id="image-1")
+    assert as_writer(catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED, snapshot_id="snapshot-1")
     assert not catalog.requests.withdraw(request.request_id)
     answered = catalog.requests.get(request.request_id)
-    assert (answered.status, answered.image_id) == (RequestStatus.COMPLETED, "image-1")
+    assert (answered.status, answered.snapshot_id) == (RequestStatus.COMPLETED, "snapshot-1")
 
 
 def test_a_withdrawn_request_is_not_taken_up(catalog: Catalog) -> None:

@@ -27,7 +27,7 @@ CALLS: dict[str, Callable[[Catalog, int], object]] = {
     "renew": lambda catalog, token: catalog.leases.renew("orders", token, TTL_MS),
     "check": lambda catalog, token: catalog.leases.check("orders", token),
     "release": lambda catalog, token: catalog.leases.release("orders", token),
-    "read": lambda catalog, _token: catalog.jobs.get("orders"),
+    "read": lambda catalog, _token: catalog.streams.get("orders"),
 }
 
 
@@ -56,7 +56,7 @@ class TestPostgresql:
     @pytest.fixture
     def catalog(self, proxy: StallingProxy) -> Iterator[Catalog]:
         catalog = Catalog(proxy.url)
-        catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+        catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
         catalog.database.limit_calls(TTL_MS)
         yield catalog
         proxy.go_on()
@@ -80,14 +80,14 @@ class TestPostgresql:
         catalog.close()
         proxy.stall()
 
-        assert seconds_until_it_fails(lambda: catalog.jobs.get("orders")) < 2 + LIMIT_S + SLACK_S
+        assert seconds_until_it_fails(lambda: catalog.streams.get("orders")) < 2 + LIMIT_S + SLACK_S
 
     def test_a_row_that_another_holds_is_not_waited_for_longer(self, catalog: Catalog, url: str) -> None:
         other = Catalog(url)
         with other.database.writing() as connection:
-            connection.execute(text("SELECT * FROM jobs WHERE job_id = 'orders' FOR UPDATE"))
+            connection.execute(text("SELECT * FROM streams WHERE stream_id = 'orders' FOR UPDATE"))
 
-            took_s = seconds_until_it_fails(lambda: catalog.jobs.allocate_number("orders"))
+            took_s = seconds_until_it_fails(lambda: catalog.streams.allocate_number("orders"))
 
         assert took_s < LIMIT_S + SLACK_S
         other.close()
@@ -106,7 +106,7 @@ class TestSqlite:
     @pytest.fixture
     def catalog(self, tmp_path: Path) -> Iterator[Catalog]:
         catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
-        catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+        catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
         catalog.database.limit_calls(TTL_MS)
         yield catalog
         catalog.close()

@@ -44,14 +44,14 @@ class DagsterPage:
 
     def materialize(self, job: str) -> str:
         """Start a job of assets by its button; returns the id of the run whose page opens."""
-        self._open_job(job)
+        self._open_stream(job)
         self._button("^Materialize").click()
         self._page.get_by_text("View", exact=True).click()
         return self._await_run()
 
     def launch(self, job: str, config: dict[str, object]) -> str:
         """Type a config into the launchpad of a job and launch it; returns the id of the run whose page opens."""
-        self._open_job(job)
+        self._open_stream(job)
         self._page.get_by_role("tab", name="Launchpad").click()
         self._page.locator(".CodeMirror").first.click()
         self._page.keyboard.press("ControlOrMeta+A")
@@ -62,7 +62,7 @@ class DagsterPage:
         button.click()
         return self._await_run()
 
-    def _open_job(self, job: str) -> None:
+    def _open_stream(self, job: str) -> None:
         self._page.goto(f"{self._url}/jobs")
         self._page.locator("a").filter(has_text=re.compile(f"^{job}$")).first.click()
 

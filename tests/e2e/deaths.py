@@ -11,7 +11,7 @@ import dagster as dg
 from stage import LIMIT_S, Ending, Stage, kill
 
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord
-from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG
+from dagster_ckpt.orchestration.runs.run_config import STREAM_ID_TAG
 from dagster_ckpt.orchestration.sensors.snapshot_report import SEQUENCE_KEY
 
 
@@ -107,7 +107,7 @@ class Deaths:
 
     def runs(self, stream: str) -> list[dg.DagsterRun]:
         """The runs of a stream, newest first."""
-        return list(self.stage.instance.get_runs(dg.RunsFilter(tags={JOB_ID_TAG: stream})))
+        return list(self.stage.instance.get_runs(dg.RunsFilter(tags={STREAM_ID_TAG: stream})))
 
     def _dagster_dies(self) -> None:
         stage = self.stage
@@ -121,7 +121,7 @@ class Deaths:
         for death, stream in (("Ctrl-C", killed), ("Ctrl-C in a step's process", nothing)):
             self.endings[death] = stage.ending(stream)
         stage.start_dagster()
-        killed, own, nothing = (stage.running(e.job_id, after=e) for e in (killed, own, nothing))
+        killed, own, nothing = (stage.running(e.stream_id, after=e) for e in (killed, own, nothing))
         self.living["after Ctrl-C"] = killed
         self.living["after Ctrl-C in a step's process"] = nothing
 
@@ -146,7 +146,7 @@ class Deaths:
     def _stopped_with_a_savepoint(self, stream: ExecutionRecord) -> None:
         stage = self.stage
         for op in ("trigger_savepoint", "stop_with_savepoint"):
-            config = {"ops": {op: {"config": {"job_id": stream.job_id, "label": op}}}}
+            config = {"ops": {op: {"config": {"stream_id": stream.stream_id, "label": op}}}}
             self.operated[op] = stage.dev.await_end(stage.launch(f"{op}_job", config), timeout_s=LIMIT_S)
         self.endings["stopped with a savepoint"] = stage.ending(stream, settled=True)
         savepoints = {e.sequence for e in stage.catalog.events.after(0) if e.type is EventType.SAVEPOINT_COMPLETED}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import dagster as dg
 import pyspark
-from driver_program import CHECKPOINTING, JOB_ID, RESTART
+from driver_program import CHECKPOINTING, RESTART, STREAM_ID
 
 from dagster_ckpt import (
     CheckpointCatalogResource,
@@ -43,7 +43,7 @@ def spark_submit(folder: Path) -> list[str]:
 
 def sales_stream(folder: Path) -> StreamingAsset:
     return external_streaming_asset(
-        JOB_ID,
+        STREAM_ID,
         launch=DriverLaunch(
             spark_submit(folder),
             log_directory=str(folder / "logs"),

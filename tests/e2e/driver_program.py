@@ -8,11 +8,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt import CheckpointConfig, RestartStrategies, run_streaming_job
+from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 
 CHECKPOINTING = CheckpointConfig(interval=500, cleanup="RETAIN_ON_CANCELLATION")
 RESTART = RestartStrategies.fixed_delay_restart(3, 0)
-JOB_ID = "sales"
+STREAM_ID = "sales"
 
 
 def counts(spark: SparkSession, folder: Path) -> DataStreamWriter:
@@ -25,8 +25,8 @@ def counts(spark: SparkSession, folder: Path) -> DataStreamWriter:
 
 def main(folder: Path) -> None:
     """Run the stream below a folder."""
-    end = run_streaming_job(
-        JOB_ID,
+    end = run_stream(
+        STREAM_ID,
         lambda spark: counts(spark, folder),
         catalog=f"sqlite:///{folder}/catalog.db",
         storage=f"file://{folder}/checkpoints",

@@ -105,7 +105,10 @@ class Stage:
                 and latest.status is ExecutionStatus.RUNNING
                 and (run_id is None or latest.run_id == run_id)
                 and (after is None or latest.execution_id != after.execution_id)
-                and any(image.execution_id == latest.execution_id for image in self.catalog.images.completed(stream))
+                and any(
+                    snapshot.execution_id == latest.execution_id
+                    for snapshot in self.catalog.snapshots.completed(stream)
+                )
             )
 
         self.wait_for(runs, f"{stream} to run{f' after {after.execution_id}' if after else ''}")
@@ -134,18 +137,18 @@ class Stage:
             seen = self.catalog.executions.get(execution.execution_id)
             self.wait_for(
                 lambda seen=seen: _batch(self.catalog.executions.get(execution.execution_id)) > _batch(seen),
-                f"{execution.job_id} to go on",
+                f"{execution.stream_id} to go on",
             )
 
     def ending(self, before: ExecutionRecord, *, settled: bool = False, comes_back: bool = False) -> Ending:
         """Wait until the run of an execution is over, and for what is said to follow; look around then."""
-        self.wait_for(lambda: self.run(before).is_finished, f"the end of run {before.run_id} of {before.job_id}")
+        self.wait_for(lambda: self.run(before).is_finished, f"the end of run {before.run_id} of {before.stream_id}")
         if settled:
             self.wait_for(
-                lambda: self.catalog.executions.get(before.execution_id).settled, f"{before.job_id} to be settled"
+                lambda: self.catalog.executions.get(before.execution_id).settled, f"{before.stream_id} to be settled"
             )
-        checkpoints = len([i for i in self.catalog.images.completed(before.job_id) if i.kind == "CHECKPOINT"])
-        successor = self.running(before.job_id, after=before) if comes_back else None
+        checkpoints = len([i for i in self.catalog.snapshots.completed(before.stream_id) if i.kind == "CHECKPOINT"])
+        successor = self.running(before.stream_id, after=before) if comes_back else None
         return Ending(
             # Where a time limit ends it, the run first says that it was cancelled, and then the daemon that it failed.
             recorded=self.run(before).status,

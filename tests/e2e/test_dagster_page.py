@@ -40,7 +40,7 @@ class Clicked:
 
     def await_running(self, run_id: str) -> ExecutionRecord:
         def running() -> list[ExecutionRecord]:
-            found = self.catalog.executions.of_job(STREAM)
+            found = self.catalog.executions.of_stream(STREAM)
             return [each for each in found if each.run_id == run_id and each.status is ExecutionStatus.RUNNING]
 
         self.await_that(lambda: bool(running()), "a running query")
@@ -49,8 +49,8 @@ class Clicked:
     def start_stream(self) -> ExecutionRecord:
         return self.await_running(self.page.materialize(f"{STREAM}_stream"))
 
-    def run_job(self, job: str, op: str, **config: object) -> None:
-        self.page.launch(job, {"ops": {op: {"config": {"job_id": STREAM, **config}}}})
+    def execute_stream(self, job: str, op: str, **config: object) -> None:
+        self.page.launch(job, {"ops": {op: {"config": {"stream_id": STREAM, **config}}}})
         self.page.await_status("Success")
 
 
@@ -74,10 +74,10 @@ def test_a_person_launches_saves_terminates_and_restarts_by_clicking(clicked: Cl
 
     first = clicked.start_stream()
     page.await_status("Started")
-    clicked.await_that(lambda: bool(catalog.images.completed(STREAM)), "a checkpoint")
+    clicked.await_that(lambda: bool(catalog.snapshots.completed(STREAM)), "a checkpoint")
 
-    clicked.run_job("trigger_savepoint_job", "trigger_savepoint", label="by clicking")
-    assert "by clicking" in {image.label for image in catalog.images.completed(STREAM)}
+    clicked.execute_stream("trigger_savepoint_job", "trigger_savepoint", label="by clicking")
+    assert "by clicking" in {snapshot.label for snapshot in catalog.snapshots.completed(STREAM)}
     page.take_picture("savepoint-run")
 
     page.open_run(first.run_id)
@@ -88,9 +88,9 @@ def test_a_person_launches_saves_terminates_and_restarts_by_clicking(clicked: Cl
 
     second = clicked.start_stream()
     assert (second.recovery or {})["kind"] == "RESUME"
-    clicked.run_job("show_stream_job", "show_stream")
+    clicked.execute_stream("show_stream_job", "show_stream")
     page.take_picture("show-stream-run")
-    clicked.run_job("stop_with_savepoint_job", "stop_with_savepoint", label="the end")
+    clicked.execute_stream("stop_with_savepoint_job", "stop_with_savepoint", label="the end")
     assert catalog.executions.get(second.execution_id).status is ExecutionStatus.FINISHED
     # The other streams were never started, and red ticks are the first thing that a person sees.
     assert clicked.dev.failed_ticks() == []

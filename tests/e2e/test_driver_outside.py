@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, ImageRecord, StartCause
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, StartCause
 from dagster_ckpt.orchestration.runs.run_config import RESTART_OF_TAG
-from dagster_ckpt.orchestration.sensors.snapshot_report import IMAGE_ID_KEY
+from dagster_ckpt.orchestration.sensors.snapshot_report import SNAPSHOT_ID_KEY
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
@@ -113,15 +113,15 @@ class Sales:
 
     def await_checkpoint(self, *, after_batch: int) -> None:
         def newest() -> int:
-            return max((image.batch_id or 0 for image in self.images()), default=-1)
+            return max((snapshot.batch_id or 0 for snapshot in self.snapshots()), default=-1)
 
         self.await_that(lambda: newest() > after_batch, f"a checkpoint after batch {after_batch}")
 
     def await_that(self, condition: Callable[[], bool], what: str) -> None:
         await_that(condition, what, self.folder / "logs")
 
-    def images(self) -> list[ImageRecord]:
-        return list(self.catalog.images.completed(JOB))
+    def snapshots(self) -> list[SnapshotRecord]:
+        return list(self.catalog.snapshots.completed(JOB))
 
     def execute(self, job: str, config: dict[str, Any], **tags: str) -> dg.ExecuteInProcessResult:
         (op,) = [node.name for node in self.definitions.resolve_job_def(job).all_node_defs]
@@ -193,15 +193,15 @@ def test_a_driver_outlives_its_run_is_operated_killed_launched_again_and_loses_n
     sales.runs[0].wait()
     sales.instance.report_run_failed(sales.instance.get_run_by_id(first_run))
     sales.await_checkpoint(after_batch=0)
-    batch = max(image.batch_id or 0 for image in sales.images())
+    batch = max(snapshot.batch_id or 0 for snapshot in sales.snapshots())
     sales.feed(2)
     sales.await_checkpoint(after_batch=batch)
     assert sales.catalog.executions.get(first.execution_id).status is ExecutionStatus.RUNNING
 
     # The sensors: its checkpoints are on the asset, and nobody starts a second writer.
-    known = {image.image_id for image in sales.images()}
+    known = {snapshot.snapshot_id for snapshot in sales.snapshots()}
     events = sales.tick("checkpoint_catalog_sensor").asset_events
-    assert known <= {event.metadata[IMAGE_ID_KEY].value for event in events if IMAGE_ID_KEY in event.metadata}
+    assert known <= {event.metadata[SNAPSHOT_ID_KEY].value for event in events if SNAPSHOT_ID_KEY in event.metadata}
     assert not sales.tick("checkpoint_supervisor_sensor").run_requests
 
     # Nor does another run of its job: it finds the driver.
@@ -211,7 +211,7 @@ def test_a_driver_outlives_its_run_is_operated_killed_launched_again_and_loses_n
     assert sales.catalog.executions.latest(JOB).execution_id == first.execution_id
 
     # A savepoint of the running stream; then the driver is killed, Python and JVM.
-    assert sales.execute("trigger_savepoint_job", {"job_id": JOB, "label": "while it runs"}).success
+    assert sales.execute("trigger_savepoint_job", {"stream_id": JOB, "label": "while it runs"}).success
     pids = pids_of_driver(sales.catalog)
     kill(*pids)
     sales.await_that(lambda: all(map(is_over, pids)), "the end of the driver")
@@ -231,12 +231,12 @@ def test_a_driver_outlives_its_run_is_operated_killed_launched_again_and_loses_n
     sales.feed(2)
     sales.await_that(lambda: sales.rows() == sales.expected(), "all rows")
     (pid,) = {launch.pid for launch in [sales.catalog.launches.latest(JOB)] if launch is not None}
-    assert sales.execute("stop_with_savepoint_job", {"job_id": JOB, "label": "the end"}).success
+    assert sales.execute("stop_with_savepoint_job", {"stream_id": JOB, "label": "the end"}).success
     assert sales.runs[1].wait(DEADLINE_S) == 0, sales.log_of_runs()
     assert sales.instance.get_run_by_id(following).status is dg.DagsterRunStatus.SUCCESS
     sales.await_that(lambda: is_over(pid), "the end of the driver")
     end = sales.catalog.executions.latest(JOB)
     assert (end.execution_id, end.status, end.settled) == (second.execution_id, ExecutionStatus.FINISHED, True)
     assert sales.catalog.leases.current(JOB) is None
-    assert {image.label for image in sales.images()} >= {"while it runs", "the end"}
+    assert {snapshot.label for snapshot in sales.snapshots()} >= {"while it runs", "the end"}
     assert sales.rows() == sales.expected()

@@ -112,7 +112,7 @@ def test_a_retry_of_dagsters_and_ours_beside_a_hanging_predecessor(deaths: Death
     successor = ending.successor
     assert successor is not None
     # Of the runs that wanted to make the failure good, one could.
-    executions = deaths.stage.catalog.executions.of_job("retried")
+    executions = deaths.stage.catalog.executions.of_stream("retried")
     assert [e.run_id for e in executions] == [successor.run_id, ending.before.run_id]
     refused = {run.run_id for run in deaths.runs("retried")} - {e.run_id for e in executions}
     assert all(f"is being written by run {successor.run_id}" in deaths.stage.log(run_id) for run_id in refused)
@@ -166,7 +166,7 @@ def test_stopped_with_a_savepoint_by_its_job(deaths: Deaths) -> None:
     assert ending.recorded is DagsterRunStatus.SUCCESS
     assert (ending.after.status, ending.after.settled) == (ExecutionStatus.FINISHED, True)
     assert ending.checkpoints == 0
-    kept = {image.label for image in deaths.stage.catalog.images.completed("often_killed")}
+    kept = {snapshot.label for snapshot in deaths.stage.catalog.snapshots.completed("often_killed")}
     assert kept == {"trigger_savepoint", "stop_with_savepoint"}
 
 

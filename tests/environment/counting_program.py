@@ -18,7 +18,7 @@ from pyspark.sql.streaming import DataStreamWriter
 from small_spark import lay_file
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionRecord, ImageStatus
+from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotStatus
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_offset_entry
@@ -75,19 +75,19 @@ class Program:
     def catalog(self) -> Catalog:
         return Catalog(f"sqlite:///{self.folder / 'ckpt' / 'catalog.db'}")
 
-    def executions(self, job_id: str = "counts") -> list[ExecutionRecord]:
-        """Executions of a job, oldest first."""
-        found = self.catalog.executions.of_job(job_id)
+    def executions(self, stream_id: str = "counts") -> list[ExecutionRecord]:
+        """Executions of a stream, oldest first."""
+        found = self.catalog.executions.of_stream(stream_id)
         return sorted(found, key=lambda each: each.started_at_ms)
 
-    def checkpoints(self, job_id: str = "counts") -> int:
+    def checkpoints(self, stream_id: str = "counts") -> int:
         if not (self.folder / "ckpt" / "catalog.db").exists():
             return 0
-        return len(self.catalog.images.of_job(job_id, kind="CHECKPOINT", status=ImageStatus.COMPLETED))
+        return len(self.catalog.snapshots.of_stream(stream_id, kind="CHECKPOINT", status=SnapshotStatus.COMPLETED))
 
-    def offsets(self, job_id: str = "counts") -> OffsetEntry:
+    def offsets(self, stream_id: str = "counts") -> OffsetEntry:
         """The newest entry of the offset log."""
-        live = LiveDirectory(self.catalog.jobs.get(job_id).live_directory or "")
+        live = LiveDirectory(self.catalog.streams.get(stream_id).live_directory or "")
         path = f"offsets/{live.positions().offset}"
         return parse_offset_entry(live.folder.read(path), path)
 

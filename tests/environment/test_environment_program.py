@@ -17,11 +17,11 @@ from counting_program import Program, execute_until
 from pyspark.sql import DataFrame, SparkSession
 from small_spark import start_jvm
 
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageTrigger, StartCause
+from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotTrigger, StartCause
 from dagster_ckpt.config.execution_config import KryoRegistrations
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TimeCharacteristic
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
-from dagster_ckpt.errors import JobFailedError, OptionError, OptionTypeError, StatePartitionsError
+from dagster_ckpt.errors import OptionError, OptionTypeError, StatePartitionsError, StreamFailedError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.operations import operations
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
@@ -72,13 +72,13 @@ def seen(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[
     def looked() -> bool:
         if program.checkpoints() == 0:
             return False
-        newest = program.catalog.images.newest_checkpoint("counts")
+        newest = program.catalog.snapshots.newest_checkpoint("counts")
         if "conf" not in facts:
-            job = env.streaming_job("counts")
+            stream = env.stream_handle("counts")
             facts.update(_look(spark))
-            facts["savepoint"] = operations.trigger_savepoint(job, OPERATOR).location
+            facts["savepoint"] = operations.trigger_savepoint(stream, OPERATOR).location
             facts["newest"] = newest
-            # What comes now is not in any image yet.
+            # What comes now is not in any snapshot yet.
             program.feed(1)
         return newest is not None and newest != facts["newest"]
 
@@ -118,7 +118,7 @@ def test_a_program_counts_like_a_batch_query(program: Program) -> None:
     result = env.execute("shops")
     assert program.rows() == program.expected()
     assert len(program.rows("sales")) == 40
-    assert [(each.job_id, each.end) for each in result.streams] == [
+    assert [(each.stream_id, each.end) for each in result.streams] == [
         ("counts", EndKind.ENDED_BY_ITSELF),
         ("sales", EndKind.ENDED_BY_ITSELF),
     ]
@@ -153,13 +153,13 @@ def test_the_state_backend_is_that_of_the_query(seen: dict[str, Any]) -> None:
 
 
 def test_checkpoints_are_taken_at_the_interval(seen: dict[str, Any]) -> None:
-    taken = seen["program"].catalog.images.of_job("counts", kind="CHECKPOINT")
-    began = sorted(image.created_at_ms for image in taken)
-    assert {image.trigger for image in taken} == {ImageTrigger.PERIODIC}
+    taken = seen["program"].catalog.snapshots.of_stream("counts", kind="CHECKPOINT")
+    began = sorted(snapshot.created_at_ms for snapshot in taken)
+    assert {snapshot.trigger for snapshot in taken} == {SnapshotTrigger.PERIODIC}
     assert min(after - before for before, after in pairwise(began)) >= 250  # on another clock than the interval's
 
 
-def test_the_job_name_is_shown_in_spark(seen: dict[str, Any]) -> None:
+def test_the_stream_name_is_shown_in_spark(seen: dict[str, Any]) -> None:
     assert seen["name"] == "shops: counts"
 
 
@@ -186,7 +186,7 @@ def test_a_program_that_is_stopped_with_a_savepoint_ends_well(program: Program) 
     def stop() -> str | None:
         while program.checkpoints() == 0:
             time.sleep(0.1)
-        return operations.stop_with_savepoint(env.streaming_job("counts"), OPERATOR).location
+        return operations.stop_with_savepoint(env.stream_handle("counts"), OPERATOR).location
 
     with ThreadPoolExecutor() as threads:
         stopped = threads.submit(stop)
@@ -262,7 +262,7 @@ def test_where_the_strategy_gives_up_the_whole_program_ends(program: Program) ->
     env.set_restart_strategy(RestartStrategies.no_restart())
     env.add_writer("counts", program.writer(env))
     env.add_writer("broken", program.sales().writeStream.foreachBatch(fail))
-    with pytest.raises(JobFailedError, match="'broken' failed") as failure:
+    with pytest.raises(StreamFailedError, match="'broken' failed") as failure:
         env.execute()
     assert "Restart deactivated" in str(failure.value)
     assert "the sink is gone" in str(failure.value)
@@ -290,7 +290,7 @@ def test_a_second_execution_restores_the_latest_checkpoint_where_the_live_direct
     assert program.rows() == program.expected()
 
 
-def test_another_max_parallelism_is_refused_for_a_job_with_state(
+def test_another_max_parallelism_is_refused_for_a_stream_with_state(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     program.feed(2)

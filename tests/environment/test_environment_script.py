@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.pinned_state import pinned_partitions
 
@@ -62,7 +62,7 @@ def test_the_script_of_the_documentation_runs_without_dagster(tmp_path: Path, mo
         process.kill()
     assert process.returncode == 7, said
     catalog = Catalog(f"sqlite:///{tmp_path}/checkpoints/catalog.db")
-    (execution,) = catalog.executions.of_job("counts")
+    (execution,) = catalog.executions.of_stream("counts")
     assert execution.status is ExecutionStatus.SUSPENDED
     assert pinned_partitions(LiveDirectory(execution.live_directory or "")) == 8
     assert list((tmp_path / "counts").glob("*.parquet")) != []
@@ -73,4 +73,4 @@ def completed(folder: Path) -> bool:
     if not (folder / "checkpoints/catalog.db").exists() or not list((folder / "counts").glob("*.parquet")):
         return False
     catalog = Catalog(f"sqlite:///{folder}/checkpoints/catalog.db")
-    return bool(catalog.images.of_job("counts", status=ImageStatus.COMPLETED))
+    return bool(catalog.snapshots.of_stream("counts", status=SnapshotStatus.COMPLETED))

@@ -16,15 +16,18 @@ def test_everything_is_below_one_folder_by_default(tmp_path: Path) -> None:
     places = deployment_below(tmp_path, live_root=None, catalog_url=None, storage_path=None)
     assert places.live_root == f"file://{tmp_path}/live"
     assert places.catalog_url == f"sqlite:///{tmp_path}/catalog.db"
-    assert places.storage.checkpoint_location.url == f"file://{tmp_path}/images"
+    assert places.storage.checkpoint_location.url == f"file://{tmp_path}/snapshots"
 
 
 def test_each_place_can_be_named(tmp_path: Path) -> None:
     places = deployment_below(
-        tmp_path, live_root="hdfs://nn/live", catalog_url="postgresql+psycopg://db/c", storage_path="s3://bucket/images"
+        tmp_path,
+        live_root="hdfs://nn/live",
+        catalog_url="postgresql+psycopg://db/c",
+        storage_path="s3://bucket/snapshots",
     )
     assert (places.live_root, places.catalog_url) == ("hdfs://nn/live", "postgresql+psycopg://db/c")
-    assert places.storage.checkpoint_location.url == "s3://bucket/images"
+    assert places.storage.checkpoint_location.url == "s3://bucket/snapshots"
 
 
 def test_nothing_is_made_before_something_runs(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dagster_ckpt.stream.liveness import this_holder
 from tests.as_writer import as_writer
 
 ROOT = Path(__file__).parents[2]
-JOB = "sales"
+STREAM = "sales"
 PROGRAM = """
 import sys, threading
 from dagster_ckpt.catalog import Catalog
@@ -32,7 +32,7 @@ from tests.as_writer import as_writer
 catalog = Catalog(sys.argv[1])
 looks = threading.Semaphore(0)
 look = catalog.executions.latest
-catalog.executions.latest = lambda job_id: (looks.release(), look(job_id))[1]
+catalog.executions.latest = lambda stream_id: (looks.release(), look(stream_id))[1]
 
 with pipes_report(catalog, "sales", interval_s=0.05) as report:
     assert report.run_id == sys.argv[2]
@@ -49,10 +49,10 @@ with pipes_report(catalog, "sales", interval_s=0.05) as report:
 def catalog_url(tmp_path: Path) -> str:
     url = f"sqlite:///{tmp_path / 'catalog.db'}"
     catalog = Catalog(url)
-    catalog.jobs.ensure(JOB, name=JOB, asset_key=JOB, options={})
+    catalog.streams.ensure(STREAM, name=STREAM, asset_key=STREAM, options={})
     holder = this_holder("e", "r", None)
-    as_writer(catalog, JOB).executions.begin("e", run_id="r", cause=StartCause.MANUAL, holder=holder)
-    as_writer(catalog, JOB).executions.heartbeat("e", {"batch_id": 41, "input_rows": 1000})
+    as_writer(catalog, STREAM).executions.begin("e", run_id="r", cause=StartCause.MANUAL, holder=holder)
+    as_writer(catalog, STREAM).executions.heartbeat("e", {"batch_id": 41, "input_rows": 1000})
     catalog.close()
     return url
 
@@ -67,7 +67,7 @@ def run_through_pipes(catalog_url: str, how: str) -> tuple[dg.ExecuteInProcessRe
         command = [sys.executable, "-c", PROGRAM, catalog_url, context.run_id, how]
         reported.extend(client.run(command=command, context=context).get_custom_messages())
 
-    @dg.job(executor_def=dg.in_process_executor)
+    @dg.stream(executor_def=dg.in_process_executor)
     def pipes() -> None:
         start()
 
@@ -82,7 +82,7 @@ def test_a_program_tells_its_log_its_progress_and_its_end(catalog_url: str) -> N
     assert result.success
     assert reported == [
         {
-            "dagster_ckpt/job_id": JOB,
+            "dagster_ckpt/stream_id": STREAM,
             "dagster_ckpt/execution_id": "e",
             "dagster_ckpt/end": "FINISHED",
             "dagster_ckpt/savepoint": "file:///savepoint",
@@ -90,7 +90,7 @@ def test_a_program_tells_its_log_its_progress_and_its_end(catalog_url: str) -> N
     ]
     assert "sales: rolled back the file sink" in log
     assert "sales: ended: FINISHED, savepoint file:///savepoint" in log
-    assert log.count("sales: batch 41, 1000 input rows, no image yet") == 1, "nothing new is not told again"
+    assert log.count("sales: batch 41, 1000 input rows, no snapshot yet") == 1, "nothing new is not told again"
 
 
 def test_a_program_that_fails_says_so_and_fails_the_run(catalog_url: str) -> None:
@@ -102,9 +102,9 @@ def test_a_program_that_fails_says_so_and_fails_the_run(catalog_url: str) -> Non
 
 
 def test_without_pipes_only_the_programs_own_log_is_told(catalog_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"), pipes_report(Catalog(catalog_url), JOB, environment={}) as report:
+    with caplog.at_level("INFO"), pipes_report(Catalog(catalog_url), STREAM, environment={}) as report:
         assert report.run_id is None
-        report.ended(StreamExecution(JOB, "e", EndKind.SUSPENDED))
+        report.ended(StreamExecution(STREAM, "e", EndKind.SUSPENDED))
 
     assert "sales: ended: SUSPENDED, savepoint none" in caplog.text
 
@@ -113,4 +113,4 @@ def test_a_catalog_that_is_away_is_no_end_of_the_program(tmp_path: Path, catalog
     catalog = Catalog(catalog_url)
     (tmp_path / "catalog.db").write_bytes(b"no database any more" * 100)
 
-    assert "did not answer (CatalogError)" in progress_sentence(catalog, JOB)
+    assert "did not answer (CatalogError)" in progress_sentence(catalog, STREAM)

@@ -17,33 +17,33 @@ from dagster_ckpt.operations.start_request import StartOrder, start_order
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 
-JOB = "sales"
+STREAM = "sales"
 OTHERWISE = StartFrom.parse("latest-savepoint")
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
-    for job_id in (JOB, "others"):
-        catalog.jobs.ensure(job_id, name=job_id, asset_key=job_id, options={})
+    for stream_id in (STREAM, "others"):
+        catalog.streams.ensure(stream_id, name=stream_id, asset_key=stream_id, options={})
     yield catalog
     catalog.close()
 
 
-def asked(catalog: Catalog, start_from: str = "latest", job_id: str = JOB, **more: object) -> str:
+def asked(catalog: Catalog, start_from: str = "latest", stream_id: str = STREAM, **more: object) -> str:
     arguments = {"start_from": start_from, **more}
-    return catalog.requests.submit(job_id, RequestKind.START, arguments=arguments, origin="a person").request_id
+    return catalog.requests.submit(stream_id, RequestKind.START, arguments=arguments, origin="a person").request_id
 
 
 def order(catalog: Catalog, launched_for: str | None = None) -> StartOrder:
     environment = {START_REQUEST_VARIABLE: launched_for} if launched_for is not None else {}
-    return start_order(catalog, JOB, otherwise=OTHERWISE, environment=environment)
+    return start_order(catalog, STREAM, otherwise=OTHERWISE, environment=environment)
 
 
 def launched(catalog: Catalog, request_id: str, run_id: str) -> None:
     catalog.launches.record(
         request_id,
-        job_id=JOB,
+        stream_id=STREAM,
         run_id=run_id,
         host="h",
         boot_id="b",
@@ -54,9 +54,9 @@ def launched(catalog: Catalog, request_id: str, run_id: str) -> None:
     )
 
 
-def begun(catalog: Catalog, job_id: str = JOB) -> None:
+def begun(catalog: Catalog, stream_id: str = STREAM) -> None:
     holder = Holder("e", "run", "h", 1, 1, "b")
-    as_writer(catalog, job_id).executions.begin("e", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(catalog, stream_id).executions.begin("e", run_id="run", cause=StartCause.MANUAL, holder=holder)
 
 
 class TestStartedByOthers:
@@ -113,7 +113,7 @@ class TestStartedByOthers:
         assert order(catalog).request_id is None
 
     def test_other_requests_are_for_the_running_query(self, catalog: Catalog) -> None:
-        catalog.requests.submit(JOB, RequestKind.SAVEPOINT, origin="a person")
+        catalog.requests.submit(STREAM, RequestKind.SAVEPOINT, origin="a person")
 
         assert order(catalog).request_id is None
 
@@ -143,7 +143,7 @@ class TestLaunched:
 
     def test_started_again_by_its_cluster_it_rewinds_no_second_time(self, catalog: Catalog) -> None:
         request_id = asked(catalog, "chk-7")
-        as_writer(catalog, JOB).requests.resolve(request_id, RequestStatus.COMPLETED)
+        as_writer(catalog, STREAM).requests.resolve(request_id, RequestStatus.COMPLETED)
 
         found = order(catalog, request_id)
 
@@ -154,14 +154,14 @@ class TestLaunched:
     @pytest.mark.parametrize("status", [RequestStatus.FAILED, RequestStatus.WITHDRAWN])
     def test_a_start_that_nobody_waits_for_is_refused(self, catalog: Catalog, status: RequestStatus) -> None:
         request_id = asked(catalog)
-        as_writer(catalog, JOB).requests.resolve(request_id, status)
+        as_writer(catalog, STREAM).requests.resolve(request_id, status)
 
         with pytest.raises(RequestFailedError, match=rf"is {status.value}: .*Start the stream again"):
             order(catalog, request_id)
 
-    def test_the_request_of_another_job_is_refused(self, catalog: Catalog) -> None:
-        with pytest.raises(RequestFailedError, match="START of job 'others' and no START of 'sales'"):
-            order(catalog, asked(catalog, job_id="others"))
+    def test_the_request_of_another_stream_is_refused(self, catalog: Catalog) -> None:
+        with pytest.raises(RequestFailedError, match="START of stream 'others' and no START of 'sales'"):
+            order(catalog, asked(catalog, stream_id="others"))
 
     def test_a_request_that_does_not_exist_is_refused(self, catalog: Catalog) -> None:
         with pytest.raises(CatalogError, match="knows no request 'gone'"):

@@ -22,15 +22,15 @@ from dagster_ckpt.operations.operations import preview_start
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.retention import subsume
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 from tests.fuzz.case import Case, Target
-from tests.lifecycle.golden_job import JOB, GoldenJob
+from tests.lifecycle.golden_stream import STREAM, GoldenStream
 
-_TABLES = ("jobs", "images", "executions", "leases", "requests", "events", "desired_states", "launches")
+_TABLES = ("streams", "snapshots", "executions", "leases", "requests", "events", "desired_states", "launches")
 _VALUES: tuple[Any, ...] = (
     *(None, "", "x", -1, 0, 2**62, 1.5, "{}", "[]", "null", '{"a":', "NaN", "2024-01-01", "latest", "a" * 5000),
     *('{"location": 5}', '{"batch_id": "x", "sinks": 3}', '{"fork_of": 1}', "[" * 3000, '{"a":"\\ud800"}'),
@@ -49,7 +49,7 @@ def draw(rng: random.Random) -> Case:
 
 
 def check(case: Case, scratch: Path) -> None:
-    """Read it by every reader; each may refuse, in our words, and none may take the job for a new one."""
+    """Read it by every reader; each may refuse, in our words, and none may take the stream for a new one."""
     shutil.copy(_good(), scratch / "catalog.db")
     table, _, column = case.where.partition(".")
     value = case.data if case.data == b"\xff\xfe" else json.loads(case.data)
@@ -58,16 +58,16 @@ def check(case: Case, scratch: Path) -> None:
             database.execute(f'UPDATE {table} SET "{column}" = ?', (value,))
         except sqlite3.Error:
             return
-    job = _job(scratch / "catalog.db", _good().parent)
-    catalog = job.catalog
+    stream = _stream(scratch / "catalog.db", _good().parent)
+    catalog = stream.catalog
     readers: list[Callable[[], object]] = [
-        catalog.jobs.all,
-        lambda: catalog.jobs.get("golden"),
-        lambda: catalog.images.of_job("golden"),
-        lambda: catalog.images.restorable("golden"),
-        lambda: catalog.images.histories({"golden": 0}),
-        lambda: catalog.images.newest_of(["golden"]),
-        lambda: catalog.executions.of_job("golden"),
+        catalog.streams.all,
+        lambda: catalog.streams.get("golden"),
+        lambda: catalog.snapshots.of_stream("golden"),
+        lambda: catalog.snapshots.restorable("golden"),
+        lambda: catalog.snapshots.histories({"golden": 0}),
+        lambda: catalog.snapshots.newest_of(["golden"]),
+        lambda: catalog.executions.of_stream("golden"),
         lambda: catalog.executions.last_sinks("golden"),
         lambda: catalog.executions.last_batch("golden", None),
         catalog.executions.unsettled,
@@ -77,38 +77,38 @@ def check(case: Case, scratch: Path) -> None:
         lambda: catalog.events.after(0),
         catalog.desired_states.all,
         lambda: catalog.launches.latest("golden"),
-        lambda: preview_start(job, StartFrom.parse("sp")),
-        lambda: subsume(job),
+        lambda: preview_start(stream, StartFrom.parse("sp")),
+        lambda: subsume(stream),
     ]
     for reader in readers:
         with contextlib.suppress(CkptError):
             reader()
     with contextlib.suppress(CkptError):
-        assert preview_start(job, StartFrom()).kind is not RecoveryKind.START_EMPTY
+        assert preview_start(stream, StartFrom()).kind is not RecoveryKind.START_EMPTY
     catalog.close()
 
 
 @cache
 def _good() -> Path:
     root = Path(mkdtemp(prefix="dagster-ckpt-fuzz-"))
-    golden = GoldenJob(root).make()
-    golden.image()
-    golden.image(ImageKind.SAVEPOINT, "sp")
-    catalog = golden.job.catalog
-    as_writer(catalog, JOB).executions.heartbeat("first", {"batch_id": 4, "sinks": ["ForeachBatchSink"]})
-    catalog.requests.submit(JOB, RequestKind.START, arguments={"start_from": "latest"}, origin="fuzz")
-    catalog.leases.acquire(JOB, Holder("first", "run-first", "host", 1, 1, "boot"), 10**9)
-    catalog.desired_states.ensure(JOB, origin="fuzz")
+    golden = GoldenStream(root).make()
+    golden.snapshot()
+    golden.snapshot(SnapshotKind.SAVEPOINT, "sp")
+    catalog = golden.stream.catalog
+    as_writer(catalog, STREAM).executions.heartbeat("first", {"batch_id": 4, "sinks": ["ForeachBatchSink"]})
+    catalog.requests.submit(STREAM, RequestKind.START, arguments={"start_from": "latest"}, origin="fuzz")
+    catalog.leases.acquire(STREAM, Holder("first", "run-first", "host", 1, 1, "boot"), 10**9)
+    catalog.desired_states.ensure(STREAM, origin="fuzz")
     golden.close()
     with contextlib.closing(sqlite3.connect(root / "catalog.db")) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return root / "catalog.db"
 
 
-def _job(catalog: Path, root: Path) -> StreamingJob:
-    storage = FileSystemCheckpointStorage(f"file://{root}/images", 256, savepoint_path=f"file://{root}/savepoints")
-    return StreamingJob(
-        job_id="golden",
+def _stream(catalog: Path, root: Path) -> StreamHandle:
+    storage = FileSystemCheckpointStorage(f"file://{root}/snapshots", 256, savepoint_path=f"file://{root}/savepoints")
+    return StreamHandle(
+        stream_id="golden",
         name="golden",
         asset_key="golden",
         catalog=Catalog(f"sqlite:///{catalog}"),

@@ -31,7 +31,7 @@ from tests.fuzz.case import Case, Target
 from tests.fuzz.mutations import mutated_bytes, mutated_text
 from tests.fuzz.snapshots import golden
 
-_IMAGE = "format-2/golden/chk-2"
+_SNAPSHOT = "format-2/golden/chk-2"
 _SINK = "out/_spark_metadata"
 _GONE = b"(gone)"
 _NAMES = (
@@ -44,7 +44,7 @@ _NAMES = (
 def files() -> dict[str, bytes]:
     """A live directory after batch 4, and the log of a sink beside it."""
     space, found = MemorySpace("memory://golden"), dict[str, bytes]()
-    for name, data in golden()[_IMAGE].items():
+    for name, data in golden()[_SNAPSHOT].items():
         space.publish(name, data)
     extract(space, "chk-2", lambda entry, chunks: found.update({f"live-1/{entry.path}": b"".join(chunks)}))
     for batch in range(9):

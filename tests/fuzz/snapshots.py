@@ -6,9 +6,7 @@ import gzip
 import io
 import json
 import random
-import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -23,7 +21,7 @@ from dagster_ckpt.operations.verification import layout_problems
 from dagster_ckpt.snapshot.container import unpack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import Manifest
-from dagster_ckpt.snapshot.reader import extract, read_references, verify_image
+from dagster_ckpt.snapshot.reader import extract, read_references, verify_snapshot
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import materialize
@@ -31,7 +29,6 @@ from tests.fuzz.case import Case, Target
 from tests.fuzz.mutations import dumped, mutated_bytes, mutated_value
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-_HEAD = struct.Struct(">6sHQQ")
 
 
 @cache
@@ -47,32 +44,29 @@ def golden() -> dict[str, dict[str, bytes]]:
 
 def sealed(data: bytes) -> bytes:
     """A `_metadata` whose seal fits again."""
-    if data.startswith(b"DGCKPT"):
-        return data[:-32] + blake3(data[:-32]).digest()
     return data[:-71] + b"blake3:" + blake3(data[:-71]).hexdigest().encode()
 
 
 def draw(rng: random.Random) -> Case:
     """Change one object of a golden snapshot."""
-    image = rng.choice(sorted(golden()))
-    objects, directory = golden()[image], image.rpartition("/")[2]
+    snapshot = rng.choice(sorted(golden()))
+    objects, directory = golden()[snapshot], snapshot.rpartition("/")[2]
     metadata = objects[f"{directory}/_metadata"]
     kind = rng.random()
     if kind < 0.1:
         name = rng.choice(sorted(objects))
-        return Case(f"{image}:{name}", mutated_bytes(rng, objects[name]))
+        return Case(f"{snapshot}:{name}", mutated_bytes(rng, objects[name]))
     if kind < 0.25:
-        return Case(f"{image}:{directory}/_metadata", sealed(mutated_bytes(rng, metadata[:-71]) + metadata[-71:]))
-    make = _other_version_1 if metadata.startswith(b"DGCKPT") else _other_version_2
-    return Case(f"{image}:{directory}/_metadata", make(rng, metadata))
+        return Case(f"{snapshot}:{directory}/_metadata", sealed(mutated_bytes(rng, metadata[:-71]) + metadata[-71:]))
+    return Case(f"{snapshot}:{directory}/_metadata", _other(rng, metadata))
 
 
 def check(case: Case, scratch: Path) -> None:
     """Read it by every way there is, and compare what they say."""
-    image, _, name = case.where.partition(":")
-    directory = image.rpartition("/")[2]
+    snapshot, _, name = case.where.partition(":")
+    directory = snapshot.rpartition("/")[2]
     space = MemorySpace("memory://fuzz")
-    for other, data in (golden()[image] | {name: case.data}).items():
+    for other, data in (golden()[snapshot] | {name: case.data}).items():
         space.publish(other, data)
     references = _or_refusal(lambda: read_references(space, directory))
     metadata = _or_refusal(lambda: unpack_metadata(space.read(f"{directory}/_metadata"), directory))
@@ -85,7 +79,7 @@ def check(case: Case, scratch: Path) -> None:
         assert ".." not in entry.path.split("/")
 
     refusal = _or_refusal(lambda: extract(space, directory, write))
-    problems = verify_image(space, directory)
+    problems = verify_snapshot(space, directory)
     assert bool(problems) == isinstance(refusal, CkptError), (problems, refusal)
     "\n".join(problems).encode()
     if isinstance(refusal, CkptError) or isinstance(metadata, CkptError):
@@ -133,20 +127,7 @@ def _or_refusal(read: Callable[[], Any]) -> Any:
         return error
 
 
-def _other_version_1(rng: random.Random, data: bytes) -> bytes:
-    magic, version, length, _ = _HEAD.unpack_from(data)
-    begin = _HEAD.size + length
-    manifest, inline = json.loads(zlib.decompress(data[_HEAD.size : begin])), data[begin:-32]
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        if rng.random() < 0.85:
-            manifest = mutated_value(rng, manifest)
-        else:
-            inline = mutated_bytes(rng, inline)
-    body = zlib.compress(dumped(rng, manifest))
-    return sealed(_HEAD.pack(magic, version, len(body), len(inline)) + body + inline + bytes(32))
-
-
-def _other_version_2(rng: random.Random, data: bytes) -> bytes:
+def _other(rng: random.Random, data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         manifest = json.loads(archive.read("manifest.json"))
         lines = [
@@ -179,7 +160,7 @@ def _parts(packed: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
 
 
 def container(manifest: bytes, files: bytes, inline: bytes, *, compression: int = 0) -> bytes:
-    """A sealed `_metadata` of version 2 with any members."""
+    """A sealed `_metadata` with any members."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", compression) as archive:
         for name, data in (("files.jsonl.gz", files), ("manifest.json", manifest), ("inline.bin", inline)):

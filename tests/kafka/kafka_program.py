@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 
-JOB = "sales"
+STREAM = "sales"
 TOPIC = "sales"
 SHOPS = 3
 BATCH = 10
@@ -49,7 +49,7 @@ def main(folder: Path, servers: str, first: int, beyond: int, *, bounded: bool) 
     stream = stream.option("subscribe", TOPIC).option("startingOffsets", "earliest")
     sales = stream.option("maxOffsetsPerTrigger", BATCH).load().selectExpr("cast(key as string) key")
     writer = sales.groupBy("key").count().writeStream.foreachBatch(note).outputMode("update")
-    env.add_writer(JOB, writer.trigger(availableNow=True) if bounded else writer)
+    env.add_writer(STREAM, writer.trigger(availableNow=True) if bounded else writer)
     env.execute("kafka")
 
 

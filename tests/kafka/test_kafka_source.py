@@ -1,4 +1,4 @@
-"""A query over a real Kafka broker: an image, a kill, a restore, and the counts of an uninterrupted run.
+"""A query over a real Kafka broker: a snapshot, a kill, a restore, and the counts of an uninterrupted run.
 
 The broker and Spark's connector come from Maven Central. Where that cannot be reached these tests fail and say so.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 from kafka_broker import Kafka
-from kafka_program import JOB, SHOPS, TOPIC
+from kafka_program import SHOPS, STREAM, TOPIC
 
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.operations import operations
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
-IMAGED, KILLED, ALL = 30, 45, 63
+SNAPSHOTTED, KILLED, ALL = 30, 45, 63
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Trial:
     """What became of the program.
 
     Attributes:
-        savepoint: Taken after IMAGED sales.
+        savepoint: Taken after SNAPSHOTTED sales.
         offsets: By topic and partition, those in the savepoint.
         preview: What a start from it would do, at KILLED sales.
         counts: The newest count of each shop at the end, after ALL sales.
         recovery: What the start after the kill began with.
     """
 
-    savepoint: ImageRecord
+    savepoint: SnapshotRecord
     offsets: dict[str, dict[str, int]]
     preview: RewindPreview
     counts: dict[str, int]
@@ -101,46 +101,48 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], lo
 @pytest.fixture(scope="module")
 def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     folder = tmp_path_factory.mktemp("kafka-program")
-    job = StreamExecutionEnvironment.get_execution_environment(folder=folder / "ckpt").streaming_job(JOB)
+    stream = StreamExecutionEnvironment.get_execution_environment(folder=folder / "ckpt").stream_handle(STREAM)
 
     def is_committed(sales: int) -> bool:
         if sum(newest_counts(folder).values()) < sales:
             return False
-        positions = LiveDirectory(job.catalog.jobs.get(JOB).live_directory or "").positions()
+        positions = LiveDirectory(stream.catalog.streams.get(STREAM).live_directory or "").positions()
         return positions.commit == positions.offset
 
-    with program(folder, kafka, 0, IMAGED, "unbounded") as process:
-        wait_for(lambda: is_committed(IMAGED), process, folder / "log-unbounded")
-        savepoint = operations.trigger_savepoint(job, operations.Operator(origin="a test"), label="imaged")
-        (folder / "asked").write_text(json.dumps([IMAGED, KILLED]))
+    with program(folder, kafka, 0, SNAPSHOTTED, "unbounded") as process:
+        wait_for(lambda: is_committed(SNAPSHOTTED), process, folder / "log-unbounded")
+        savepoint = operations.trigger_savepoint(stream, operations.Operator(origin="a test"), label="snapshotted")
+        (folder / "asked").write_text(json.dumps([SNAPSHOTTED, KILLED]))
         (folder / "asked").rename(folder / "more")
         wait_for(lambda: is_committed(KILLED), process, folder / "log-unbounded")
     (folder / "more").unlink()
-    preview = operations.preview(job, StartFrom.parse("imaged"))
+    preview = operations.preview(stream, StartFrom.parse("snapshotted"))
     entry = f"offsets/{savepoint.batch_id}"
     entries: list[bytes] = []
-    job.store.extract(savepoint.location or "", lambda _, chunks: entries.append(b"".join(chunks)), only=entry.__eq__)
+    stream.store.extract(
+        savepoint.location or "", lambda _, chunks: entries.append(b"".join(chunks)), only=entry.__eq__
+    )
     (offsets,) = parse_offset_entry(entries[0], entry).sources.values()
     shutil.rmtree(folder / "ckpt/live")
     with program(folder, kafka, KILLED, ALL, "bounded") as process:
         process.wait(DEADLINE_S)
         assert process.returncode == 0, (folder / "log-bounded").read_text()[-5000:]
-    latest = job.catalog.executions.latest(JOB)
+    latest = stream.catalog.executions.latest(STREAM)
     recovery = str((latest.recovery or {})["kind"]) if latest is not None else ""
     return Trial(savepoint, json.loads(offsets or "{}"), preview, newest_counts(folder), recovery)
 
 
-def test_the_offsets_in_an_image_are_those_of_its_batch(trial: Trial) -> None:
+def test_the_offsets_in_a_snapshot_are_those_of_its_batch(trial: Trial) -> None:
     assert list(trial.offsets) == [TOPIC]
-    assert sum(trial.offsets[TOPIC].values()) == IMAGED
+    assert sum(trial.offsets[TOPIC].values()) == SNAPSHOTTED
 
 
 def test_the_preview_counts_the_records_that_are_read_again(trial: Trial) -> None:
     (source,) = trial.preview.sources
-    assert (source.kind, source.count) == ("Kafka records", KILLED - IMAGED)
+    assert (source.kind, source.count) == ("Kafka records", KILLED - SNAPSHOTTED)
 
 
-def test_a_killed_query_whose_live_directory_is_lost_goes_on_from_its_image(trial: Trial) -> None:
+def test_a_killed_query_whose_live_directory_is_lost_goes_on_from_its_snapshot(trial: Trial) -> None:
     assert trial.recovery == "RESTORE"
 
 

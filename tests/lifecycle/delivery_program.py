@@ -25,8 +25,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import CompletedImage, ImageRecord, ImageStatus, LeaseRecord
-from dagster_ckpt.catalog.snapshots import ImageStore
+from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.snapshots import SnapshotStore
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.modes import CheckpointingMode
@@ -35,7 +35,7 @@ from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 EXACT_FILES, EXACT_CALLS, LEAST_CALLS = "exact-files", "exact-calls", "least-calls"
 STREAMS = {
@@ -52,13 +52,13 @@ FIRST_FILES = 2
 class KillPoint(StrEnum):
     """Where the process is when it is killed.
 
-    IMAGED: An image has been taken of all there is.
+    SNAPSHOTTED: A snapshot has been taken of all there is.
     PLANNED: A batch is planned and its tasks run.
     WRITTEN: The rows of that batch have come out, and it is not committed.
-    UNLISTED: It is committed and in an image, which the catalog does not know yet.
+    UNLISTED: It is committed and in a snapshot, which the catalog does not know yet.
     """
 
-    IMAGED = "imaged"
+    SNAPSHOTTED = "snapshotted"
     PLANNED = "planned"
     WRITTEN = "written"
     UNLISTED = "unlisted"
@@ -66,7 +66,7 @@ class KillPoint(StrEnum):
 
 @dataclass(frozen=True)
 class Shops:
-    """The folder of one trial: input, live directories, images, output."""
+    """The folder of one trial: input, live directories, snapshots, output."""
 
     folder: Path
 
@@ -85,7 +85,7 @@ class Shops:
         return self.folder / f"held-{stream}"
 
     def unlisted(self, stream: str) -> Path:
-        """Made when an image of a stream is stored and not in the catalog."""
+        """Made when a snapshot of a stream is stored and not in the catalog."""
         return self.folder / f"unlisted-{stream}"
 
     def feed(self, first: int, files: int, *, marked: bool = False) -> None:
@@ -102,10 +102,10 @@ class Shops:
             os.utime(unfinished, ns=((1_700_000_000 + number) * 10**9,) * 2)
             unfinished.replace(landing / f"{number:04}.json")
 
-    def job(self, catalog: Catalog, name: str) -> StreamingJob:
-        storage = FileSystemCheckpointStorage(f"file://{self.folder}/images", 64)
-        return StreamingJob(
-            job_id=name,
+    def stream(self, catalog: Catalog, name: str) -> StreamHandle:
+        storage = FileSystemCheckpointStorage(f"file://{self.folder}/snapshots", 64)
+        return StreamHandle(
+            stream_id=name,
             name=name,
             asset_key=name,
             catalog=catalog,
@@ -173,7 +173,7 @@ def run(
             started(name, query)
             return query
 
-        return Stream(shops.job(catalog, name), start, lambda: describe(name))
+        return Stream(shops.stream(catalog, name), start, lambda: describe(name))
 
     run_program("shops", [stream(name) for name in STREAMS], spark=spark)
 
@@ -190,13 +190,13 @@ class Victim:
 
     def drive(self) -> None:
         """Go to the kill point, say so, and stay there; in a thread beside the streams."""
-        self._await(self._is_imaged)
-        if self.point is not KillPoint.IMAGED:
+        self._await(self._is_snapshotted)
+        if self.point is not KillPoint.SNAPSHOTTED:
             self.shops.gate.touch()
             self.shops.feed(FIRST_FILES, 1, marked=True)
             self._await(lambda name: self.shops.held(name).exists())
             self.held_batch = {name: (self._live(name).positions().commit or 0) + 1 for name in STREAMS}
-            # An image carries the plan of the batch that is held.
+            # A snapshot carries the plan of the batch that is held.
             self._await(lambda name: name != EXACT_CALLS or self._is_carried())
         if self.point is KillPoint.WRITTEN:
             for query in self.queries.values():
@@ -218,12 +218,12 @@ class Victim:
             time.sleep(0.02)
 
     def _live(self, name: str) -> LiveDirectory:
-        return LiveDirectory(self.catalog.jobs.get(name).live_directory or "")
+        return LiveDirectory(self.catalog.streams.get(name).live_directory or "")
 
-    def _newest(self, name: str) -> ImageRecord | None:
-        return next(iter(self.catalog.images.of_job(name, status=ImageStatus.COMPLETED)), None)
+    def _newest(self, name: str) -> SnapshotRecord | None:
+        return next(iter(self.catalog.snapshots.of_stream(name, status=SnapshotStatus.COMPLETED)), None)
 
-    def _is_imaged(self, name: str) -> bool:
+    def _is_snapshotted(self, name: str) -> bool:
         newest = self._newest(name)
         if newest is None:
             return False
@@ -242,15 +242,17 @@ class Victim:
         return self.held_batch[name] in [line["batch"] for line in self.shops.came_out(name)]
 
     def _hold_before_the_catalog(self) -> None:
-        complete = ImageStore.complete
+        complete = SnapshotStore.complete
 
-        def hold(store: ImageStore, lease: LeaseRecord, image_id: str, facts: CompletedImage) -> ImageRecord:
-            if (facts.batch_id or 0) >= self.held_batch[lease.job_id]:
-                self.shops.unlisted(lease.job_id).touch()
+        def hold(
+            store: SnapshotStore, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot
+        ) -> SnapshotRecord:
+            if (facts.batch_id or 0) >= self.held_batch[lease.stream_id]:
+                self.shops.unlisted(lease.stream_id).touch()
                 threading.Event().wait()
-            return complete(store, lease, image_id, facts)
+            return complete(store, lease, snapshot_id, facts)
 
-        ImageStore.complete = hold  # type: ignore[method-assign]
+        SnapshotStore.complete = hold  # type: ignore[method-assign]
 
 
 def main(folder: str, point: str) -> None:

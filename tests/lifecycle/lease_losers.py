@@ -1,4 +1,4 @@
-"""What a process is about when it loses its lease: every operation that writes for a job."""
+"""What a process is about when it loses its lease: every operation that writes for a stream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from lost_lease import LONG_MS, OLD, Old, Scene, Steps, make_fork, take_checkpoint
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from test_roll_back import failed_upgrade
-from test_run_job_refusals import PlayedQuery
+from test_run_stream_refusals import PlayedQuery
 
 from dagster_ckpt.catalog.records import RequestKind, StartCause
 from dagster_ckpt.checkpointing.coordinator.messages import (
@@ -43,7 +43,7 @@ from dagster_ckpt.runtime.retry_queue import OwedChanges
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import holding
@@ -51,7 +51,7 @@ from tests.as_writer import holding
 
 def with_savepoint(scene: Scene) -> None:
     """A savepoint at batch 8, three batches since, and what a start left behind long ago."""
-    trigger_savepoint(scene.history.shelf.job, Operator("me"), label="sp")
+    trigger_savepoint(scene.history.shelf.stream, Operator("me"), label="sp")
     for batch in (9, 10, 11):
         scene.history.commit(batch)
     scene.history.sinks(f"FileSink[file:{scene.history.sink}]")
@@ -60,9 +60,9 @@ def with_savepoint(scene: Scene) -> None:
 
 def with_checkpoint(scene: Scene) -> None:
     with_savepoint(scene)
-    job = scene.history.shelf.job
-    with holding(job.catalog, JOB) as lease:
-        take_checkpoint(job, lease, "first", job.catalog.executions.last_sinks(JOB))
+    stream = scene.history.shelf.stream
+    with holding(stream.catalog, STREAM) as lease:
+        take_checkpoint(stream, lease, "first", stream.catalog.executions.last_sinks(STREAM))
     scene.history.commit(12)
 
 
@@ -80,10 +80,10 @@ def with_unfinished_restore(scene: Scene) -> None:
 def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old:
     """A whole run of a query that ends at once: lease, plan, restore, roll-back, start, end."""
 
-    def ready(job: StreamingJob) -> Callable[[], None]:
-        request = job.catalog.requests.submit(JOB, RequestKind.START, origin="me")
-        lease = job.catalog.leases.acquire(JOB, OLD, LONG_MS)
-        keeper = LeaseKeeper(job.catalog, lease, ttl_ms=LONG_MS)
+    def ready(stream: StreamHandle) -> Callable[[], None]:
+        request = stream.catalog.requests.submit(STREAM, RequestKind.START, origin="me")
+        lease = stream.catalog.leases.acquire(STREAM, OLD, LONG_MS)
+        keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=LONG_MS)
 
         def start_query(live: LiveDirectory) -> Any:
             assert not Steps.now().has_come, "a query is started beside the successor's"
@@ -101,7 +101,7 @@ def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old
 
         def run() -> None:
             outcome = _Run(
-                job, asked, AcquiredLease(replace(lease, predecessor_unproven=not predecessor_ended)), keeper
+                stream, asked, AcquiredLease(replace(lease, predecessor_unproven=not predecessor_ended)), keeper
             ).until_the_end("old")
             if outcome.end.kind is EndKind.LEASE_LOST:
                 raise LeaseLostError(outcome.end.reason)
@@ -111,14 +111,14 @@ def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old
     return ready
 
 
-def checkpoint(job: StreamingJob) -> Callable[[], None]:
+def checkpoint(stream: StreamHandle) -> Callable[[], None]:
     """A checkpoint in its threads, which subsumes the one before; then older live directories go."""
-    lease = job.catalog.leases.acquire(JOB, OLD, LONG_MS)
-    keeper = LeaseKeeper(job.catalog, lease, ttl_ms=LONG_MS)
-    job.catalog.executions.begin(lease, "old", run_id="run of the old", cause=StartCause.MANUAL, holder=OLD)
-    record = job.catalog.jobs.get(JOB)
+    lease = stream.catalog.leases.acquire(STREAM, OLD, LONG_MS)
+    keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=LONG_MS)
+    stream.catalog.executions.begin(lease, "old", run_id="run of the old", cause=StartCause.MANUAL, holder=OLD)
+    record = stream.catalog.streams.get(STREAM)
     runner = AttemptRunner(
-        job,
+        stream,
         "old",
         PreparedStart(LiveDirectory(record.live_directory or "")),
         BatchLog(),
@@ -151,18 +151,18 @@ def checkpoint(job: StreamingJob) -> Callable[[], None]:
     return run
 
 
-def retention(job: StreamingJob) -> Callable[[], None]:
+def retention(stream: StreamHandle) -> Callable[[], None]:
     """A cancellation that deletes everything; it takes the lease itself."""
-    return lambda: print(apply_terminal_retention(job, "first", TerminalState.CANCELED))
+    return lambda: print(apply_terminal_retention(stream, "first", TerminalState.CANCELED))
 
 
-def forked(job: StreamingJob) -> Callable[[], None]:
-    """A fork, which takes the lease of the new job itself."""
-    return lambda: make_fork(job)
+def forked(stream: StreamHandle) -> Callable[[], None]:
+    """A fork, which takes the lease of the new stream itself."""
+    return lambda: make_fork(stream)
 
 
-def upgrade_rolled_back(job: StreamingJob) -> Callable[[], None]:
-    return lambda: print(roll_back(job, run_id="run of the old"))
+def upgrade_rolled_back(stream: StreamHandle) -> Callable[[], None]:
+    return lambda: print(roll_back(stream, run_id="run of the old"))
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Case:
     Attributes:
         old: What the old process does.
         before: What there is already.
-        options: Of the job.
+        options: Of the stream.
         beside_disk: Whether it makes directories, which is another way where nothing can be renamed.
         every: The suite takes only every so many steps; `make torture` takes all.
     """

@@ -1,4 +1,4 @@
-"""Two processes of one job: before the n-th step of the old one, a new one takes the lease and goes to work.
+"""Two processes of one stream: before the n-th step of the old one, a new one takes the lease and goes to work.
 
 A step is a call to the catalog, or a change of a file. The old process does not notice by itself: its clock says that
 it has all the time in the world, as after a freeze.
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import SINK, History
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.database import Database
-from dagster_ckpt.catalog.records import CompletedImage, Holder, ImageTrigger, LeaseRecord, StartCause
+from dagster_ckpt.catalog.records import CompletedSnapshot, Holder, LeaseRecord, SnapshotTrigger, StartCause
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
@@ -44,22 +44,22 @@ from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
 
-# The job that is forked from the other one, and where it writes.
+# The stream that is forked from the other one, and where it writes.
 FORK, FORK_OUTPUT = "copy", "copied output"
 LONG_MS = 10**9
 # How long the new process waits for a step of the old one that holds the lease.
 HARDLY_S = 0.05
 OLD = Holder("old", "run of the old", "one host", 1, 1, "boot")
 NEW = Holder("new", "run of the new", "another host", 2, 1, "boot")
-TABLES = ("jobs", "executions", "leases", "images", "requests", "desired_states", "events")
+TABLES = ("streams", "executions", "leases", "snapshots", "requests", "desired_states", "events")
 FILE_STEPS = [
     *((LocalFolder, name) for name in ("write", "create", "delete", "delete_all", "delete_if_empty", "rename")),
     *((LocalSpace, name) for name in ("create", "publish", "delete", "adopt")),
@@ -69,18 +69,18 @@ CATALOG_STEPS = [(Database, "reading"), (Database, "writing")]
 
 
 def storage_at(root: Path) -> FileSystemCheckpointStorage:
-    """Where the images of a scene are."""
-    return FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
+    """Where the snapshots of a scene are."""
+    return FileSystemCheckpointStorage(f"file://{root}/snapshots", 64, savepoint_path=f"file://{root}/savepoints")
 
 
-def job_at(root: Path, catalog_url: str, job_id: str = JOB) -> StreamingJob:
-    """The job of a scene, in a process that knows no more than where it is."""
-    return StreamingJob(
-        job_id=job_id,
-        name=job_id,
-        asset_key=job_id,
+def stream_at(root: Path, catalog_url: str, stream_id: str = STREAM) -> StreamHandle:
+    """The stream of a scene, in a process that knows no more than where it is."""
+    return StreamHandle(
+        stream_id=stream_id,
+        name=stream_id,
+        asset_key=stream_id,
         catalog=Catalog(catalog_url),
-        store=open_store(storage_at(root), job_id),
+        store=open_store(storage_at(root), stream_id),
         options=CheckpointConfig(num_retained=3).options,
         restart=RestartStrategies.no_restart(),
         live_root=str(root / "live"),
@@ -89,24 +89,24 @@ def job_at(root: Path, catalog_url: str, job_id: str = JOB) -> StreamingJob:
 
 @dataclass
 class Scene:
-    """A job on a disk, as it was before the two processes."""
+    """A stream on a disk, as it was before the two processes."""
 
     root: Path
     history: History
     catalog_url: str
 
-    def process(self, **options: Any) -> StreamingJob:
-        """The job as another process opens it."""
-        job = job_at(self.root, self.catalog_url)
-        return replace(job, options=replace(job.options, **options))
+    def process(self, **options: Any) -> StreamHandle:
+        """The stream as another process opens it."""
+        stream = stream_at(self.root, self.catalog_url)
+        return replace(stream, options=replace(stream.options, **options))
 
-    def fork(self) -> StreamingJob:
-        """The job that is forked from it, as another process opens it."""
-        return job_at(self.root, self.catalog_url, FORK)
+    def fork(self) -> StreamHandle:
+        """The stream that is forked from it, as another process opens it."""
+        return stream_at(self.root, self.catalog_url, FORK)
 
     def rows(self) -> dict[str, list[tuple[Any, ...]]]:
         """All that the catalog has."""
-        with self.history.shelf.job.catalog.database.reading() as connection:
+        with self.history.shelf.stream.catalog.database.reading() as connection:
             return {
                 table: sorted((tuple(row) for row in connection.execute(text(f"SELECT * FROM {table}"))), key=repr)
                 for table in TABLES
@@ -121,24 +121,24 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha1(path.read_bytes()).hexdigest() for path in files}
 
 
-def make_fork(job: StreamingJob) -> None:
-    """Fork the job of a scene, with the rows that it has."""
-    root = Path(job.live_root).parent
+def make_fork(stream: StreamHandle) -> None:
+    """Fork the stream of a scene, with the rows that it has."""
+    root = Path(stream.live_root).parent
     store = open_store(storage_at(root), FORK)
-    forked = replace(job, job_id=FORK, name=FORK, asset_key=FORK, store=store)
+    forked = replace(stream, stream_id=FORK, name=FORK, asset_key=FORK, store=store)
     outputs = {str(root / SINK): str(root / FORK_OUTPUT)}
-    fork(job, forked, StartFrom.parse("latest"), origin="me", outputs=outputs)
+    fork(stream, forked, StartFrom.parse("latest"), origin="me", outputs=outputs)
 
 
 @dataclass
 class Successor:
     """The new process: takes the lease, starts from the latest state, commits three batches, takes a checkpoint.
 
-    Where the job is a fork, it forks it first, as the old process was about to.
+    Where the stream is a fork, it forks it first, as the old process was about to.
     """
 
     scene: Scene
-    job: StreamingJob
+    stream: StreamHandle
     is_fork: bool = False
     lease: LeaseRecord | None = None
     live: LiveDirectory | None = None
@@ -154,36 +154,36 @@ class Successor:
 
     def takes_over(self) -> bool:
         """Becomes the writer, without any proof that the one before has ended; False where it has to wait for it."""
-        leases, job_id = self.job.catalog.leases, self.job.job_id
+        leases, stream_id = self.stream.catalog.leases, self.stream.stream_id
         try:
-            with hardly_waiting(self.job.catalog.database):
-                before = leases.current(job_id)
+            with hardly_waiting(self.stream.catalog.database):
+                before = leases.current(stream_id)
                 token = before.token if before is not None else None
-                self.lease = leases.acquire(job_id, NEW, LONG_MS, take_over=token)
+                self.lease = leases.acquire(stream_id, NEW, LONG_MS, take_over=token)
         except CatalogError:
             # The old one is in a transaction that holds the lease.
             return False
         try:
             if self.is_fork:
-                leases.release(job_id, self.lease.token)
+                leases.release(stream_id, self.lease.token)
                 make_fork(self.scene.process())
-                self.lease = leases.acquire(job_id, NEW, LONG_MS)
+                self.lease = leases.acquire(stream_id, NEW, LONG_MS)
             self._works(self.lease)
         except CkptError as error:
             raise AssertionError(f"the successor could not do its work: {error}") from error
         return True
 
     def _works(self, lease: LeaseRecord) -> None:
-        job, catalog = self.job, self.job.catalog
+        stream, catalog = self.stream, self.stream.catalog
         keeper = LeaseKeeper(catalog, lease, ttl_ms=LONG_MS)
         catalog.executions.begin(lease, "new", run_id="run of the new", cause=StartCause.RESTART_NEW_RUN, holder=NEW)
-        sinks = [f"FileSink[file:{self.output}]"] if self.is_fork else catalog.executions.last_sinks(JOB)
-        plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=False))
+        sinks = [f"FileSink[file:{self.output}]"] if self.is_fork else catalog.executions.last_sinks(STREAM)
+        plan = plan_recovery(recovery_facts(stream, StartFrom(), predecessor_ended=False))
         output = NamedOutput.of_sinks(sinks) if self.is_fork else None
-        self.live = prepare(job, plan, keeper, output).live
+        self.live = prepare(stream, plan, keeper, output).live
         catalog.executions.running(lease, "new", live_directory=self.live.url, recovery=plan.as_record())
-        if catalog.jobs.get(job.job_id).pending_restore is not None:
-            catalog.jobs.restore_finished(lease)
+        if catalog.streams.get(stream.stream_id).pending_restore is not None:
+            catalog.streams.restore_finished(lease)
         folder = Path(self.live.url)
         first = self.live.positions().commit
         if first is None:
@@ -194,7 +194,7 @@ class Successor:
             self.scene.history.commit(batch, folder, self.output)
             self.last_batch = batch
         catalog.executions.heartbeat(lease, "new", {"batch_id": self.last_batch, "sinks": sinks})
-        take_checkpoint(job, lease, "new", sinks)
+        take_checkpoint(stream, lease, "new", sinks)
         self.rows = self.scene.rows()
         self.directory = tree(folder)
         self.sink = tree(self.output)
@@ -206,15 +206,15 @@ class Successor:
         assert self.scene.rows() == self.rows
         assert tree(Path(self.live.url)) == self.directory
         assert tree(self.output) == self.sink
-        job = self.scene.fork() if self.is_fork else self.scene.process()
+        stream = self.scene.fork() if self.is_fork else self.scene.process()
         try:
-            for image in job.catalog.images.completed(job.job_id):
-                assert job.store.verify(image.location or "") == [], image
-            assert job.catalog.images.restorable(job.job_id)[0].batch_id == self.last_batch
-            plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=True))
+            for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
+                assert stream.store.verify(snapshot.location or "") == [], snapshot
+            assert stream.catalog.snapshots.restorable(stream.stream_id)[0].batch_id == self.last_batch
+            plan = plan_recovery(recovery_facts(stream, StartFrom(), predecessor_ended=True))
             assert (plan.kind, plan.to_batch) == (RecoveryKind.RESUME, self.last_batch), plan.reason
         finally:
-            job.catalog.close()
+            stream.catalog.close()
 
 
 @contextmanager
@@ -227,27 +227,27 @@ def hardly_waiting(database: Database) -> Iterator[None]:
         database._call_limit_s = usual
 
 
-def take_checkpoint(job: StreamingJob, lease: LeaseRecord, execution_id: str, sinks: list[str]) -> None:
-    record = job.catalog.jobs.get(job.job_id)
-    base = sharing_base(job)
+def take_checkpoint(stream: StreamHandle, lease: LeaseRecord, execution_id: str, sinks: list[str]) -> None:
+    record = stream.catalog.streams.get(stream.stream_id)
+    base = sharing_base(stream)
     order = SnapshotOrder(
-        ImageKind.CHECKPOINT,
+        SnapshotKind.CHECKPOINT,
         record.next_number,
         base=base.location if base is not None else None,
         sinks=tuple(sinks),
     )
-    job.catalog.images.begin(
+    stream.catalog.snapshots.begin(
         lease,
-        image_id=order.image_id,
+        snapshot_id=order.snapshot_id,
         execution_id=execution_id,
         kind=order.kind.value,
         number=order.number,
-        trigger=ImageTrigger.PERIODIC,
+        trigger=SnapshotTrigger.PERIODIC,
         timeline=record.timeline,
     )
-    snapshot = take_snapshot(job, LiveDirectory(record.live_directory or ""), order, now_ms=1)
-    facts = CompletedImage(snapshot.stored.location, batch_id=snapshot.batch_id, query_id=snapshot.query_id)
-    job.catalog.images.complete(lease, order.image_id, replace(facts, properties=snapshot.properties))
+    taken = take_snapshot(stream, LiveDirectory(record.live_directory or ""), order, now_ms=1)
+    facts = CompletedSnapshot(taken.stored.location, batch_id=taken.batch_id, query_id=taken.query_id)
+    stream.catalog.snapshots.complete(lease, order.snapshot_id, replace(facts, properties=taken.properties))
 
 
 class Steps:
@@ -297,7 +297,7 @@ class Steps:
 
 
 # Prepared under the lease; what it returns is watched step by step.
-Old = Callable[[StreamingJob], Callable[[], None]]
+Old = Callable[[StreamHandle], Callable[[], None]]
 
 
 # Given what to patch, the number of a step, and what comes before it.
@@ -331,11 +331,11 @@ def lost_at(
     scene: Scene, old: Old, at: int, *, is_fork: bool = False, steps_of: StepsOf = Steps, **options: Any
 ) -> tuple[bool, list[str]]:
     """Let the old process work, and lose its lease before a step; False where it had fewer steps."""
-    job = scene.process(**options)
+    stream = scene.process(**options)
     successor = Successor(scene, scene.fork() if is_fork else scene.process(), is_fork)
     # It does not wait long where the old one has to be waited for: it comes at the next step.
-    successor.job.catalog.database.limit_calls(1)
-    work = old(job)
+    successor.stream.catalog.database.limit_calls(1)
+    work = old(stream)
     with pytest.MonkeyPatch.context() as patch:
         steps = steps_of(patch, at, successor.takes_over)
         try:
@@ -353,6 +353,6 @@ def lost_at(
     except AssertionError as error:
         raise AssertionError(f"lost at step {at}, {steps.seen[at:][:1]} of {steps.seen}: {error}") from error
     finally:
-        job.catalog.close()
-        successor.job.catalog.close()
+        stream.catalog.close()
+        successor.stream.catalog.close()
     return steps.has_come, steps.seen

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from golden_job import GoldenJob
+from golden_stream import GoldenStream
 from places import is_local, place
 from rewind_history import LAST, History
 
@@ -23,10 +23,10 @@ from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import housekeeping
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import keeping
 
@@ -37,7 +37,7 @@ class Scenario:
 
     Attributes:
         name: In a word or two.
-        make: Makes a job in a folder, and lets go of it.
+        make: Makes a stream in a folder, and lets go of it.
         work: What is done to it by another process.
         problems: What is wrong with what is left; nothing: no state is lost, and the next start goes on.
     """
@@ -48,14 +48,14 @@ class Scenario:
     problems: Callable[[Path], list[str]]
 
 
-def problems_of(job: StreamingJob) -> list[str]:
-    """Whatever a job lost: listed images that are not whole, or a next start that does not go on, or never ends."""
-    without_lease(job)
-    found = _broken_images(job, "at first")
+def problems_of(stream: StreamHandle) -> list[str]:
+    """What a stream lost: listed snapshots that are not whole, or a next start that does not resume, or never ends."""
+    without_lease(stream)
+    found = _broken_snapshots(stream, "at first")
     try:
-        plan = preview_start(job, StartFrom())
-        with keeping(job.catalog, job.job_id) as lease:
-            live = prepare(job, plan, lease).live
+        plan = preview_start(stream, StartFrom())
+        with keeping(stream.catalog, stream.stream_id) as lease:
+            live = prepare(stream, plan, lease).live
     except CkptError as error:
         return [*found, f"the next start: {type(error).__name__}: {error}"]
     if plan.kind is RecoveryKind.START_EMPTY:
@@ -63,25 +63,25 @@ def problems_of(job: StreamingJob) -> list[str]:
     state = inspect_live_directory(live)
     if state.status is not LiveStatus.GOOD:
         found.append(f"{plan.kind.value}: the live directory is {state.status}: {state.reason}")
-    housekeeping(job, older_than_ms=0)
-    found += [*_broken_images(job, "after housekeeping"), *_unlisted(job)]
+    housekeeping(stream, older_than_ms=0)
+    found += [*_broken_snapshots(stream, "after housekeeping"), *_unlisted(stream)]
     if not found:
-        found += _not_over(job, live, state.batch_id)
+        found += _not_over(stream, live, state.batch_id)
     return found
 
 
-def without_lease(job: StreamingJob) -> None:
+def without_lease(stream: StreamHandle) -> None:
     """The process that held it is dead, or gave it back: who comes next waits for its end."""
-    current = job.catalog.leases.current(job.job_id)
+    current = stream.catalog.leases.current(stream.stream_id)
     if current is not None:
-        job.catalog.leases.release(current.job_id, current.token)
+        stream.catalog.leases.release(current.stream_id, current.token)
 
 
-def _not_over(job: StreamingJob, live: LiveDirectory, batch_id: int | None) -> list[str]:
+def _not_over(stream: StreamHandle, live: LiveDirectory, batch_id: int | None) -> list[str]:
     """A recovery that has to be done again each time."""
-    plan = preview_start(job, StartFrom())
-    with keeping(job.catalog, job.job_id) as lease:
-        again = prepare(job, plan, lease).live
+    plan = preview_start(stream, StartFrom())
+    with keeping(stream.catalog, stream.stream_id) as lease:
+        again = prepare(stream, plan, lease).live
     if plan.kind is RecoveryKind.RESUME and again == live:
         return []
     state = inspect_live_directory(again)
@@ -90,27 +90,27 @@ def _not_over(job: StreamingJob, live: LiveDirectory, batch_id: int | None) -> l
     return [f"done again, recovery is {plan.kind.value} to batch {state.batch_id}, not in place after {batch_id}"]
 
 
-def _broken_images(job: StreamingJob, when: str) -> list[str]:
+def _broken_snapshots(stream: StreamHandle, when: str) -> list[str]:
     return [
-        f"{when}: {image.kind} {image.number} is listed, but {problem}"
-        for image in job.catalog.images.completed(job.job_id)
-        for problem in job.store.verify(image.location or "")[:1]
+        f"{when}: {snapshot.kind} {snapshot.number} is listed, but {problem}"
+        for snapshot in stream.catalog.snapshots.completed(stream.stream_id)
+        for problem in stream.store.verify(snapshot.location or "")[:1]
     ]
 
 
-def _unlisted(job: StreamingJob) -> list[str]:
-    listed = {image.location for image in job.catalog.images.of_job(job.job_id)}
+def _unlisted(stream: StreamHandle) -> list[str]:
+    listed = {snapshot.location for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
     return [
         f"{location} is seen, but: {problem}"
-        for location in job.store.checkpoints()
+        for location in stream.store.checkpoints()
         if location not in listed
-        for problem in job.store.verify(location)[:1] or ["the catalog does not know it"]
+        for problem in stream.store.verify(location)[:1] or ["the catalog does not know it"]
     ]
 
 
-def _made(prepared: Callable[[GoldenJob], object], *, num_retained: int = 3) -> Callable[[Path], object]:
+def _made(prepared: Callable[[GoldenStream], object], *, num_retained: int = 3) -> Callable[[Path], object]:
     def make(root: Path) -> None:
-        golden = GoldenJob(root, num_retained).make()
+        golden = GoldenStream(root, num_retained).make()
         prepared(golden)
         _remember(root, golden.live)
         golden.close()
@@ -134,18 +134,18 @@ def _altered(root: Path, live: Path) -> list[str]:
     ]
 
 
-def _done(work: Callable[[GoldenJob], object], *, num_retained: int = 3) -> Callable[[Path], object]:
-    return lambda root: work(GoldenJob(root, num_retained))
+def _done(work: Callable[[GoldenStream], object], *, num_retained: int = 3) -> Callable[[Path], object]:
+    return lambda root: work(GoldenStream(root, num_retained))
 
 
 def _looked_at(*, num_retained: int = 3, keeps_savepoints: bool = True) -> Callable[[Path], list[str]]:
     def problems(root: Path) -> list[str]:
-        golden = GoldenJob(root, num_retained)
+        golden = GoldenStream(root, num_retained)
         try:
-            found = problems_of(golden.job)
+            found = problems_of(golden.stream)
             if not found:
                 found += _altered(root, golden.live)
-                golden.image()
+                golden.snapshot()
             savepoints = list((root / "savepoints").glob("savepoint-*/_metadata"))
             if keeps_savepoints and (root / "has-savepoint").exists() and not savepoints:
                 found.append("the savepoint is gone")
@@ -156,37 +156,37 @@ def _looked_at(*, num_retained: int = 3, keeps_savepoints: bool = True) -> Calla
     return problems
 
 
-def _with_savepoint(golden: GoldenJob) -> None:
-    golden.image(ImageKind.SAVEPOINT, "sp")
+def _with_savepoint(golden: GoldenStream) -> None:
+    golden.snapshot(SnapshotKind.SAVEPOINT, "sp")
     (golden.root / "has-savepoint").touch()
 
 
-def _savepoint_and_no_live_directory(golden: GoldenJob) -> None:
+def _savepoint_and_no_live_directory(golden: GoldenStream) -> None:
     _with_savepoint(golden)
     shutil.rmtree(golden.live)
     golden.start("sp")
 
 
-def _more(golden: GoldenJob) -> None:
-    golden.image()
+def _more(golden: GoldenStream) -> None:
+    golden.snapshot()
     golden.commit(5)
 
 
-def _claim(golden: GoldenJob) -> None:
+def _claim(golden: GoldenStream) -> None:
     golden.start("sp", claim_mode="CLAIM")
-    golden.image()
+    golden.snapshot()
     golden.subsume()
 
 
-def _three_images(golden: GoldenJob) -> None:
+def _three_snapshots(golden: GoldenStream) -> None:
     for batch in (5, 6, None):
-        golden.image()
+        golden.snapshot()
         if batch is not None:
             golden.commit(batch)
 
 
-def _lose_live_directory(golden: GoldenJob) -> None:
-    golden.image()
+def _lose_live_directory(golden: GoldenStream) -> None:
+    golden.snapshot()
     shutil.rmtree(golden.root / "live")
 
 
@@ -194,7 +194,7 @@ def _make_history(*, with_savepoint: bool) -> Callable[[Path], object]:
     def make(root: Path) -> None:
         history = History(root)
         if with_savepoint:
-            trigger_savepoint(history.shelf.job, Operator("a test"), label="sp")
+            trigger_savepoint(history.shelf.stream, Operator("a test"), label="sp")
             history.commit(LAST + 1)
             history.commit(LAST + 2)
             history.sinks(history.file_sink)
@@ -204,16 +204,16 @@ def _make_history(*, with_savepoint: bool) -> Callable[[Path], object]:
 
 
 def problems_of_history(*batches: int) -> Callable[[Path], list[str]]:
-    """The job stands at one of these batches, and its sink with it."""
+    """The stream stands at one of these batches, and its sink with it."""
 
     def problems(root: Path) -> list[str]:
         history = History.reopened(root)
         try:
-            found = problems_of(history.shelf.job)
+            found = problems_of(history.shelf.stream)
             if not found and history.batch not in batches:
-                found.append(f"the job is at batch {history.batch}")
+                found.append(f"the stream is at batch {history.batch}")
             if not found and history.sink_batch != history.batch:
-                found.append(f"the sink is at batch {history.sink_batch}, the job at {history.batch}")
+                found.append(f"the sink is at batch {history.sink_batch}, the stream at {history.batch}")
             if not found:
                 found += history.unlike_uninterrupted()
         finally:
@@ -223,24 +223,24 @@ def problems_of_history(*batches: int) -> Callable[[Path], list[str]]:
     return problems
 
 
-def _fork_of(history: History) -> StreamingJob:
-    return replace(history.shelf.job, job_id="copy", name="copy", asset_key="copy")
+def _fork_of(history: History) -> StreamHandle:
+    return replace(history.shelf.stream, stream_id="copy", name="copy", asset_key="copy")
 
 
 def _fork(root: Path) -> None:
     history = History.reopened(root)
     old, new = history.sink, root / "copied output"
     outputs = {str(old): str(new)} if is_local() else {place(old): place(new)}
-    fork(history.shelf.job, _fork_of(history), StartFrom.parse("latest"), origin="a test", outputs=outputs)
+    fork(history.shelf.stream, _fork_of(history), StartFrom.parse("latest"), origin="a test", outputs=outputs)
 
 
 def _problems_of_fork(root: Path) -> list[str]:
     history = History.reopened(root)
     try:
-        found = problems_of(history.shelf.job)
-        job = _fork_of(history)
-        known = [record.job_id for record in job.catalog.jobs.all()]
-        live = job.catalog.jobs.get("copy").live_directory if "copy" in known else None
+        found = problems_of(history.shelf.stream)
+        stream = _fork_of(history)
+        known = [record.stream_id for record in stream.catalog.streams.all()]
+        live = stream.catalog.streams.get("copy").live_directory if "copy" in known else None
         if live is not None:
             state = inspect_live_directory(LiveDirectory(live))
             found += [] if state.batch_id == LAST else [f"the fork is {state.status}: {state.reason}"]
@@ -255,19 +255,21 @@ def _problems_of_fork(root: Path) -> list[str]:
 
 
 SCENARIOS = (
-    Scenario("checkpoint", _made(_more), _done(GoldenJob.image), _looked_at()),
-    Scenario("first checkpoint", _made(lambda _: None), _done(GoldenJob.image), _looked_at()),
+    Scenario("checkpoint", _made(_more), _done(GoldenStream.snapshot), _looked_at()),
+    Scenario("first checkpoint", _made(lambda _: None), _done(GoldenStream.snapshot), _looked_at()),
     Scenario(
         "checkpoint of what is not flushed",
-        _made(GoldenJob.image),
-        _done(lambda golden: (golden.commit(5), golden.image())),
+        _made(GoldenStream.snapshot),
+        _done(lambda golden: (golden.commit(5), golden.snapshot())),
         _looked_at(),
     ),
-    Scenario("savepoint", _made(_more), _done(lambda golden: golden.image(ImageKind.SAVEPOINT, "sp")), _looked_at()),
+    Scenario(
+        "savepoint", _made(_more), _done(lambda golden: golden.snapshot(SnapshotKind.SAVEPOINT, "sp")), _looked_at()
+    ),
     Scenario(
         "first checkpoint after a savepoint",
         _made(_savepoint_and_no_live_directory),
-        _done(GoldenJob.image),
+        _done(GoldenStream.snapshot),
         _looked_at(),
     ),
     Scenario(
@@ -278,12 +280,12 @@ SCENARIOS = (
     ),
     Scenario(
         "subsumption",
-        _made(_three_images, num_retained=1),
-        _done(GoldenJob.subsume, num_retained=1),
+        _made(_three_snapshots, num_retained=1),
+        _done(GoldenStream.subsume, num_retained=1),
         _looked_at(num_retained=1),
     ),
     Scenario("restore", _made(_more), _done(lambda golden: golden.start("chk-1")), _looked_at()),
-    Scenario("restore of a lost directory", _made(_lose_live_directory), _done(GoldenJob.start), _looked_at()),
+    Scenario("restore of a lost directory", _made(_lose_live_directory), _done(GoldenStream.start), _looked_at()),
     Scenario(
         "rewind",
         _make_history(with_savepoint=False),

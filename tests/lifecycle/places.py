@@ -1,4 +1,4 @@
-"""Where the jobs of these tests have their files: on the local disk, or wherever else a test says."""
+"""Where the streams of these tests have their files: on the local disk, or wherever else a test says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job with a real query that counts orders, what happens to it, and the person beside it."""
+"""A stream with a real query that counts orders, what happens to it, and the person beside it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pyspark.sql import functions as F
 from small_spark import lay_file
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, ImageStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 DEADLINE_S = 180
 
 
 @dataclass
 class Bench:
-    """A job with a feed that the test lays, file by file."""
+    """A stream with a feed that the test lays, file by file."""
 
     spark: SparkSession
     root: Path
-    job: StreamingJob
+    stream: StreamHandle
     files: int = 0
     reports: list[str] = field(default_factory=list)
 
@@ -61,18 +61,18 @@ class Bench:
         return start_query(writer.option("path", str(self.root / output)), "orders", live)
 
     def run(self, until: Callable[[], bool], **request: Any) -> Outcome:
-        """Run the job in this thread until a condition holds, as if its process was then told to stop."""
+        """Run the stream in this thread until a condition holds, as if its process was then told to stop."""
         deadline = time.monotonic() + DEADLINE_S
 
         def interrupted() -> bool:
             if time.monotonic() > deadline:
                 pytest.fail(f"the condition did not come to hold; reports: {self.reports}")
             # What holds of the run before is nothing to stop a start for.
-            latest = self.job.catalog.executions.latest("orders")
+            latest = self.stream.catalog.executions.latest("orders")
             return latest is not None and latest.status is ExecutionStatus.RUNNING and until()
 
-        return run_job(
-            self.job,
+        return execute_stream(
+            self.stream,
             RunRequest(
                 run_id="run",
                 start_query=self.start_query,
@@ -91,16 +91,16 @@ class Bench:
         return self.run(lambda: self.committed() >= self.files - 1 + NO_DATA_BATCHES and self.idle(), **request)
 
     def committed(self) -> int:
-        record = next(iter(self.job.catalog.jobs.all()), None)
+        record = next(iter(self.stream.catalog.streams.all()), None)
         if record is None or record.live_directory is None:
             return -1
         commit = LiveDirectory(record.live_directory).positions().commit
         return -1 if commit is None else commit
 
     def idle(self) -> bool:
-        record = self.job.catalog.jobs.get("orders")
+        record = self.stream.catalog.streams.get("orders")
         positions = LiveDirectory(record.live_directory or "").positions()
-        latest = self.job.catalog.executions.latest("orders")
+        latest = self.stream.catalog.executions.latest("orders")
         read = sum(1 for path in (self.root / "landing").iterdir() if not path.name.startswith("."))
         sources = LiveDirectory(record.live_directory or "").folder.list("sources/0")
         seen = max((int(name.removesuffix(".compact")) for name in sources), default=-1)
@@ -110,8 +110,8 @@ class Bench:
             and bool(latest and latest.progress and latest.progress.get("idle"))
         )
 
-    def images(self, kind: str | None = None) -> list[ImageRecord]:
-        return self.job.catalog.images.of_job("orders", kind=kind, status=ImageStatus.COMPLETED)
+    def snapshots(self, kind: str | None = None) -> list[SnapshotRecord]:
+        return self.stream.catalog.snapshots.of_stream("orders", kind=kind, status=SnapshotStatus.COMPLETED)
 
     def rows(self, output: str = "output") -> Counter[tuple[Any, ...]]:
         return Counter(tuple(row) for row in self.spark.read.parquet(str(self.root / output)).collect())
@@ -136,11 +136,11 @@ class Bench:
 NO_DATA_BATCHES = 1
 
 
-def make_job(root: Path, **options: Any) -> StreamingJob:
-    storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
+def make_stream(root: Path, **options: Any) -> StreamHandle:
+    storage = FileSystemCheckpointStorage(f"file://{root}/snapshots", 64, savepoint_path=f"file://{root}/savepoints")
     config = CheckpointConfig(**{"interval": 200, "num_retained": 2, **options})
-    return StreamingJob(
-        job_id="orders",
+    return StreamHandle(
+        stream_id="orders",
         name="orders",
         asset_key="orders",
         catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),

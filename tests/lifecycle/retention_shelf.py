@@ -1,4 +1,4 @@
-"""A job that has run: a real catalog, a real store with tiny images, and a live directory, all written by hand."""
+"""A stream that has run: a real catalog, a store with tiny snapshots, and a live directory, all written by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from places import is_local, place
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import EventType, Holder, ImageRecord, ImageStatus, ImageTrigger, StartCause
+from dagster_ckpt.catalog.records import EventType, Holder, SnapshotRecord, SnapshotStatus, SnapshotTrigger, StartCause
 from dagster_ckpt.catalog.recovery_records import StateOrigin
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import (
@@ -27,14 +27,14 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.snapshot import object_store
-from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.reuse import SourceFile
-from dagster_ckpt.snapshot.store import ImageStore
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.snapshot.store import SnapshotStore
+from dagster_ckpt.stream.handle import StreamHandle
 from tests.as_writer import as_writer
 
-JOB = "orders"
+STREAM = "orders"
 HOLDER = Holder("unused", "run", "host", 1, 1, "boot")
 # Above the inline threshold, so that every file has an object of its own to delete.
 FILE_BYTES = 200
@@ -50,15 +50,15 @@ def storage_clock_ahead(by_ms: int) -> Iterator[None]:
 
 @dataclass
 class Shelf:
-    """The job, and short words for what happens to it."""
+    """The stream, and short words for what happens to it."""
 
     root: Path
-    job: StreamingJob
+    stream: StreamHandle
     storage: CheckpointStorage
     numbers: int = 0
 
     def __post_init__(self) -> None:
-        self._store = self.job.store
+        self._store = self.stream.store
 
     @staticmethod
     def at(
@@ -69,11 +69,11 @@ class Shelf:
         catalog_url: str | None = None,
     ) -> Shelf:
         shelf = Shelf.reopened(root, num_retained=num_retained, storage=storage, catalog_url=catalog_url)
-        job = shelf.job
-        job.register()
+        stream = shelf.stream
+        stream.register()
         shelf.execution("first")
-        as_writer(job.catalog, JOB).jobs.switch_live_directory(
-            job.live_directory(1, 0).url, origin=StateOrigin.nothing(None)
+        as_writer(stream.catalog, STREAM).streams.switch_live_directory(
+            stream.live_directory(1, 0).url, origin=StateOrigin.nothing(None)
         )
         shelf.write_live_directory()
         return shelf
@@ -86,38 +86,38 @@ class Shelf:
         storage: CheckpointStorage | None = None,
         catalog_url: str | None = None,
     ) -> Shelf:
-        """The job as another process finds it."""
+        """The stream as another process finds it."""
         storage = storage or FileSystemCheckpointStorage(
-            place(root / "images"), 64, savepoint_path=place(root / "savepoints")
+            place(root / "snapshots"), 64, savepoint_path=place(root / "savepoints")
         )
-        job = StreamingJob(
-            job_id=JOB,
-            name=JOB,
-            asset_key=JOB,
+        stream = StreamHandle(
+            stream_id=STREAM,
+            name=STREAM,
+            asset_key=STREAM,
             catalog=Catalog(catalog_url or f"sqlite:///{root / 'catalog.db'}"),
-            store=open_store(storage, JOB),
+            store=open_store(storage, STREAM),
             options=CheckpointConfig(num_retained=num_retained).options,
             restart=RestartStrategies.no_restart(),
             live_root=str(root / "live") if is_local() else place(root / "live"),
         )
-        return Shelf(root, job, storage)
+        return Shelf(root, stream, storage)
 
     def cleaning_up(self, cleanup: ExternalizedCheckpointCleanup) -> Shelf:
-        self.job = replace(self.job, options=replace(self.job.options, cleanup=cleanup))
+        self.stream = replace(self.stream, options=replace(self.stream.options, cleanup=cleanup))
         return self
 
-    def reopened_store(self) -> ImageStore:
+    def reopened_store(self) -> SnapshotStore:
         """The store as another process opens it; what lives in this process's memory cannot be opened from another."""
         if isinstance(self.storage, JobManagerCheckpointStorage):
             return self._store
-        return open_store(self.storage, JOB)
+        return open_store(self.storage, STREAM)
 
     @property
     def live(self) -> Path:
-        return self.root / "live" / JOB / "live-1-0"
+        return self.root / "live" / STREAM / "live-1-0"
 
     def execution(self, execution_id: str) -> None:
-        as_writer(self.job.catalog, JOB).executions.begin(
+        as_writer(self.stream.catalog, STREAM).executions.begin(
             execution_id, run_id=f"run-{execution_id}", cause=StartCause.MANUAL, holder=HOLDER
         )
 
@@ -138,41 +138,41 @@ class Shelf:
     def break_live_directory(self, how: str) -> None:
         shutil.rmtree(self.live if how == "missing" else self.live / "sources")
 
-    def checkpoint(self, *, base: ImageRecord | None = None, rows: int | None = None) -> ImageRecord:
+    def checkpoint(self, *, base: SnapshotRecord | None = None, rows: int | None = None) -> SnapshotRecord:
         """A checkpoint of one file of its own, and of all files of its base."""
-        return self._image(ImageKind.CHECKPOINT, ImageTrigger.PERIODIC, base=base, rows=rows)
+        return self._snapshot(SnapshotKind.CHECKPOINT, SnapshotTrigger.PERIODIC, base=base, rows=rows)
 
     def savepoint(
-        self, label: str, trigger: ImageTrigger = ImageTrigger.MANUAL, *, schedule: str | None = None
-    ) -> ImageRecord:
-        return self._image(ImageKind.SAVEPOINT, trigger, label=label, schedule=schedule)
+        self, label: str, trigger: SnapshotTrigger = SnapshotTrigger.MANUAL, *, schedule: str | None = None
+    ) -> SnapshotRecord:
+        return self._snapshot(SnapshotKind.SAVEPOINT, trigger, label=label, schedule=schedule)
 
-    def _image(
+    def _snapshot(
         self,
-        kind: ImageKind,
-        trigger: ImageTrigger,
+        kind: SnapshotKind,
+        trigger: SnapshotTrigger,
         *,
-        base: ImageRecord | None = None,
+        base: SnapshotRecord | None = None,
         label: str | None = None,
         rows: int | None = None,
         schedule: str | None = None,
-    ) -> ImageRecord:
+    ) -> SnapshotRecord:
         self.numbers += 1
-        number, image_id = self.numbers, f"image-{self.numbers}"
-        catalog, store = self.job.catalog, self.job.store
-        as_writer(catalog, JOB).images.begin(
-            image_id=image_id,
+        number, snapshot_id = self.numbers, f"snapshot-{self.numbers}"
+        catalog, store = self.stream.catalog, self.stream.store
+        as_writer(catalog, STREAM).snapshots.begin(
+            snapshot_id=snapshot_id,
             execution_id="first",
             kind=kind.value,
             number=number,
             trigger=trigger,
-            timeline=catalog.jobs.get(JOB).timeline,
+            timeline=catalog.streams.get(STREAM).timeline,
             label=label,
             schedule=schedule,
         )
-        header = ImageHeader(
-            image_id=image_id,
-            job_id=JOB,
+        header = SnapshotHeader(
+            snapshot_id=snapshot_id,
+            stream_id=STREAM,
             kind=kind,
             number=number,
             created_at_ms=1,
@@ -186,12 +186,12 @@ class Shelf:
         files = [
             SourceFile(name, FILE_BYTES, name, partial(io.BytesIO, name.encode().ljust(FILE_BYTES))) for name in names
         ]
-        if kind is ImageKind.CHECKPOINT:
+        if kind is SnapshotKind.CHECKPOINT:
             stored = store.write_checkpoint(header, files, base=base.location if base else None)
         else:
             stored = store.write_savepoint(header, files)
-        return as_writer(catalog, JOB).complete(
-            image_id,
+        return as_writer(catalog, STREAM).complete(
+            snapshot_id,
             location=stored.location,
             batch_id=number,
             query_id="query",
@@ -201,30 +201,30 @@ class Shelf:
             rows=rows,
         )
 
-    def listed(self, status: ImageStatus = ImageStatus.COMPLETED) -> set[str]:
-        """Ids of the images in the catalog."""
-        return {image.image_id for image in self.job.catalog.images.of_job(JOB, status=status)}
+    def listed(self, status: SnapshotStatus = SnapshotStatus.COMPLETED) -> set[str]:
+        """Ids of the snapshots in the catalog."""
+        return {snapshot.snapshot_id for snapshot in self.stream.catalog.snapshots.of_stream(STREAM, status=status)}
 
-    def is_whole(self, image: ImageRecord) -> bool:
-        return self.job.store.verify(image.location or "") == []
+    def is_whole(self, snapshot: SnapshotRecord) -> bool:
+        return self.stream.store.verify(snapshot.location or "") == []
 
     def data_files(self) -> list[str]:
         """Everything on disk below the folder of checkpoints."""
-        folder = self.root / "images"
+        folder = self.root / "snapshots"
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
-    def completed_at(self, image: ImageRecord, at_ms: int) -> None:
-        """Let an image have been completed at another time."""
-        with self.job.catalog.database.writing() as connection:
-            changed = text("UPDATE images SET completed_at_ms = :at_ms WHERE image_id = :id")
-            connection.execute(changed, {"at_ms": at_ms, "id": image.image_id})
+    def completed_at(self, snapshot: SnapshotRecord, at_ms: int) -> None:
+        """Let a snapshot have been completed at another time."""
+        with self.stream.catalog.database.writing() as connection:
+            changed = text("UPDATE snapshots SET completed_at_ms = :at_ms WHERE snapshot_id = :id")
+            connection.execute(changed, {"at_ms": at_ms, "id": snapshot.snapshot_id})
 
     def reasons(self) -> list[str]:
-        """Why images were deleted, as the catalog tells it."""
-        events = self.job.catalog.events.after(0)
-        return [str(event.payload["reason"]) for event in events if event.type is EventType.IMAGE_DELETED]
+        """Why snapshots were deleted, as the catalog tells it."""
+        events = self.stream.catalog.events.after(0)
+        return [str(event.payload["reason"]) for event in events if event.type is EventType.SNAPSHOT_DELETED]
 
     def deletions(self) -> list[str]:
-        """Images in the order in which they were reported as deleted."""
-        events = self.job.catalog.events.after(0)
-        return [str(event.image_id) for event in events if event.type is EventType.IMAGE_DELETED]
+        """Snapshots in the order in which they were reported as deleted."""
+        events = self.stream.catalog.events.after(0)
+        return [str(event.snapshot_id) for event in events if event.type is EventType.SNAPSHOT_DELETED]

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from places import SCHEME, is_local, path_of, place
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 
 from dagster_ckpt.operations.operations import preview_start
 from dagster_ckpt.recovery.plan import RecoveryKind
@@ -57,13 +57,15 @@ class History:
 
     def sinks(self, *sinks: str) -> None:
         """What the query reports to write to."""
-        as_writer(self.shelf.job.catalog, JOB).executions.heartbeat("first", {"batch_id": LAST, "sinks": list(sinks)})
+        as_writer(self.shelf.stream.catalog, STREAM).executions.heartbeat(
+            "first", {"batch_id": LAST, "sinks": list(sinks)}
+        )
 
     def start(self, text: str = "latest", **how: bool) -> tuple[RecoveryKind, PreparedStart]:
-        plan = preview_start(self.shelf.job, StartFrom.parse(text, **how))
-        with keeping(self.shelf.job.catalog, JOB) as lease:
-            fence_predecessor(self.shelf.job, AcquiredLease(lease.record))
-            return plan.kind, prepare(self.shelf.job, plan, lease)
+        plan = preview_start(self.shelf.stream, StartFrom.parse(text, **how))
+        with keeping(self.shelf.stream.catalog, STREAM) as lease:
+            fence_predecessor(self.shelf.stream, AcquiredLease(lease.record))
+            return plan.kind, prepare(self.shelf.stream, plan, lease)
 
     @property
     def file_sink(self) -> str:
@@ -72,7 +74,7 @@ class History:
 
     @property
     def live(self) -> LiveDirectory:
-        return LiveDirectory(self.shelf.job.catalog.jobs.get(JOB).live_directory or "")
+        return LiveDirectory(self.shelf.stream.catalog.streams.get(STREAM).live_directory or "")
 
     @property
     def batch(self) -> int | None:
@@ -111,7 +113,7 @@ class History:
         return [*found, *(f"part-{row} is not what the batch wrote" for row in gone)]
 
     def close(self) -> None:
-        self.shelf.job.catalog.close()
+        self.shelf.stream.catalog.close()
 
 
 def _of_batch(batch: int) -> dict[str, str]:

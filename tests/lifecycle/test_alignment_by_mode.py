@@ -1,4 +1,4 @@
-"""Which queries may have their running batch carried in an image, decided by how Spark executes them."""
+"""Which queries may have their running batch carried in a snapshot, decided by how Spark executes them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 
 from dagster_ckpt.catalog.records import Holder
 from dagster_ckpt.checkpointing.coordinator.messages import Alignment, Attempt, AttemptCompleted
@@ -23,7 +23,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 
 @dataclass
 class Stage:
-    """A job that is to take unaligned images, forced, and whose query is in the middle of batch 1."""
+    """A stream that is to take unaligned snapshots, forced, and whose query is in the middle of batch 1."""
 
     shelf: Shelf
     keeper: LeaseKeeper
@@ -32,7 +32,7 @@ class Stage:
     def begin(self, mode: ExecutionMode | None) -> AttemptRunner:
         live = LiveDirectory(str(self.shelf.live))
         runner = AttemptRunner(
-            self.shelf.job,
+            self.shelf.stream,
             "first",
             PreparedStart(live),
             BatchLog(),
@@ -59,9 +59,9 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     shelf = Shelf.at(tmp_path)
-    shelf.job = replace(shelf.job, options=replace(shelf.job.options, unaligned=True, force_unaligned=True))
-    lease = shelf.job.catalog.leases.acquire(JOB, Holder("first", "run", "host", 1, 1, "boot"), 60_000)
-    with LeaseKeeper(shelf.job.catalog, lease, ttl_ms=60_000) as keeper:
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, unaligned=True, force_unaligned=True))
+    lease = shelf.stream.catalog.leases.acquire(STREAM, Holder("first", "run", "host", 1, 1, "boot"), 60_000)
+    with LeaseKeeper(shelf.stream.catalog, lease, ttl_ms=60_000) as keeper:
         made = Stage(shelf, keeper)
         made.plan(1)
         yield made
@@ -77,42 +77,42 @@ def never_stopped(number: int) -> None:
     raise AssertionError(f"attempt {number} stopped the query")
 
 
-def image_of(runner: AttemptRunner) -> dict[str, object]:
+def snapshot_of(runner: AttemptRunner) -> dict[str, object]:
     runner.order_cuts(never_stopped)
     done = completed(runner)
     while not done():
         pass
-    image = runner.image(1)
-    assert image is not None
-    return {"batch_id": image.batch_id, "in_flight": image.properties["in_flight_batch"], **image.properties}
+    snapshot = runner.snapshot(1)
+    assert snapshot is not None
+    return {"batch_id": snapshot.batch_id, "in_flight": snapshot.properties["in_flight_batch"], **snapshot.properties}
 
 
 def test_the_running_batch_of_micro_batches_is_carried(stage: Stage) -> None:
-    image = image_of(stage.begin(ExecutionMode.MICRO_BATCH))
+    snapshot = snapshot_of(stage.begin(ExecutionMode.MICRO_BATCH))
 
-    assert (image["batch_id"], image["in_flight"]) == (0, 1)
+    assert (snapshot["batch_id"], snapshot["in_flight"]) == (0, 1)
 
 
 @pytest.mark.parametrize("mode", [ExecutionMode.REAL_TIME, ExecutionMode.CONTINUOUS, ExecutionMode.ASYNC_PROGRESS])
-def test_other_modes_get_aligned_images_only_even_if_forced_and_the_image_says_so(
+def test_other_modes_get_aligned_snapshots_only_even_if_forced_and_the_snapshot_says_so(
     stage: Stage, mode: ExecutionMode
 ) -> None:
     runner = stage.begin(mode)
     runner.order_cuts(never_stopped)
     stage.commit(1)
 
-    image = image_of(runner)
+    snapshot = snapshot_of(runner)
 
-    assert (image["batch_id"], image["in_flight"]) == (1, None)
-    assert image["mode"] == mode.value
-    guarantee = image["guarantee"]
+    assert (snapshot["batch_id"], snapshot["in_flight"]) == (1, None)
+    assert snapshot["mode"] == mode.value
+    guarantee = snapshot["guarantee"]
     assert isinstance(guarantee, dict)
     assert guarantee["unaligned"] is False
-    assert "Only aligned images" in guarantee["why"]
+    assert "Only aligned snapshots" in guarantee["why"]
 
 
 def test_a_mode_that_cannot_be_seen_is_taken_for_micro_batches(stage: Stage) -> None:
-    image = image_of(stage.begin(None))
+    snapshot = snapshot_of(stage.begin(None))
 
-    assert (image["batch_id"], image["in_flight"]) == (0, 1)
-    assert image["mode"] == "MICRO_BATCH"
+    assert (snapshot["batch_id"], snapshot["in_flight"]) == (0, 1)
+    assert snapshot["mode"] == "MICRO_BATCH"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from query_bench import DEADLINE_S, Bench, Person, make_job, when
+from query_bench import DEADLINE_S, Bench, Person, make_stream, when
 from small_spark import small_spark
 
 from dagster_ckpt.catalog.records import ExecutionStatus
@@ -36,10 +36,10 @@ def spark() -> Iterator[SparkSession]:
 
 
 class BlockingBench(Bench):
-    """A job whose sink waits for an event in its second batch."""
+    """A stream whose sink waits for an event in its second batch."""
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
-        super().__init__(spark, root, make_job(root))
+        super().__init__(spark, root, make_stream(root))
         self.go_on = threading.Event()
 
     def start_query(self, live: LiveDirectory, *, output: str = "output") -> SupervisedQuery:
@@ -53,12 +53,12 @@ class BlockingBench(Bench):
 
     def judged(self, batch_id: int) -> tuple[int, Finding] | None:
         """The last heartbeat, where it told of a batch, and what the health was at that very moment."""
-        execution = self.job.catalog.executions.latest("orders")
+        execution = self.stream.catalog.executions.latest("orders")
         if execution is None or (execution.progress or {}).get("batch_id") != batch_id:
             return None
         at_ms = execution.heartbeat_at_ms
-        facts = health_facts(self.job.catalog, {"orders": AT_ONCE}, now_ms=at_ms)["orders"]
-        return at_ms, progress(facts, self.job.options, AT_ONCE, now_ms=at_ms)
+        facts = health_facts(self.stream.catalog, {"orders": AT_ONCE}, now_ms=at_ms)["orders"]
+        return at_ms, progress(facts, self.stream.options, AT_ONCE, now_ms=at_ms)
 
 
 def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSession, tmp_path: Path) -> None:
@@ -96,16 +96,16 @@ def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSess
     assert "See with jstack" in ill[0].sentence
 
 
-def test_a_query_whose_jobs_get_no_core_fails_its_run_after_the_time_that_the_job_allows(
+def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the_stream_allows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_ckpt.runtime.supervision.TELL_AFTER_MS", LOOK_AT_TASKS_AFTER_MS)
-    job = replace(
-        make_job(tmp_path),
+    stream = replace(
+        make_stream(tmp_path),
         standstill_timeout_ms=LOOK_AT_TASKS_AFTER_MS,
         restart=RestartStrategies.fixed_delay_restart(9, 1),
     )
-    bench = Bench(spark, tmp_path, job)
+    bench = Bench(spark, tmp_path, stream)
     bench.feed(1)
     context = spark.sparkContext
     tracker = context.statusTracker()
@@ -128,7 +128,7 @@ def test_a_query_whose_jobs_get_no_core_fails_its_run_after_the_time_that_the_jo
         context.cancelJobsWithTag("in-the-way")
     when(lambda: in_the_way.done, list)()
 
-    [execution] = job.catalog.executions.of_job("orders")
+    [execution] = stream.catalog.executions.of_stream("orders")
     assert (execution.status, execution.settled) == (ExecutionStatus.FAILED, False)
     still = Stillness.of_record((execution.progress or {})["activity"])
     assert still is not None
@@ -136,7 +136,7 @@ def test_a_query_whose_jobs_get_no_core_fails_its_run_after_the_time_that_the_jo
     assert (still.tasks.jobs, still.tasks.running, still.tasks.done) == (1, 0, 0)
     # What it waited for is in the run's log.
     [told] = [each for each in bench.reports if "stood still" in each]
-    assert "DAGScheduler.runJob" in told
+    assert "DAGScheduler.runStream" in told
     assert "MicroBatchExecution.runActivatedStream" in told
     # The stop could not have hung either.
     assert spark.conf.get("spark.sql.streaming.stopTimeout") == str(STOP_STANDING_MS)

@@ -11,19 +11,19 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from query_bench import make_job
+from query_bench import make_stream
 from small_spark import lay_file, small_spark
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.errors import PlanChangedError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.preflight import preflight
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.plan_description import read_plan
 from dagster_ckpt.spark.query.query import start_query
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 
 pytestmark = pytest.mark.spark
@@ -49,7 +49,7 @@ class Place:
 
     spark: SparkSession
     root: Path
-    job: StreamingJob
+    stream: StreamHandle
 
     def feed(self, number: int) -> None:
         (self.root / "landing").mkdir(exist_ok=True)
@@ -69,8 +69,8 @@ class Place:
 
     def run(self, query: Query, text: str = "latest", **how: Any) -> Outcome:
         to_start = QueryToStart(self.describe(query))
-        return run_job(
-            self.job,
+        return execute_stream(
+            self.stream,
             RunRequest(
                 run_id="run",
                 start_query=lambda live: start_query(to_start.take(), "orders", live),
@@ -89,13 +89,13 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="module")
 def place(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("plan")
-    place = Place(spark, root, replace(make_job(root), code_version="2"))
+    place = Place(spark, root, replace(make_stream(root), code_version="2"))
     for number in range(3):
         place.feed(number)
     assert place.run(counts).end.kind is EndKind.ENDED_BY_ITSELF
-    operations.trigger_savepoint(place.job, operations.Operator("a test"), label="good")
+    operations.trigger_savepoint(place.stream, operations.Operator("a test"), label="good")
     yield place
-    place.job.catalog.close()
+    place.stream.catalog.close()
 
 
 CHANGES = [
@@ -134,22 +134,22 @@ CHANGES = [
 def test_a_start_with_another_plan_is_refused_before_anything_is_changed(
     place: Place, query: Query, said: str, start_from: str
 ) -> None:
-    before = place.job.catalog.jobs.get("orders")
+    before = place.stream.catalog.streams.get("orders")
 
     with pytest.raises(PlanChangedError) as refused:
         place.run(query, start_from)
 
     assert said in str(refused.value)
-    latest = place.job.catalog.executions.latest("orders")
+    latest = place.stream.catalog.executions.latest("orders")
     assert latest is not None
     # Nothing restarts what is refused.
     assert (latest.status, latest.settled) == (ExecutionStatus.FAILED, True)
-    after = place.job.catalog.jobs.get("orders")
+    after = place.stream.catalog.streams.get("orders")
     assert replace(after, updated_at_ms=0) == replace(before, updated_at_ms=0)
 
 
 def test_a_preflight_says_what_is_different_and_what_spark_makes_of_it(place: Place) -> None:
-    result = preflight(place.job, place.describe(lambda f: counts(f, key="device")))
+    result = preflight(place.stream, place.describe(lambda f: counts(f, key="device")))
 
     assert not result.passed
     assert SITES[0] in result.reason
@@ -158,7 +158,7 @@ def test_a_preflight_says_what_is_different_and_what_spark_makes_of_it(place: Pl
 
 
 def test_both_schemas_that_spark_prints_are_passed_on(place: Place) -> None:
-    result = preflight(place.job, place.describe(lambda f: counts(f, more=(F.sum("v"),))))
+    result = preflight(place.stream, place.describe(lambda f: counts(f, more=(F.sum("v"),))))
 
     assert not result.passed
     assert "the state holds other values" in result.reason
@@ -170,7 +170,7 @@ def test_a_filter_another_column_and_another_sink_pass_without_question(place: P
     def harmless(frame: DataFrame) -> DataFrame:
         return counts(frame.where("v > 3").withColumn("unused", F.lit(1))).withColumn("shown", F.lit("x"))  # type: ignore[no-any-return]
 
-    assert preflight(place.job, place.describe(harmless)).passed
+    assert preflight(place.stream, place.describe(harmless)).passed
     place.feed(3)
     assert place.run(harmless).end.kind is EndKind.ENDED_BY_ITSELF
 
@@ -180,15 +180,15 @@ def test_a_change_that_is_meant_is_started_and_from_then_on_it_is_what_there_is(
         return counts(frame, key="device")  # type: ignore[no-any-return]
 
     place.feed(4)
-    operations.set_desired_state(place.job, None, operations.Operator("a test"))
-    assert preflight(place.job, place.describe(by_device)).refused_plan is not None
-    operations.set_desired_state(place.job, None, operations.Operator("a test"), accept_plan_change=True)
-    assert preflight(place.job, place.describe(by_device)).passed, "exactly this plan was accepted"
+    operations.set_desired_state(place.stream, None, operations.Operator("a test"))
+    assert preflight(place.stream, place.describe(by_device)).refused_plan is not None
+    operations.set_desired_state(place.stream, None, operations.Operator("a test"), accept_plan_change=True)
+    assert preflight(place.stream, place.describe(by_device)).passed, "exactly this plan was accepted"
     with pytest.raises(PlanChangedError):
         place.run(lambda f: counts(f, key=F.col("v")))
 
     assert place.run(by_device, accept_plan_change=True).end.kind is EndKind.ENDED_BY_ITSELF
-    plan = read_plan(place.job.catalog.jobs.get("orders").plan)
+    plan = read_plan(place.stream.catalog.streams.get("orders").plan)
     assert plan is not None
     assert ("device", "string") in plan.operators[1].keys
     assert place.run(by_device).end.kind is EndKind.ENDED_BY_ITSELF

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 
-from dagster_ckpt.catalog.records import ImageRecord, ImageTrigger
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base, take_snapshot
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
-from dagster_ckpt.errors import ImageNotFoundError, OptionError
+from dagster_ckpt.errors import OptionError, SnapshotNotFoundError
 from dagster_ckpt.operations.operations import preview_start, request_start
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer, keeping
@@ -29,68 +29,68 @@ MODES = list(RecoveryClaimMode)
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf = Shelf.at(tmp_path, num_retained=1)
     yield shelf
-    shelf.job.catalog.close()
+    shelf.stream.catalog.close()
 
 
-def taken(shelf: Shelf, kind: ImageKind, *, label: str | None = None) -> ImageRecord:
-    """An image of the job's live directory as it is, as an attempt takes and records it."""
-    job = shelf.job
-    images = as_writer(job.catalog, JOB).images
-    record = job.catalog.jobs.get(JOB)
-    base = sharing_base(job)
-    sinks = tuple(job.catalog.executions.last_sinks(JOB))
-    number = job.catalog.jobs.allocate_number(JOB)
+def taken(shelf: Shelf, kind: SnapshotKind, *, label: str | None = None) -> SnapshotRecord:
+    """A snapshot of the stream's live directory as it is, as an attempt takes and records it."""
+    stream = shelf.stream
+    snapshots = as_writer(stream.catalog, STREAM).snapshots
+    record = stream.catalog.streams.get(STREAM)
+    base = sharing_base(stream)
+    sinks = tuple(stream.catalog.executions.last_sinks(STREAM))
+    number = stream.catalog.streams.allocate_number(STREAM)
     order = SnapshotOrder(kind, number, base=base.location if base else None, sinks=sinks)
-    images.begin(
-        image_id=order.image_id,
+    snapshots.begin(
+        snapshot_id=order.snapshot_id,
         execution_id="first",
         kind=kind.value,
         number=order.number,
-        trigger=ImageTrigger.MANUAL,
+        trigger=SnapshotTrigger.MANUAL,
         timeline=record.timeline,
         label=label,
     )
-    snapshot = take_snapshot(job, LiveDirectory(record.live_directory or ""), order, now_ms=1)
-    return as_writer(job.catalog, JOB).complete(
-        order.image_id,
-        location=snapshot.stored.location,
-        batch_id=snapshot.batch_id,
-        query_id=snapshot.query_id,
-        properties=dict(snapshot.properties),
+    taken = take_snapshot(stream, LiveDirectory(record.live_directory or ""), order, now_ms=1)
+    return as_writer(stream.catalog, STREAM).complete(
+        order.snapshot_id,
+        location=taken.stored.location,
+        batch_id=taken.batch_id,
+        query_id=taken.query_id,
+        properties=dict(taken.properties),
     )
 
 
 def started_from(shelf: Shelf, name: str, mode: RecoveryClaimMode) -> str:
-    plan = preview_start(shelf.job, StartFrom.parse(name, claim_mode=mode))
-    with keeping(shelf.job.catalog, JOB) as lease:
-        prepare(shelf.job, plan, lease)
+    plan = preview_start(shelf.stream, StartFrom.parse(name, claim_mode=mode))
+    with keeping(shelf.stream.catalog, STREAM) as lease:
+        prepare(shelf.stream, plan, lease)
     return plan.reason
 
 
 def make_room(shelf: Shelf) -> list[str]:
-    dropped = subsume(shelf.job)
-    assert discard(shelf.job, dropped, reason="subsumed", lease=None).failed == ()
-    return [image.image_id for image in dropped]
+    dropped = subsume(shelf.stream)
+    assert discard(shelf.stream, dropped, reason="subsumed", lease=None).failed == ()
+    return [snapshot.snapshot_id for snapshot in dropped]
 
 
-def is_there(image: ImageRecord) -> bool:
-    return Path((image.location or "").removeprefix("file://")).exists()
+def is_there(snapshot: SnapshotRecord) -> bool:
+    return Path((snapshot.location or "").removeprefix("file://")).exists()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_claimed_savepoint_is_subsumed_by_the_next_checkpoint_and_any_other_stays(
     shelf: Shelf, mode: RecoveryClaimMode
 ) -> None:
-    savepoint = taken(shelf, ImageKind.SAVEPOINT, label="mine")
+    savepoint = taken(shelf, SnapshotKind.SAVEPOINT, label="mine")
     reason = started_from(shelf, "mine", mode)
     assert make_room(shelf) == []
     assert is_there(savepoint)
 
-    checkpoint = taken(shelf, ImageKind.CHECKPOINT)
+    checkpoint = taken(shelf, SnapshotKind.CHECKPOINT)
     gone = make_room(shelf)
 
     is_claimed = mode is RecoveryClaimMode.CLAIM
-    assert gone == ([savepoint.image_id] if is_claimed else [])
+    assert gone == ([savepoint.snapshot_id] if is_claimed else [])
     assert is_there(savepoint) is not is_claimed
     assert shelf.is_whole(checkpoint)
     assert ("owns from now on" in reason) is is_claimed
@@ -98,22 +98,22 @@ def test_a_claimed_savepoint_is_subsumed_by_the_next_checkpoint_and_any_other_st
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint(shelf: Shelf, mode: RecoveryClaimMode) -> None:
-    savepoint = taken(shelf, ImageKind.SAVEPOINT, label="mine")
+    savepoint = taken(shelf, SnapshotKind.SAVEPOINT, label="mine")
     started_from(shelf, "mine", mode)
-    checkpoint = taken(shelf, ImageKind.CHECKPOINT)
+    checkpoint = taken(shelf, SnapshotKind.CHECKPOINT)
 
     shutil.rmtree((savepoint.location or "").removeprefix("file://"))
 
     assert shelf.is_whole(checkpoint)
     started_from(shelf, f"chk-{checkpoint.number}", RecoveryClaimMode.NO_CLAIM)
-    assert taken(shelf, ImageKind.CHECKPOINT).batch_id == savepoint.batch_id
+    assert taken(shelf, SnapshotKind.CHECKPOINT).batch_id == savepoint.batch_id
 
 
 def test_a_savepoint_in_between_does_not_make_the_next_checkpoint_depend_on_it(shelf: Shelf) -> None:
-    taken(shelf, ImageKind.SAVEPOINT, label="mine")
+    taken(shelf, SnapshotKind.SAVEPOINT, label="mine")
     started_from(shelf, "mine", RecoveryClaimMode.NO_CLAIM)
-    between = taken(shelf, ImageKind.SAVEPOINT, label="between")
-    checkpoint = taken(shelf, ImageKind.CHECKPOINT)
+    between = taken(shelf, SnapshotKind.SAVEPOINT, label="between")
+    checkpoint = taken(shelf, SnapshotKind.CHECKPOINT)
 
     shutil.rmtree((between.location or "").removeprefix("file://"))
 
@@ -125,54 +125,54 @@ def test_a_savepoint_in_between_does_not_make_the_next_checkpoint_depend_on_it(s
 def test_a_claimed_savepoint_meets_the_fate_of_checkpoints_at_the_end(
     shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState
 ) -> None:
-    claimed = taken(shelf, ImageKind.SAVEPOINT, label="claimed")
+    claimed = taken(shelf, SnapshotKind.SAVEPOINT, label="claimed")
     started_from(shelf, "claimed", RecoveryClaimMode.CLAIM)
-    checkpoint, mine = taken(shelf, ImageKind.CHECKPOINT), taken(shelf, ImageKind.SAVEPOINT, label="mine")
+    checkpoint, mine = taken(shelf, SnapshotKind.CHECKPOINT), taken(shelf, SnapshotKind.SAVEPOINT, label="mine")
 
-    apply_terminal_retention(shelf.cleaning_up(cleanup).job, "first", state)
+    apply_terminal_retention(shelf.cleaning_up(cleanup).stream, "first", state)
 
     assert is_there(claimed) is is_there(checkpoint)
     assert is_there(mine)
 
 
 def test_the_deletion_of_a_claimed_savepoint_that_was_cut_off_is_finished(shelf: Shelf) -> None:
-    claimed = taken(shelf, ImageKind.SAVEPOINT, label="claimed")
+    claimed = taken(shelf, SnapshotKind.SAVEPOINT, label="claimed")
     started_from(shelf, "claimed", RecoveryClaimMode.CLAIM)
-    as_writer(shelf.job.catalog, JOB).mark_deleting(claimed.image_id)
+    as_writer(shelf.stream.catalog, STREAM).mark_deleting(claimed.snapshot_id)
 
-    assert housekeeping(shelf.job).deleted == ("savepoint claimed at batch 0",)
+    assert housekeeping(shelf.stream).deleted == ("savepoint claimed at batch 0",)
     assert not is_there(claimed)
 
 
-def test_a_checkpoint_of_the_job_is_its_own_in_either_mode(shelf: Shelf) -> None:
-    first = taken(shelf, ImageKind.CHECKPOINT)
+def test_a_checkpoint_of_the_stream_is_its_own_in_either_mode(shelf: Shelf) -> None:
+    first = taken(shelf, SnapshotKind.CHECKPOINT)
     started_from(shelf, f"chk-{first.number}", RecoveryClaimMode.NO_CLAIM)
-    second = taken(shelf, ImageKind.CHECKPOINT)
+    second = taken(shelf, SnapshotKind.CHECKPOINT)
 
-    assert make_room(shelf) == [first.image_id]
+    assert make_room(shelf) == [first.snapshot_id]
     assert shelf.is_whole(second)
 
 
-def test_an_image_that_the_catalog_does_not_list_cannot_be_claimed(shelf: Shelf, tmp_path: Path) -> None:
-    savepoint = taken(shelf, ImageKind.SAVEPOINT)
+def test_a_snapshot_that_the_catalog_does_not_list_cannot_be_claimed(shelf: Shelf, tmp_path: Path) -> None:
+    savepoint = taken(shelf, SnapshotKind.SAVEPOINT)
     moved = shutil.move((savepoint.location or "").removeprefix("file://"), tmp_path / "moved")
 
-    with pytest.raises(ImageNotFoundError, match=r"cannot be claimed.*does not list it.*NO_CLAIM"):
-        preview_start(shelf.job, StartFrom.parse(str(moved), claim_mode="CLAIM"))
+    with pytest.raises(SnapshotNotFoundError, match=r"cannot be claimed.*does not list it.*NO_CLAIM"):
+        preview_start(shelf.stream, StartFrom.parse(str(moved), claim_mode="CLAIM"))
 
-    assert preview_start(shelf.job, StartFrom.parse(str(moved))).image is not None
+    assert preview_start(shelf.stream, StartFrom.parse(str(moved))).snapshot is not None
 
 
 def test_a_request_to_start_carries_the_claim_mode(shelf: Shelf) -> None:
-    taken(shelf, ImageKind.SAVEPOINT, label="mine")
+    taken(shelf, SnapshotKind.SAVEPOINT, label="mine")
 
-    request = request_start(shelf.job, StartFrom.parse("mine", claim_mode="CLAIM"), Operator("test"))
+    request = request_start(shelf.stream, StartFrom.parse("mine", claim_mode="CLAIM"), Operator("test"))
 
     assert request.arguments["claim_mode"] == "CLAIM"
 
 
 @pytest.mark.parametrize("word", ["latest", "empty", "batch-3"])
-def test_only_an_image_can_be_claimed(word: str) -> None:
+def test_only_a_snapshot_can_be_claimed(word: str) -> None:
     with pytest.raises(OptionError, match="which names none"):
         StartFrom.parse(word, claim_mode=RecoveryClaimMode.CLAIM)
 

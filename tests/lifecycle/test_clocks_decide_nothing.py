@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from retention_shelf import JOB, Shelf, storage_clock_ahead
+from retention_shelf import STREAM, Shelf, storage_clock_ahead
 from rewind_history import History
 
-from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger
-from dagster_ckpt.catalog.tables import images
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.operations.preflight import SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
@@ -53,7 +53,7 @@ def off(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Call
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf = Shelf.at(tmp_path)
     yield shelf
-    shelf.job.catalog.close()
+    shelf.stream.catalog.close()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 def left_by(number: int, shelf: Shelf) -> Path:
     """A data object of a checkpoint that is not whole."""
-    path = shelf.root / "images" / JOB / "shared" / f"{number}-{uuid.uuid4().hex}.pack"
+    path = shelf.root / "snapshots" / STREAM / "shared" / f"{number}-{uuid.uuid4().hex}.pack"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"data")
     return path
@@ -77,44 +77,44 @@ def test_making_room_goes_by_numbers(tmp_path: Path, off: Callable[[], Any]) -> 
     shelf.checkpoint()
     with off():
         newest = [shelf.checkpoint(), shelf.checkpoint()]
-        discard(shelf.job, subsume(shelf.job), reason="subsumed", lease=None)
+        discard(shelf.stream, subsume(shelf.stream), reason="subsumed", lease=None)
 
-    assert shelf.listed() == {image.image_id for image in newest}
+    assert shelf.listed() == {snapshot.snapshot_id for snapshot in newest}
 
 
 def test_the_history_of_a_schedule_loses_nothing_young(shelf: Shelf, off: Callable[[], Any]) -> None:
-    taken = [shelf.savepoint(label, ImageTrigger.PERIODIC, schedule="nightly") for label in "abc"]
+    taken = [shelf.savepoint(label, SnapshotTrigger.PERIODIC, schedule="nightly") for label in "abc"]
     with off():
-        taken.append(shelf.savepoint("d", ImageTrigger.PERIODIC, schedule="nightly"))
-        report = apply_savepoint_history(shelf.job, "nightly", SavepointHistory(None, max_age_ms=HOUR_MS))
+        taken.append(shelf.savepoint("d", SnapshotTrigger.PERIODIC, schedule="nightly"))
+        report = apply_savepoint_history(shelf.stream, "nightly", SavepointHistory(None, max_age_ms=HOUR_MS))
 
     assert report.deleted == ()
-    assert all(shelf.is_whole(image) for image in taken)
+    assert all(shelf.is_whole(snapshot) for snapshot in taken)
 
 
 def test_the_history_of_a_schedule_does_lose_what_is_old(shelf: Shelf, off: Callable[[], Any]) -> None:
-    old, newest = [shelf.savepoint(label, ImageTrigger.PERIODIC, schedule="nightly") for label in "ab"]
-    shelf.completed_at(old, shelf.job.catalog.now_ms() - 2 * HOUR_MS)
+    old, newest = [shelf.savepoint(label, SnapshotTrigger.PERIODIC, schedule="nightly") for label in "ab"]
+    shelf.completed_at(old, shelf.stream.catalog.now_ms() - 2 * HOUR_MS)
     with off():
-        apply_savepoint_history(shelf.job, "nightly", SavepointHistory(None, max_age_ms=HOUR_MS))
+        apply_savepoint_history(shelf.stream, "nightly", SavepointHistory(None, max_age_ms=HOUR_MS))
 
-    assert shelf.listed() == {newest.image_id}
+    assert shelf.listed() == {newest.snapshot_id}
 
 
 def test_housekeeping_sweeps_nothing_that_was_just_written(shelf: Shelf, off: Callable[[], Any]) -> None:
-    image = shelf.checkpoint()
+    snapshot = shelf.checkpoint()
     young = left_by(9, shelf)
     with off():
-        housekeeping(shelf.job)
+        housekeeping(shelf.stream)
 
     assert young.exists()
-    assert shelf.is_whole(image)
+    assert shelf.is_whole(snapshot)
 
 
-def begun(shelf: Shelf, number: int) -> ImageRecord:
-    record: ImageRecord = as_writer(shelf.job.catalog, JOB).images.begin(
-        image_id=f"image-{number}", execution_id="first", kind="CHECKPOINT", number=number,
-        trigger=ImageTrigger.PERIODIC, timeline=0,
+def begun(shelf: Shelf, number: int) -> SnapshotRecord:
+    record: SnapshotRecord = as_writer(shelf.stream.catalog, STREAM).snapshots.begin(
+        snapshot_id=f"snapshot-{number}", execution_id="first", kind="CHECKPOINT", number=number,
+        trigger=SnapshotTrigger.PERIODIC, timeline=0,
     )  # fmt: skip
     return record
 
@@ -122,59 +122,59 @@ def begun(shelf: Shelf, number: int) -> ImageRecord:
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_what_an_attempt_under_way_has_written_is_swept_by_no_clock(shelf: Shelf, dry_run: bool) -> None:
     """An upload may outlast every age: also one by the storage's own clock."""
-    with keeping(shelf.job.catalog, JOB):
+    with keeping(shelf.stream.catalog, STREAM):
         begun(shelf, 7)
         mine, crashed = left_by(7, shelf), left_by(3, shelf)
         with storage_clock_ahead(YEARS_MS):
-            swept = housekeeping(shelf.job, dry_run=dry_run).swept
+            swept = housekeeping(shelf.stream, dry_run=dry_run).swept
 
     assert [garbage.location.rpartition("/")[2] for garbage in swept] == [crashed.name]
     assert (mine.exists(), crashed.exists()) == (True, dry_run)
 
 
-def begun_before(shelf: Shelf, attempt: ImageRecord, ms: int) -> None:
-    with shelf.job.catalog.database.writing() as connection:
-        this = images.c.image_id == attempt.image_id
-        connection.execute(images.update().where(this).values(created_at_ms=attempt.created_at_ms - ms))
+def begun_before(shelf: Shelf, attempt: SnapshotRecord, ms: int) -> None:
+    with shelf.stream.catalog.database.writing() as connection:
+        this = snapshots.c.snapshot_id == attempt.snapshot_id
+        connection.execute(snapshots.update().where(this).values(created_at_ms=attempt.created_at_ms - ms))
 
 
 def test_what_a_savepoint_of_a_stopped_stream_has_written_stays_as_long_as_its_process_holds_it(shelf: Shelf) -> None:
-    attempt = shelf.job.catalog.images.begin_of_stopped(
-        JOB, image_id="by hand", number=7, trigger=ImageTrigger.MANUAL, timeline=0
+    attempt = shelf.stream.catalog.snapshots.begin_of_stopped(
+        STREAM, snapshot_id="by hand", number=7, trigger=SnapshotTrigger.MANUAL, timeline=0
     )
     folder = shelf.root / "savepoints" / "savepoint-orders-by-hand"
     folder.mkdir(parents=True)
-    (folder / "_incomplete").write_bytes(JOB.encode())
+    (folder / "_incomplete").write_bytes(STREAM.encode())
     data = folder / f"7-{uuid.uuid4().hex}.pack"
     data.write_bytes(b"data")
 
     with storage_clock_ahead(YEARS_MS):
-        with holding(shelf.job.catalog, [attempt], "savepoint"):
+        with holding(shelf.stream.catalog, [attempt], "savepoint"):
             begun_before(shelf, attempt, HOUR_MS)
-            housekeeping(shelf.job)
+            housekeeping(shelf.stream)
             assert data.exists()
-        housekeeping(shelf.job)
+        housekeeping(shelf.stream)
 
     assert not data.exists()
-    assert shelf.job.catalog.images.get("by hand").status is ImageStatus.FAILED
+    assert shelf.stream.catalog.snapshots.get("by hand").status is SnapshotStatus.FAILED
 
 
 def test_what_an_attempt_of_a_killed_process_has_written_is_swept(shelf: Shelf) -> None:
     attempt = begun(shelf, 7)
     crashed = left_by(7, shelf)
     with storage_clock_ahead(YEARS_MS):
-        housekeeping(shelf.job)
+        housekeeping(shelf.stream)
 
     assert not crashed.exists()
-    assert shelf.job.catalog.images.get(attempt.image_id).status is ImageStatus.FAILED
+    assert shelf.stream.catalog.snapshots.get(attempt.snapshot_id).status is SnapshotStatus.FAILED
 
 
 def test_a_preflight_takes_away_no_copy_that_another_uses(history: History, off: Callable[[], Any]) -> None:
-    job = history.shelf.job
-    copy = Path(job.live_root) / SCRATCH_FOLDER / JOB / f"{job.catalog.now_ms()}-in-use"
+    stream = history.shelf.stream
+    copy = Path(stream.live_root) / SCRATCH_FOLDER / STREAM / f"{stream.catalog.now_ms()}-in-use"
     copy.mkdir(parents=True)
     with off():
-        remove_leftovers(job)
+        remove_leftovers(stream)
 
     assert copy.exists()
 
@@ -189,7 +189,7 @@ def part_of(history: History) -> Path:
 def test_cleaning_a_sink_deletes_no_young_file(history: History, off: Callable[[], Any]) -> None:
     part = part_of(history)
     with off():
-        [orphan] = clean_sinks(history.shelf.job, dry_run=False, grace_ms=HOUR_MS).orphans
+        [orphan] = clean_sinks(history.shelf.stream, dry_run=False, grace_ms=HOUR_MS).orphans
 
     assert part.exists()
     assert orphan.age_ms is not None
@@ -202,27 +202,27 @@ def test_cleaning_a_sink_does_delete_an_old_file(history: History, off: Callable
     old_ns = part.stat().st_mtime_ns - 2 * HOUR_MS * 1_000_000
     os.utime(part, ns=(old_ns, old_ns))
     with off():
-        clean_sinks(history.shelf.job, dry_run=False, grace_ms=HOUR_MS)
+        clean_sinks(history.shelf.stream, dry_run=False, grace_ms=HOUR_MS)
 
     assert not part.exists()
 
 
 def test_a_file_of_a_query_whose_lease_ran_out_may_still_be_named(history: History) -> None:
     """A holder that nobody has proof of the end of may be writing the entry that names the file."""
-    job = history.shelf.job
-    job.catalog.leases.acquire(JOB, this_holder("silent", "run", None), 1)
+    stream = history.shelf.stream
+    stream.catalog.leases.acquire(STREAM, this_holder("silent", "run", None), 1)
     threading.Event().wait(0.01)
     part = part_of(history)
 
-    [orphan] = clean_sinks(job, dry_run=False, grace_ms=0).orphans
+    [orphan] = clean_sinks(stream, dry_run=False, grace_ms=0).orphans
 
     assert part.exists()
     assert orphan.kept_because == "the running query may be writing it"
 
 
 def test_nobody_takes_a_lease_over(shelf: Shelf, off: Callable[[], Any]) -> None:
-    held = shelf.job.catalog.leases.acquire(JOB, this_holder("first", "run", None), 60_000)
+    held = shelf.stream.catalog.leases.acquire(STREAM, this_holder("first", "run", None), 60_000)
     with off(), pytest.raises(LeaseHeldError):
-        acquire(shelf.job.catalog, JOB, this_holder("second", "another run", None))
+        acquire(shelf.stream.catalog, STREAM, this_holder("second", "another run", None))
 
-    shelf.job.catalog.leases.check(JOB, held.token)
+    shelf.stream.catalog.leases.check(STREAM, held.token)

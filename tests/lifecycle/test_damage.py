@@ -35,8 +35,8 @@ class PySparkError(Exception):
 @pytest.mark.parametrize(
     ("error", "is_damage"),
     [
-        (errors.ImageCorruptError("x"), True),
-        (errors.ImageNotFoundError("x"), True),
+        (errors.SnapshotCorruptError("x"), True),
+        (errors.SnapshotNotFoundError("x"), True),
         (errors.RestoreError("x"), True),
         (errors.IncompleteCutError("x"), True),
         (errors.SinkRollbackError("x"), False),

@@ -32,7 +32,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def planned(history: History) -> RecoveryPlan:
-    plan = preview_start(history.shelf.job, StartFrom())
+    plan = preview_start(history.shelf.stream, StartFrom())
     # A store that is looked at by its name only.
     (history.shelf.live / "state/0").mkdir(parents=True)
     return plan
@@ -45,13 +45,13 @@ def pin(history: History, batch: int, provider: str) -> None:
 
 
 def test_a_flipped_bit_in_the_name_is_damage_so_a_recovery_goes_back(history: History) -> None:
-    """The start was refused for good, as if the code had another backend, beside whole images."""
+    """The start was refused for good, as if the code had another backend, beside whole snapshots."""
     entry = history.shelf.live / f"offsets/{LAST}"
     entry.write_text(entry.read_text().replace("RocksDBState", "RocksDBSta\ufffd"))
-    job = replace(history.shelf.job, backend=EmbeddedRocksDBStateBackend(True))
+    stream = replace(history.shelf.stream, backend=EmbeddedRocksDBStateBackend(True))
 
     with pytest.raises(LiveDirectoryError, match="one of these entries is damaged") as refused:
-        check_backend(job, planned(history))
+        check_backend(stream, planned(history))
 
     damage = damage_of(refused.value)
     assert damage is not None
@@ -59,6 +59,6 @@ def test_a_flipped_bit_in_the_name_is_damage_so_a_recovery_goes_back(history: Hi
 
 
 def test_another_backend_is_refused_as_before(history: History) -> None:
-    job = replace(history.shelf.job, backend=HashMapStateBackend())
+    stream = replace(history.shelf.stream, backend=HashMapStateBackend())
     with pytest.raises(StateBackendChangeError):
-        check_backend(job, planned(history))
+        check_backend(stream, planned(history))

@@ -1,4 +1,4 @@
-"""EXACTLY_ONCE and AT_LEAST_ONCE, counted: a process is killed, JVM and all, goes on from its images, and is added up.
+"""EXACTLY_ONCE and AT_LEAST_ONCE, counted: a process is killed, JVM and all, and resumes from its snapshots.
 
 After the kill more files come, and batches are cut otherwise: what a restore leaves open turns out differently then.
 """
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 400.0
 # The live directories are destroyed, but for this one, where Spark goes on in them.
-KEPT = KillPoint.IMAGED
+KEPT = KillPoint.SNAPSHOTTED
 FILES = FIRST_FILES + 4
 EVERY_SALE = Counter({str(shop): FILES * ROWS // SHOPS for shop in range(SHOPS)})
 
@@ -130,7 +130,7 @@ def trial(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request
     if point is not KEPT:
         shutil.rmtree(shops.folder / "live")
     shops.gate.unlink(missing_ok=True)
-    laid = FIRST_FILES if point is KillPoint.IMAGED else FIRST_FILES + 1
+    laid = FIRST_FILES if point is KillPoint.SNAPSHOTTED else FIRST_FILES + 1
     shops.feed(laid, FILES - laid)
     catalog = shops.catalog()
     run(shops, catalog, spark, lambda name: shops.writer(spark, name, files_a_batch=2).trigger(availableNow=True))
@@ -144,7 +144,7 @@ def trial(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request
     )
 
 
-def test_it_went_on_from_an_image_where_the_live_directory_was_gone(trial: Trial) -> None:
+def test_it_went_on_from_a_snapshot_where_the_live_directory_was_gone(trial: Trial) -> None:
     expected = RecoveryKind.RESUME if trial.point is KEPT else RecoveryKind.RESTORE
     assert trial.recovered == dict.fromkeys(STREAMS, expected)
 
@@ -166,12 +166,12 @@ def test_either_mode_brings_every_sale_to_the_sink(trial: Trial, stream: str) ->
 
 def test_exactly_once_unaligned_repeats_a_batch_as_it_was_so_that_a_sink_can_pass_over_it(trial: Trial) -> None:
     repeated = trial.repeated(EXACT_CALLS)
-    # The image that the catalog did not list yet is whole: the start registers it, and repeats nothing.
+    # The snapshot that the catalog did not list yet is whole: the start registers it, and repeats nothing.
     assert bool(repeated) is (trial.point is KillPoint.WRITTEN)
     assert all(first == again for first, again in repeated)
 
 
-def test_at_least_once_brings_sales_twice_where_a_batch_had_come_out_and_was_in_no_image(trial: Trial) -> None:
+def test_at_least_once_brings_sales_twice_where_a_batch_had_come_out_and_was_in_no_snapshot(trial: Trial) -> None:
     repeated = trial.repeated(LEAST_CALLS)
     is_repeated = trial.point is KillPoint.WRITTEN
     assert bool(repeated) is is_repeated

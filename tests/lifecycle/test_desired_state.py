@@ -1,4 +1,4 @@
-"""One look at a managed job: each case of desired_state.yaml says what is wanted, what is seen, and what follows."""
+"""One look at a managed stream: each case of desired_state.yaml says what is wanted, what is seen, and what follows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dagster_ckpt.catalog.desired_states import DesiredRecord, PreflightRecord, 
 from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
-    ImageRecord,
-    ImageStatus,
-    ImageTrigger,
     RequestKind,
     RequestRecord,
     RequestStatus,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
     StartCause,
 )
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.desired_state import decide
-from dagster_ckpt.operations.managed_stream import Action, Adopt, Ask, JobLife, Run, Seen, Settle, Withdraw
+from dagster_ckpt.operations.managed_stream import Action, Adopt, Ask, Run, Seen, Settle, StreamLife, Withdraw
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "desired_state.yaml").read_text())
@@ -48,9 +48,9 @@ def test_what_follows(case: dict[str, Any]) -> None:
         assert (upgrade.phase.value if upgrade is not None else None) == then["phase"], decision
     if "holds" in then:
         assert decision.holds_restart == then["holds"], decision
-    if "image" in then:
+    if "snapshot" in then:
         assert upgrade is not None
-        assert upgrade.image_id == then["image"]
+        assert upgrade.snapshot_id == then["snapshot"]
     if "to_version" in then:
         assert upgrade is not None
         assert upgrade.to_version == then["to_version"]
@@ -67,7 +67,7 @@ def _row(case: dict[str, Any]) -> DesiredRecord:
     desired = _desired(given.pop("desired", "RUNNING"))
     facts = {"generation": 3, "reached": 2, "request_id": "r", "alert": None, "changed_at_ms": 1000, **given}
     return DesiredRecord(
-        job_id="orders",
+        stream_id="orders",
         desired=desired,
         upgrade=_upgrade(upgrade) if upgrade is not None else None,
         preflight=_preflight(preflight) if preflight is not None else None,
@@ -97,20 +97,20 @@ def _policy(given: dict[str, Any]) -> UpgradePolicy:
 
 
 def _seen(given: dict[str, Any]) -> Seen:
-    life = JobLife(given["life"])
-    has_execution = life is not JobLife.NEVER_STARTED
-    image = given.get("image", {"number": 9000})
+    life = StreamLife(given["life"])
+    has_execution = life is not StreamLife.NEVER_STARTED
+    snapshot = given.get("snapshot", {"number": 9000})
     facts = {
         "now_ms": 10_000,
         "code_version": "1",
         "has_state": has_execution,
-        **{name: value for name, value in given.items() if name not in ("life", "execution", "request", "image")},
+        **{name: value for name, value in given.items() if name not in ("life", "execution", "request", "snapshot")},
     }
     return Seen(
         life=life,
         execution=_execution(given.get("execution", {})) if has_execution else None,
         request=_request(given["request"]) if "request" in given else None,
-        newest_image=_image(image) if image is not None and has_execution else None,
+        newest_snapshot=_snapshot(snapshot) if snapshot is not None and has_execution else None,
         **facts,
     )
 
@@ -119,7 +119,7 @@ def _execution(given: dict[str, Any]) -> ExecutionRecord:
     facts = {"started_at_ms": 2000, "ended_at_ms": None, "reason": "a reason", "code_version": "1", **given}
     return ExecutionRecord(
         execution_id="newest",
-        job_id="orders",
+        stream_id="orders",
         run_id="run",
         cause=StartCause(facts.pop("cause", "MANUAL")),
         status=ExecutionStatus(facts.pop("status", "RUNNING")),
@@ -135,26 +135,26 @@ def _execution(given: dict[str, Any]) -> ExecutionRecord:
 
 
 def _request(given: dict[str, Any]) -> RequestRecord:
-    facts = {"created_at_ms": 9500, "resolved_at_ms": None, "image_id": None, "error": None, **given}
+    facts = {"created_at_ms": 9500, "resolved_at_ms": None, "snapshot_id": None, "error": None, **given}
     return RequestRecord(
         request_id="r",
-        job_id="orders",
+        stream_id="orders",
         arguments={},
         origin="desired state",
         **{**facts, "kind": RequestKind(facts["kind"]), "status": RequestStatus(facts["status"])},
     )
 
 
-def _image(given: dict[str, Any]) -> ImageRecord:
+def _snapshot(given: dict[str, Any]) -> SnapshotRecord:
     number = given["number"]
-    return ImageRecord(
-        image_id=f"chk-{number}",
-        job_id="orders",
+    return SnapshotRecord(
+        snapshot_id=f"chk-{number}",
+        stream_id="orders",
         execution_id="newest",
         kind="CHECKPOINT",
         number=number,
-        status=ImageStatus.COMPLETED,
-        trigger=ImageTrigger.PERIODIC,
+        status=SnapshotStatus.COMPLETED,
+        trigger=SnapshotTrigger.PERIODIC,
         timeline=0,
         completed_at_ms=number,
     )

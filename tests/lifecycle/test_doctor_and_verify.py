@@ -1,4 +1,4 @@
-"""Is this image good, and which one to use: on images of real queries, damaged in every way that matters."""
+"""Is this snapshot good, and which one to use: on snapshots of real queries, damaged in every way that matters."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pyspark.sql import functions as F
 from small_spark import lay_file, small_spark
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import Holder, ImageRecord, StartCause
+from dagster_ckpt.catalog.records import Holder, SnapshotRecord, StartCause
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.errors import ImageNotFoundError, NothingCommittedError
+from dagster_ckpt.errors import NothingCommittedError, SnapshotNotFoundError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.doctor import examine_live_directory
-from dagster_ckpt.operations.verification import layout_problems, locations_of, verify_image
+from dagster_ckpt.operations.verification import layout_problems, locations_of, verify_snapshot
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.query.query import start_query
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from tests.as_writer import as_writer
 
 pytestmark = pytest.mark.spark
@@ -58,27 +58,27 @@ def join(stream: DataFrame) -> DataFrame:
 
 @dataclass
 class Ward:
-    """A stopped job whose query has run, and a savepoint of it."""
+    """A stopped stream whose query has run, and a savepoint of it."""
 
     root: Path
-    job: StreamingJob
-    newest: ImageRecord
+    stream: StreamHandle
+    newest: SnapshotRecord
 
     @property
     def live(self) -> Path:
-        return self.root / "live" / self.job.job_id / "live-1-0"
+        return self.root / "live" / self.stream.stream_id / "live-1-0"
 
-    def savepoint(self, label: str) -> ImageRecord:
-        return operations.trigger_savepoint(self.job, operations.Operator("a test"), label=label)
+    def savepoint(self, label: str) -> SnapshotRecord:
+        return operations.trigger_savepoint(self.stream, operations.Operator("a test"), label=label)
 
-    def objects(self, image: ImageRecord) -> list[Path]:
+    def objects(self, snapshot: SnapshotRecord) -> list[Path]:
         """Its data objects, the largest first."""
-        folder = Path((image.location or "").removeprefix("file://"))
+        folder = Path((snapshot.location or "").removeprefix("file://"))
         found = [path for path in folder.iterdir() if path.name != "_metadata"]
         return sorted(found, key=lambda path: path.stat().st_size, reverse=True)
 
-    def metadata(self, image: ImageRecord) -> Path:
-        return Path((image.location or "").removeprefix("file://")) / "_metadata"
+    def metadata(self, snapshot: SnapshotRecord) -> Path:
+        return Path((snapshot.location or "").removeprefix("file://")) / "_metadata"
 
 
 def make_ward(
@@ -89,23 +89,23 @@ def make_ward(
     for number in range(FILES):
         rows = [{"at": "2024-01-01T00:00:00Z", "k": n % KEYS, "v": number * 100 + n} for n in range(ROWS)]
         lay_file(landing, number, rows)
-    job = StreamingJob(
-        job_id="orders",
+    stream = StreamHandle(
+        stream_id="orders",
         name="orders",
         asset_key="orders",
         catalog=Catalog(f"sqlite:///{root / 'catalog.db'}"),
         # So low that data lies in objects of their own, to be damaged.
-        store=open_store(FileSystemCheckpointStorage(f"file://{root}/images", 16), "orders"),
+        store=open_store(FileSystemCheckpointStorage(f"file://{root}/snapshots", 16), "orders"),
         options=CheckpointConfig().options,
         restart=RestartStrategies.no_restart(),
         live_root=str(root / "live"),
     )
-    job.register()
+    stream.register()
     holder = Holder("first", "run", "host", 1, 1, "boot")
-    as_writer(job.catalog).executions.begin("first", run_id="run", cause=StartCause.MANUAL, holder=holder)
-    live = job.live_directory(1, 0)
-    as_writer(job.catalog).jobs.switch_live_directory(live.url)
-    as_writer(job.catalog).executions.running("first", live_directory=live.url, recovery={})
+    as_writer(stream.catalog).executions.begin("first", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    live = stream.live_directory(1, 0)
+    as_writer(stream.catalog).streams.switch_live_directory(live.url)
+    as_writer(stream.catalog).executions.running("first", live_directory=live.url, recovery={})
     session = spark.newSession()
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -116,9 +116,9 @@ def make_ward(
     while not query.wait(0.5):
         pass
     assert query.exception() is None
-    ward = Ward(root, job, None)  # type: ignore[arg-type]
+    ward = Ward(root, stream, None)  # type: ignore[arg-type]
     ward.newest = ward.savepoint("whole")
-    as_writer(job.catalog).executions.heartbeat("first", {"batch_id": ward.newest.batch_id, "sinks": ["noop"]})
+    as_writer(stream.catalog).executions.heartbeat("first", {"batch_id": ward.newest.batch_id, "sinks": ["noop"]})
     return ward
 
 
@@ -141,16 +141,16 @@ def wards(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     }
     yield made
     for ward in made.values():
-        ward.job.catalog.close()
+        ward.stream.catalog.close()
 
 
 @pytest.mark.parametrize("name", WARDS)
-def test_a_good_image_passes_and_its_state_is_read_with_spark(
+def test_a_good_snapshot_passes_and_its_state_is_read_with_spark(
     spark: SparkSession, wards: dict[str, Ward], name: str
 ) -> None:
     ward = wards[name]
 
-    verified = verify_image(ward.job, ward.newest.location or "", spark=spark)
+    verified = verify_snapshot(ward.stream, ward.newest.location or "", spark=spark)
 
     assert verified.problems == ()
     assert verified.header is not None
@@ -159,52 +159,52 @@ def test_a_good_image_passes_and_its_state_is_read_with_spark(
     rows = {(item.state, item.rows) for item in verified.state}
     expected = {("left", FILES * ROWS), ("right", FILES * ROWS)} if "join" in name else {("default", KEYS)}
     assert rows == expected
-    # The copy is gone, and nothing else of the job has changed.
+    # The copy is gone, and nothing else of the stream has changed.
     assert [path.name for path in ward.live.parent.iterdir()] == ["live-1-0"]
 
 
 def test_the_record_of_a_verification_is_plain_data(wards: dict[str, Ward]) -> None:
     ward = wards["heap"]
 
-    record = verify_image(ward.job, ward.newest.location or "", deep=False).as_record()
+    record = verify_snapshot(ward.stream, ward.newest.location or "", deep=False).as_record()
 
     assert json.loads(json.dumps(record)) == record
     assert (record["passed"], record["batch_id"], record["state"]) == (True, ward.newest.batch_id, None)
 
 
 def put(path: Path, data: bytes) -> None:
-    # Another file in its place: images that have the object in common share its bytes by links.
+    # Another file in its place: snapshots that have the object in common share its bytes by links.
     path.unlink()
     path.write_bytes(data)
 
 
-def cut_off_the_last_byte(ward: Ward, image: ImageRecord) -> None:
-    path = ward.objects(image)[0]
+def cut_off_the_last_byte(ward: Ward, snapshot: SnapshotRecord) -> None:
+    path = ward.objects(snapshot)[0]
     put(path, path.read_bytes()[:-1])
 
 
-def lose_an_object(ward: Ward, image: ImageRecord) -> None:
-    ward.objects(image)[0].unlink()
+def lose_an_object(ward: Ward, snapshot: SnapshotRecord) -> None:
+    ward.objects(snapshot)[0].unlink()
 
 
-def flip_a_byte(ward: Ward, image: ImageRecord) -> None:
-    path = ward.objects(image)[0]
+def flip_a_byte(ward: Ward, snapshot: SnapshotRecord) -> None:
+    path = ward.objects(snapshot)[0]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     put(path, bytes(data))
 
 
-def cut_off_the_metadata(ward: Ward, image: ImageRecord) -> None:
-    path = ward.metadata(image)
+def cut_off_the_metadata(ward: Ward, snapshot: SnapshotRecord) -> None:
+    path = ward.metadata(snapshot)
     put(path, path.read_bytes()[:-5])
 
 
-def lose_the_metadata(ward: Ward, image: ImageRecord) -> None:
-    ward.metadata(image).unlink()
+def lose_the_metadata(ward: Ward, snapshot: SnapshotRecord) -> None:
+    ward.metadata(snapshot).unlink()
 
 
-def come_from_the_future(ward: Ward, image: ImageRecord) -> None:
-    ward.metadata(image).write_bytes(struct.pack(">6sHQQ", b"DGCKPT", 99, 0, 0) + bytes(64))
+def come_from_the_future(ward: Ward, snapshot: SnapshotRecord) -> None:
+    ward.metadata(snapshot).write_bytes(struct.pack(">6sHQQ", b"DGCKPT", 99, 0, 0) + bytes(64))
 
 
 @pytest.mark.parametrize(
@@ -214,19 +214,19 @@ def come_from_the_future(ward: Ward, image: ImageRecord) -> None:
         (lose_an_object, True, "missing"),
         (flip_a_byte, False, "altered"),
         (cut_off_the_metadata, True, "trusted"),
-        (lose_the_metadata, True, "no image"),
+        (lose_the_metadata, True, "no snapshot"),
         (come_from_the_future, True, "version 99"),
     ],
 )
-def test_an_image_that_was_damaged_does_not_pass(
-    wards: dict[str, Ward], damage: Callable[[Ward, ImageRecord], None], seen_without_reading: bool, what: str
+def test_a_snapshot_that_was_damaged_does_not_pass(
+    wards: dict[str, Ward], damage: Callable[[Ward, SnapshotRecord], None], seen_without_reading: bool, what: str
 ) -> None:
     ward = wards["rocksdb"]
-    image = ward.savepoint(damage.__name__)
-    damage(ward, image)
+    snapshot = ward.savepoint(damage.__name__)
+    damage(ward, snapshot)
 
-    quick = verify_image(ward.job, image.location or "", deep=False)
-    deep = verify_image(ward.job, image.location or "", deep=True)
+    quick = verify_snapshot(ward.stream, snapshot.location or "", deep=False)
+    deep = verify_snapshot(ward.stream, snapshot.location or "", deep=True)
 
     assert quick.passed is not seen_without_reading
     assert not deep.passed
@@ -234,7 +234,7 @@ def test_an_image_that_was_damaged_does_not_pass(
 
 
 class Forgetful:
-    """A store whose image lacks a file that it should have: every byte that is listed is right."""
+    """A store whose snapshot lacks a file that it should have: every byte that is listed is right."""
 
     def __init__(self, store: Any, forgotten: str) -> None:
         self._store = store
@@ -254,73 +254,73 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("name", WARDS)
-def test_an_image_without_any_one_of_its_files_does_not_pass(wards: dict[str, Ward], name: str) -> None:
+def test_a_snapshot_without_any_one_of_its_files_does_not_pass(wards: dict[str, Ward], name: str) -> None:
     ward = wards[name]
     location = ward.newest.location or ""
-    paths = [entry.path for entry in ward.job.store.manifest(location).files]
-    assert layout_problems(ward.job.store, location) == []
+    paths = [entry.path for entry in ward.stream.store.manifest(location).files]
+    assert layout_problems(ward.stream.store, location) == []
     # Spark does without its own checksums, with a warning.
     for path in (path for path in paths if not path.endswith(".crc")):
-        forgetful: Any = Forgetful(ward.job.store, path)
+        forgetful: Any = Forgetful(ward.stream.store, path)
 
-        verified = verify_image(replace(ward.job, store=forgetful), location)
+        verified = verify_snapshot(replace(ward.stream, store=forgetful), location)
 
         assert not verified.passed, path
         # What is told missing may be another file: without a snapshot it is the changelogs before it.
         assert any(path.split("/")[0] in problem for problem in verified.problems), path
 
 
-def test_an_image_whose_state_spark_cannot_read_does_not_pass(spark: SparkSession, wards: dict[str, Ward]) -> None:
+def test_a_snapshot_whose_state_spark_cannot_read_does_not_pass(spark: SparkSession, wards: dict[str, Ward]) -> None:
     ward = wards["heap"]
     delta = next(path for path in sorted((ward.live / "state/0/0").iterdir()) if path.name == "3.delta")
     whole = delta.read_bytes()
-    # What was damaged before the image was taken has the right digest.
+    # What was damaged before the snapshot was taken has the right digest.
     delta.write_bytes(whole[:-25])
     try:
-        image = ward.savepoint("of damaged state")
+        snapshot = ward.savepoint("of damaged state")
     finally:
         delta.write_bytes(whole)
 
-    assert verify_image(ward.job, image.location or "").passed
-    verified = verify_image(ward.job, image.location or "", spark=spark)
+    assert verify_snapshot(ward.stream, snapshot.location or "").passed
+    verified = verify_snapshot(ward.stream, snapshot.location or "", spark=spark)
 
     assert not verified.passed
     assert "Spark cannot read the state" in verified.problems[0]
     assert [path.name for path in ward.live.parent.iterdir()] == ["live-1-0"]
 
 
-def test_images_are_named_as_for_a_start(wards: dict[str, Ward]) -> None:
+def test_snapshots_are_named_as_for_a_start(wards: dict[str, Ward]) -> None:
     ward = wards["join"]
     location = ward.newest.location or ""
 
-    assert locations_of(ward.job, "latest") == [location]
-    assert locations_of(ward.job, "all") == [location]
-    assert locations_of(ward.job, "whole") == [location]
-    assert locations_of(ward.job, f"{location}/_metadata") == [location]
+    assert locations_of(ward.stream, "latest") == [location]
+    assert locations_of(ward.stream, "all") == [location]
+    assert locations_of(ward.stream, "whole") == [location]
+    assert locations_of(ward.stream, f"{location}/_metadata") == [location]
     # Not in the catalog: it may have been moved there.
-    assert locations_of(ward.job, "/elsewhere/savepoint/_metadata") == ["/elsewhere/savepoint"]
-    with pytest.raises(ImageNotFoundError, match="has no image 'nobody'"):
-        locations_of(ward.job, "nobody")
+    assert locations_of(ward.stream, "/elsewhere/savepoint/_metadata") == ["/elsewhere/savepoint"]
+    with pytest.raises(SnapshotNotFoundError, match="has no snapshot 'nobody'"):
+        locations_of(ward.stream, "nobody")
 
 
-def test_the_doctor_names_the_newest_image_that_can_be_restored_and_its_price(wards: dict[str, Ward]) -> None:
+def test_the_doctor_names_the_newest_snapshot_that_can_be_restored_and_its_price(wards: dict[str, Ward]) -> None:
     ward = wards["changelog"]
     damaged = ward.savepoint("later, and damaged")
     lose_an_object(ward, damaged)
-    as_writer(ward.job.catalog).executions.heartbeat(
+    as_writer(ward.stream.catalog).executions.heartbeat(
         "first", {"batch_id": (ward.newest.batch_id or 0) + 4, "sinks": ["noop"]}
     )
     (ward.live / "metadata").rename(ward.live / "metadata.away")
     try:
-        examination = examine_live_directory(ward.job)
+        examination = examine_live_directory(ward.stream)
     finally:
         (ward.live / "metadata.away").rename(ward.live / "metadata")
 
     assert [item.code for item in examination.diagnosis.findings] == [Code.METADATA_MISSING]
-    assert examination.choice.image is not None
-    assert examination.choice.image.image_id == ward.newest.image_id
+    assert examination.choice.snapshot is not None
+    assert examination.choice.snapshot.snapshot_id == ward.newest.snapshot_id
     assert examination.choice.replayed_batches == 4
-    assert [item.image.image_id for item in examination.choice.passed_over] == [damaged.image_id]
+    assert [item.snapshot.snapshot_id for item in examination.choice.passed_over] == [damaged.snapshot_id]
     assert examination.sentences[:2] == [
         "Spark cannot go on in the live directory as it is.",
         "No committed batch in it is whole.",
@@ -328,7 +328,7 @@ def test_the_doctor_names_the_newest_image_that_can_be_restored_and_its_price(wa
     assert json.loads(json.dumps(examination.as_record())) == examination.as_record()
 
 
-def test_the_doctor_compares_the_query_with_that_of_the_jobs_images(wards: dict[str, Ward]) -> None:
+def test_the_doctor_compares_the_query_with_that_of_the_streams_snapshots(wards: dict[str, Ward]) -> None:
     ward = wards["rocksdb"]
     metadata = ward.live / "metadata"
     checksum = ward.live / ".metadata.crc"
@@ -337,27 +337,27 @@ def test_the_doctor_compares_the_query_with_that_of_the_jobs_images(wards: dict[
     checksum.unlink()
     metadata.write_text('{"id":"another"}')
     try:
-        examination = examine_live_directory(ward.job)
+        examination = examine_live_directory(ward.stream)
     finally:
         metadata.write_text(whole)
         checksum.write_bytes(checked)
 
     assert [item.code for item in examination.diagnosis.findings] == [Code.QUERY_ID_DIFFERS]
-    assert examine_live_directory(ward.job).diagnosis.can_resume
+    assert examine_live_directory(ward.stream).diagnosis.can_resume
 
 
-def test_a_directory_can_be_given_that_is_not_the_jobs_own(wards: dict[str, Ward], tmp_path: Path) -> None:
-    examination = examine_live_directory(wards["heap"].job, url=str(tmp_path / "lost"))
+def test_a_directory_can_be_given_that_is_not_the_streams_own(wards: dict[str, Ward], tmp_path: Path) -> None:
+    examination = examine_live_directory(wards["heap"].stream, url=str(tmp_path / "lost"))
 
     assert [item.code for item in examination.diagnosis.findings] == [Code.DIRECTORY_MISSING]
-    assert examination.choice.image is not None
+    assert examination.choice.snapshot is not None
 
 
-def test_a_job_without_a_live_directory_is_refused(wards: dict[str, Ward], tmp_path: Path) -> None:
-    job = replace(wards["heap"].job, catalog=Catalog(f"sqlite:///{tmp_path / 'catalog.db'}"))
-    job.register()
+def test_a_stream_without_a_live_directory_is_refused(wards: dict[str, Ward], tmp_path: Path) -> None:
+    stream = replace(wards["heap"].stream, catalog=Catalog(f"sqlite:///{tmp_path / 'catalog.db'}"))
+    stream.register()
     try:
         with pytest.raises(NothingCommittedError, match="no live directory"):
-            examine_live_directory(job)
+            examine_live_directory(stream)
     finally:
-        job.catalog.close()
+        stream.catalog.close()

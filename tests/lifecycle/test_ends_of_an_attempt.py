@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 
-from dagster_ckpt.catalog.records import Holder, ImageStatus, RequestKind, RequestStatus
+from dagster_ckpt.catalog.records import Holder, RequestKind, RequestStatus, SnapshotStatus
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
     Alignment,
@@ -26,10 +26,10 @@ from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.errors import (
     CatalogError,
-    ImageTooLargeError,
     IncompleteCutError,
     LeaseLostError,
     NothingCommittedError,
+    SnapshotTooLargeError,
     StorageAccessError,
 )
 from dagster_ckpt.operations.operations import preview_start
@@ -49,7 +49,7 @@ Away = Callable[[str, str], AbstractContextManager[None]]
 
 @dataclass
 class Stage:
-    """A job whose attempt 1, asked for by a person, is under way."""
+    """A stream whose attempt 1, asked for by a person, is under way."""
 
     shelf: Shelf
     runner: AttemptRunner
@@ -65,7 +65,7 @@ class Stage:
                     return event
 
     def store_and_abort(self) -> Event:
-        """Let the attempt expire when its image is already whole."""
+        """Let the attempt expire when its snapshot is already whole."""
         self.runner.order_cuts(lambda _number: None)
         while not self.stored():
             pass
@@ -80,16 +80,16 @@ class Stage:
         return told
 
     def stored(self) -> list[str]:
-        return [location.rpartition("/")[2] for location in self.shelf.job.store.checkpoints()]
+        return [location.rpartition("/")[2] for location in self.shelf.stream.store.checkpoints()]
 
     def answer(self) -> RequestStatus:
-        return self.shelf.job.catalog.requests.get(self.request_id).status
+        return self.shelf.stream.catalog.requests.get(self.request_id).status
 
     def begin_another(self) -> tuple[list[Event], str]:
         """Begin attempt 2, and the request that asks for it."""
-        requests = self.shelf.job.catalog.requests
-        request = requests.submit(JOB, RequestKind.SAVEPOINT, origin="a test")
-        as_writer(self.shelf.job.catalog, JOB).requests.accept(request.request_id)
+        requests = self.shelf.stream.catalog.requests
+        request = requests.submit(STREAM, RequestKind.SAVEPOINT, origin="a test")
+        as_writer(self.shelf.stream.catalog, STREAM).requests.accept(request.request_id)
         attempt = Attempt(2, TriggerKind.SAVEPOINT, request.request_id, Alignment.NEWEST_COMMIT, None, 1 << 60)
         return self.runner.begin(attempt), request.request_id
 
@@ -97,14 +97,14 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     shelf = Shelf.at(tmp_path)
-    catalog = shelf.job.catalog
-    request = catalog.requests.submit(JOB, RequestKind.CHECKPOINT, origin="a test")
-    as_writer(catalog, JOB).requests.accept(request.request_id)
-    lease = catalog.leases.acquire(JOB, Holder("first", "run", "host", 1, 1, "boot"), 60_000)
+    catalog = shelf.stream.catalog
+    request = catalog.requests.submit(STREAM, RequestKind.CHECKPOINT, origin="a test")
+    as_writer(catalog, STREAM).requests.accept(request.request_id)
+    lease = catalog.leases.acquire(STREAM, Holder("first", "run", "host", 1, 1, "boot"), 60_000)
     with LeaseKeeper(catalog, lease, ttl_ms=60_000) as keeper:
         owed = OwedChanges()
         runner = AttemptRunner(
-            shelf.job,
+            shelf.stream,
             "first",
             PreparedStart(LiveDirectory(str(shelf.live))),
             BatchLog(),
@@ -122,18 +122,18 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def spoil(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Spoil:
-    """Let a method of the catalog's images break, before or after it has done its work."""
-    images = stage.shelf.job.catalog.images
+    """Let a method of the catalog's snapshots break, before or after it has done its work."""
+    snapshots = stage.shelf.stream.catalog.snapshots
 
     def spoiled(method: str, is_done: bool) -> None:
-        work = getattr(images, method)
+        work = getattr(snapshots, method)
 
         def broken(*args: Any, **kwargs: Any) -> None:
             if is_done:
                 work(*args, **kwargs)
             raise CatalogError("the connection broke")
 
-        monkeypatch.setattr(images, method, broken)
+        monkeypatch.setattr(snapshots, method, broken)
 
     return spoiled
 
@@ -148,25 +148,27 @@ def away(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Away:
             raise CatalogError("the database is away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(getattr(stage.shelf.job.catalog, room), method, broken)
+            patch.setattr(getattr(stage.shelf.stream.catalog, room), method, broken)
             yield
 
     return for_a_while
 
 
-def test_a_recording_whose_answer_was_lost_is_a_completed_image(stage: Stage, spoil: Spoil) -> None:
+def test_a_recording_whose_answer_was_lost_is_a_completed_snapshot(stage: Stage, spoil: Spoil) -> None:
     spoil("complete", True)
 
     event = stage.end()
 
     assert isinstance(event, AttemptCompleted)
     assert stage.stored() == ["chk-1"]
-    assert stage.shelf.job.store.verify(stage.shelf.job.store.checkpoints()[0]) == []
-    assert [image.status for image in stage.shelf.job.catalog.images.of_job(JOB)] == [ImageStatus.COMPLETED]
+    assert stage.shelf.stream.store.verify(stage.shelf.stream.store.checkpoints()[0]) == []
+    assert [snapshot.status for snapshot in stage.shelf.stream.catalog.snapshots.of_stream(STREAM)] == [
+        SnapshotStatus.COMPLETED
+    ]
     assert stage.answer() is RequestStatus.COMPLETED
 
 
-def test_an_image_that_the_catalog_did_not_take_is_deleted(stage: Stage, spoil: Spoil) -> None:
+def test_a_snapshot_that_the_catalog_did_not_take_is_deleted(stage: Stage, spoil: Spoil) -> None:
     spoil("complete", False)
 
     event = stage.end()
@@ -176,9 +178,9 @@ def test_an_image_that_the_catalog_did_not_take_is_deleted(stage: Stage, spoil: 
     # The failure may end the query at once: what is to be deleted is deleted even so.
     stage.runner.close("too many failures")
     assert stage.stored() == []
-    [image] = stage.shelf.job.catalog.images.of_job(JOB)
-    assert image.status is ImageStatus.FAILED
-    assert "the connection broke" in (image.failure_reason or "")
+    [snapshot] = stage.shelf.stream.catalog.snapshots.of_stream(STREAM)
+    assert snapshot.status is SnapshotStatus.FAILED
+    assert "the connection broke" in (snapshot.failure_reason or "")
     assert stage.answer() is RequestStatus.FAILED
 
 
@@ -193,34 +195,34 @@ def test_where_the_catalog_cannot_say_nothing_is_deleted_and_the_failure_counts(
 
     assert isinstance(event, AttemptFailed)
     assert event.reason is CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE
-    [location] = stage.shelf.job.store.checkpoints()
+    [location] = stage.shelf.stream.store.checkpoints()
     assert location in event.detail
-    assert stage.shelf.job.store.verify(location) == []
-    assert preview_start(stage.shelf.job, StartFrom.parse(location)).image is not None
+    assert stage.shelf.stream.store.verify(location) == []
+    assert preview_start(stage.shelf.stream, StartFrom.parse(location)).snapshot is not None
 
 
 def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answered(stage: Stage, away: Away) -> None:
-    with away("images", "begin"):
+    with away("snapshots", "begin"):
         [event], request_id = stage.begin_another()
 
     assert isinstance(event, AttemptFailed)
     assert event.reason is CheckpointFailureReason.IO_EXCEPTION
-    catalog = stage.shelf.job.catalog
+    catalog = stage.shelf.stream.catalog
     assert catalog.requests.get(request_id).status is RequestStatus.FAILED
-    assert catalog.images.of_job(JOB, kind="SAVEPOINT", status=ImageStatus.IN_PROGRESS) == []
+    assert catalog.snapshots.of_stream(STREAM, kind="SAVEPOINT", status=SnapshotStatus.IN_PROGRESS) == []
 
 
-def test_the_image_of_a_writer_that_was_replaced_is_not_recorded_and_its_bytes_are_left(stage: Stage) -> None:
-    catalog = stage.shelf.job.catalog
-    lease = catalog.leases.current(JOB)
+def test_the_snapshot_of_a_writer_that_was_replaced_is_not_recorded_and_its_bytes_are_left(stage: Stage) -> None:
+    catalog = stage.shelf.stream.catalog
+    lease = catalog.leases.current(STREAM)
     assert lease is not None
-    catalog.leases.acquire(JOB, Holder("another", "run", "host", 2, 1, "boot"), 60_000, take_over=lease.token)
+    catalog.leases.acquire(STREAM, Holder("another", "run", "host", 2, 1, "boot"), 60_000, take_over=lease.token)
 
     with pytest.raises(LeaseLostError, match="held by run run"):
         stage.end()
     stage.runner.close("the lease is lost")
 
-    assert [image.status for image in catalog.images.of_job(JOB)] == [ImageStatus.IN_PROGRESS]
+    assert [snapshot.status for snapshot in catalog.snapshots.of_stream(STREAM)] == [SnapshotStatus.IN_PROGRESS]
     assert stage.stored() == ["chk-1"]
     assert stage.answer() is RequestStatus.ACCEPTED
 
@@ -238,7 +240,7 @@ def test_an_answer_that_the_catalog_did_not_take_is_given_when_it_is_back(stage:
 def test_a_catalog_that_is_away_when_room_is_to_be_made_does_not_end_the_query(stage: Stage, away: Away) -> None:
     assert isinstance(stage.end(), AttemptCompleted)
 
-    with away("images", "of_job"):
+    with away("snapshots", "of_stream"):
         assert stage.runner.make_room() == []
 
 
@@ -272,7 +274,7 @@ def test_a_catalog_that_is_away_while_a_cut_fails_does_not_end_the_query(stage: 
     [
         (NothingCommittedError("no batch yet"), False, CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY),
         (IncompleteCutError("a file is gone"), False, CheckpointFailureReason.CHECKPOINT_DECLINED),
-        (ImageTooLargeError("6 MB"), True, CheckpointFailureReason.CHECKPOINT_DECLINED),
+        (SnapshotTooLargeError("6 MB"), True, CheckpointFailureReason.CHECKPOINT_DECLINED),
         (StorageAccessError("away"), False, CheckpointFailureReason.IO_EXCEPTION),
         (StorageAccessError("away"), True, CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION),
         (OSError("disk full"), True, CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION),
@@ -291,7 +293,7 @@ def test_files_that_cannot_be_stored_after_the_cut_are_the_querys_failure(
         hold([])
         raise StorageAccessError("the bucket is away")
 
-    monkeypatch.setattr(stage.shelf.job.store, "write_checkpoint", away)
+    monkeypatch.setattr(stage.shelf.stream.store, "write_checkpoint", away)
 
     event = stage.end()
 
@@ -300,18 +302,20 @@ def test_files_that_cannot_be_stored_after_the_cut_are_the_querys_failure(
     assert "the bucket is away" in event.detail
 
 
-def test_an_image_that_is_stored_after_its_attempt_expired_is_deleted(stage: Stage) -> None:
+def test_a_snapshot_that_is_stored_after_its_attempt_expired_is_deleted(stage: Stage) -> None:
     assert isinstance(stage.store_and_abort(), AttemptCompleted)
 
     stage.runner.discard_late(1)
 
     assert stage.cleaned()[-1] == 0
     assert stage.stored() == []
-    assert [image.status for image in stage.shelf.job.catalog.images.of_job(JOB)] == [ImageStatus.FAILED]
+    assert [snapshot.status for snapshot in stage.shelf.stream.catalog.snapshots.of_stream(STREAM)] == [
+        SnapshotStatus.FAILED
+    ]
     assert stage.answer() is RequestStatus.FAILED
 
 
-def test_an_image_that_is_stored_when_the_query_has_ended_is_deleted(stage: Stage) -> None:
+def test_a_snapshot_that_is_stored_when_the_query_has_ended_is_deleted(stage: Stage) -> None:
     stage.runner.order_cuts(lambda _number: None)
     while not stage.stored():
         pass
@@ -319,8 +323,8 @@ def test_an_image_that_is_stored_when_the_query_has_ended_is_deleted(stage: Stag
     stage.runner.close("it was cancelled")
 
     assert stage.stored() == []
-    [image] = stage.shelf.job.catalog.images.of_job(JOB)
-    assert (image.status, image.failure_reason) == (ImageStatus.FAILED, "the query ended: it was cancelled")
+    [snapshot] = stage.shelf.stream.catalog.snapshots.of_stream(STREAM)
+    assert (snapshot.status, snapshot.failure_reason) == (SnapshotStatus.FAILED, "the query ended: it was cancelled")
     assert stage.answer() is RequestStatus.FAILED
 
 

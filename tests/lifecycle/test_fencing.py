@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.records import Holder
@@ -25,7 +25,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream import fencing
 from dagster_ckpt.stream.fencing import LONGEST_WAIT_S, SHORTEST_WAIT_S, fence_predecessor
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, this_holder
 from dagster_ckpt.stream.start_from import StartFrom
@@ -53,14 +53,14 @@ def clock() -> Clock:
 def history(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
     monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", 0.0)
     history = History(tmp_path)
-    monkeypatch.setattr(history.shelf.job.catalog.database, "_clock", clock)
+    monkeypatch.setattr(history.shelf.stream.catalog.database, "_clock", clock)
     yield history
     history.close()
 
 
 @pytest.fixture
-def job(history: History) -> StreamingJob:
-    return history.shelf.job
+def stream(history: History) -> StreamHandle:
+    return history.shelf.stream
 
 
 def plan_next(history: History) -> None:
@@ -71,35 +71,35 @@ def plan_next(history: History) -> None:
         entry.unlink()
 
 
-def expire(job: StreamingJob, clock: Clock, holder: Holder) -> AcquiredLease:
+def expire(stream: StreamHandle, clock: Clock, holder: Holder) -> AcquiredLease:
     """A holder acquires the lease, and does not renew it."""
-    acquired = acquire(job.catalog, JOB, holder, ttl_ms=TTL_MS)
+    acquired = acquire(stream.catalog, STREAM, holder, ttl_ms=TTL_MS)
     clock.now_ms += TTL_MS
     return acquired
 
 
-def start(job: StreamingJob, acquired: AcquiredLease) -> tuple[RecoveryKind, PreparedStart]:
+def start(stream: StreamHandle, acquired: AcquiredLease) -> tuple[RecoveryKind, PreparedStart]:
     """As a run does, without its query."""
-    lease = LeaseKeeper(job.catalog, acquired.record, ttl_ms=TTL_MS)
-    fence_predecessor(job, acquired, still_mine=lease.check)
-    plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=acquired.predecessor_ended))
-    return plan.kind, prepare(job, plan, lease)
+    lease = LeaseKeeper(stream.catalog, acquired.record, ttl_ms=TTL_MS)
+    fence_predecessor(stream, acquired, still_mine=lease.check)
+    plan = plan_recovery(recovery_facts(stream, StartFrom(), predecessor_ended=acquired.predecessor_ended))
+    return plan.kind, prepare(stream, plan, lease)
 
 
-def test_where_every_holder_before_has_ended_nothing_is_fenced(history: History, job: StreamingJob) -> None:
-    kind, prepared = start(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
+def test_where_every_holder_before_has_ended_nothing_is_fenced(history: History, stream: StreamHandle) -> None:
+    kind, prepared = start(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     assert kind is RecoveryKind.RESUME
     assert prepared.live.fenced_at() is None
 
 
 def test_a_successor_goes_on_from_the_fenced_directory_in_a_fresh_one(
-    history: History, job: StreamingJob, clock: Clock
+    history: History, stream: StreamHandle, clock: Clock
 ) -> None:
     plan_next(history)
-    expire(job, clock, ELSEWHERE)
+    expire(stream, clock, ELSEWHERE)
 
-    kind, prepared = start(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
+    kind, prepared = start(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     assert kind is RecoveryKind.ADOPT
     assert LiveDirectory(str(history.shelf.live)).fenced_at() == LAST + 2
@@ -107,36 +107,36 @@ def test_a_successor_goes_on_from_the_fenced_directory_in_a_fresh_one(
     assert (state.batch_id, state.in_flight, state.fenced_at) == (LAST, LAST + 1, None)
 
 
-def test_its_fence_stands_until_the_generation_after(history: History, job: StreamingJob, clock: Clock) -> None:
-    expire(job, clock, ELSEWHERE)
-    mine = acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS)
-    _, prepared = start(job, mine)
+def test_its_fence_stands_until_the_generation_after(history: History, stream: StreamHandle, clock: Clock) -> None:
+    expire(stream, clock, ELSEWHERE)
+    mine = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
+    _, prepared = start(stream, mine)
     fenced = LiveDirectory(str(history.shelf.live))
 
-    delete_older_live_directories(job, prepared.live, LeaseKeeper(job.catalog, mine.record, ttl_ms=TTL_MS))
+    delete_older_live_directories(stream, prepared.live, LeaseKeeper(stream.catalog, mine.record, ttl_ms=TTL_MS))
     assert fenced.fenced_at() is not None
 
     clock.now_ms += TTL_MS
-    mine = acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS)
-    _, prepared = start(job, mine)
-    delete_older_live_directories(job, prepared.live, LeaseKeeper(job.catalog, mine.record, ttl_ms=TTL_MS))
+    mine = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
+    _, prepared = start(stream, mine)
+    delete_older_live_directories(stream, prepared.live, LeaseKeeper(stream.catalog, mine.record, ttl_ms=TTL_MS))
     assert not fenced.exists()
 
 
 @pytest.mark.parametrize("fences", [False, True], ids=["before it had fenced", "after it had fenced"])
 def test_a_successor_that_dies_leaves_it_to_the_next_one(
-    history: History, job: StreamingJob, clock: Clock, spawn: Callable[[], Child], fences: bool
+    history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child], fences: bool
 ) -> None:
-    expire(job, clock, ELSEWHERE)
+    expire(stream, clock, ELSEWHERE)
     child = spawn()
-    second = acquire(job.catalog, JOB, child.holder, ttl_ms=TTL_MS)
+    second = acquire(stream.catalog, STREAM, child.holder, ttl_ms=TTL_MS)
     if fences:
-        fence_predecessor(job, second)
+        fence_predecessor(stream, second)
     child.kill()
 
     # The second is proven to have ended; the first is not.
-    third = acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS)
-    kind, prepared = start(job, third)
+    third = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
+    kind, prepared = start(stream, third)
 
     assert third.predecessor_ended is fences
     assert kind is RecoveryKind.ADOPT
@@ -145,47 +145,47 @@ def test_a_successor_that_dies_leaves_it_to_the_next_one(
 
 
 def test_so_does_one_that_is_refused_and_gives_the_lease_back(
-    history: History, job: StreamingJob, clock: Clock
+    history: History, stream: StreamHandle, clock: Clock
 ) -> None:
-    expire(job, clock, ELSEWHERE)
-    second = acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS)
-    job.catalog.leases.release(JOB, second.record.token)
+    expire(stream, clock, ELSEWHERE)
+    second = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
+    stream.catalog.leases.release(STREAM, second.record.token)
 
-    assert not acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS).predecessor_ended
+    assert not acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS).predecessor_ended
 
 
 def test_a_restore_that_was_cut_off_is_finished_out_of_the_fence(
-    history: History, job: StreamingJob, clock: Clock
+    history: History, stream: StreamHandle, clock: Clock
 ) -> None:
-    acquired = expire(job, clock, ELSEWHERE)
+    acquired = expire(stream, clock, ELSEWHERE)
     pending = {"batch_id": LAST - 1, "sinks": [f"FileSink[file:{history.sink}]"]}
     clock.now_ms -= TTL_MS
-    job.catalog.jobs.switch_live_directory(acquired.record, str(history.shelf.live), pending_restore=pending)
+    stream.catalog.streams.switch_live_directory(acquired.record, str(history.shelf.live), pending_restore=pending)
     clock.now_ms += TTL_MS
 
-    kind, prepared = start(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
+    kind, prepared = start(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     assert kind is RecoveryKind.FINISH_RESTORE
     assert prepared.live.fenced_at() is None
     assert history.sink_batch == LAST - 1
-    assert job.catalog.jobs.get(JOB).pending_restore is None
+    assert stream.catalog.streams.get(STREAM).pending_restore is None
     assert LiveDirectory(str(history.shelf.live)).fenced_at() is not None
 
 
-def test_who_has_lost_the_lease_fences_nothing(history: History, job: StreamingJob, clock: Clock) -> None:
-    expire(job, clock, ELSEWHERE)
-    mine = expire(job, clock, ME)
-    expire(job, clock, replace(ELSEWHERE, execution_id="a third"))
+def test_who_has_lost_the_lease_fences_nothing(history: History, stream: StreamHandle, clock: Clock) -> None:
+    expire(stream, clock, ELSEWHERE)
+    mine = expire(stream, clock, ME)
+    expire(stream, clock, replace(ELSEWHERE, execution_id="a third"))
 
     with pytest.raises(LeaseLostError):
-        fence_predecessor(job, mine, still_mine=lambda: job.catalog.leases.check(JOB, mine.record.token))
+        fence_predecessor(stream, mine, still_mine=lambda: stream.catalog.leases.check(STREAM, mine.record.token))
 
     assert LiveDirectory(str(history.shelf.live)).fenced_at() is None
 
 
-def test_no_query_is_started_in_a_fenced_directory(history: History, job: StreamingJob, clock: Clock) -> None:
-    expire(job, clock, ELSEWHERE)
-    fence_predecessor(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
+def test_no_query_is_started_in_a_fenced_directory(history: History, stream: StreamHandle, clock: Clock) -> None:
+    expire(stream, clock, ELSEWHERE)
+    fence_predecessor(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     with pytest.raises(LiveDirectoryError, match="nothing starts in it"):
         fencing.refuse_a_fenced_directory(LiveDirectory(str(history.shelf.live)))
@@ -195,15 +195,15 @@ def test_no_query_is_started_in_a_fenced_directory(history: History, job: Stream
     ("batch_ms", "wait_s"), [(None, SHORTEST_WAIT_S), (1_000, SHORTEST_WAIT_S), (9_000, 18.0), (10**6, LONGEST_WAIT_S)]
 )
 def test_a_batch_in_flight_is_waited_for_as_batches_last(
-    job: StreamingJob, monkeypatch: pytest.MonkeyPatch, batch_ms: int | None, wait_s: float
+    stream: StreamHandle, monkeypatch: pytest.MonkeyPatch, batch_ms: int | None, wait_s: float
 ) -> None:
     monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", SHORTEST_WAIT_S)
-    latest = job.catalog.executions.latest(JOB)
+    latest = stream.catalog.executions.latest(STREAM)
     assert latest is not None
     seen = replace(latest, progress={"batch_ms": batch_ms})
-    monkeypatch.setattr(job.catalog.executions, "latest", lambda _job_id: seen)
+    monkeypatch.setattr(stream.catalog.executions, "latest", lambda _stream_id: seen)
 
-    assert fencing._wait_s(job) == wait_s
+    assert fencing._wait_s(stream) == wait_s
 
 
 class Child:
@@ -243,70 +243,70 @@ def spawn() -> Iterator[Callable[[], Child]]:
 
 class TestTheJvmOfAHungHolder:
     def test_it_is_killed_where_its_lease_has_run_out(
-        self, history: History, job: StreamingJob, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
     ) -> None:
         jvm = spawn()
-        expire(job, clock, jvm.as_jvm())
+        expire(stream, clock, jvm.as_jvm())
         told: list[str] = []
 
-        fence_predecessor(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS), report=told.append)
+        fence_predecessor(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS), report=told.append)
 
         assert jvm.identity.liveness() is Liveness.ENDED
         assert any("was killed" in sentence for sentence in told)
 
     def test_a_later_process_of_its_number_is_not(
-        self, history: History, job: StreamingJob, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
     ) -> None:
         later = spawn()
         earlier = replace(later.as_jvm(), jvm_start_ticks=(later.identity.start_ticks or 0) - 1)
-        expire(job, clock, earlier)
+        expire(stream, clock, earlier)
 
-        fence_predecessor(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
+        fence_predecessor(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
         assert later.identity.liveness() is Liveness.ALIVE
 
     def test_one_that_works_for_another_stream_that_runs_is_not(
-        self, history: History, job: StreamingJob, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
     ) -> None:
         jvm = spawn()
-        expire(job, clock, jvm.as_jvm())
-        job.catalog.jobs.ensure("payments", name="payments", asset_key="payments", options={})
-        acquire(job.catalog, "payments", jvm.as_jvm(), ttl_ms=TTL_MS)
+        expire(stream, clock, jvm.as_jvm())
+        stream.catalog.streams.ensure("payments", name="payments", asset_key="payments", options={})
+        acquire(stream.catalog, "payments", jvm.as_jvm(), ttl_ms=TTL_MS)
 
-        fence_predecessor(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
+        fence_predecessor(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
         assert jvm.identity.liveness() is Liveness.ALIVE
         assert LiveDirectory(str(history.shelf.live)).fenced_at() == LAST + 1
 
     def test_our_own_is_not(
-        self, history: History, job: StreamingJob, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
     ) -> None:
         jvm = spawn()
-        expire(job, clock, jvm.as_jvm())
-        mine = acquire(job.catalog, JOB, jvm.as_jvm(), ttl_ms=TTL_MS)
+        expire(stream, clock, jvm.as_jvm())
+        mine = acquire(stream.catalog, STREAM, jvm.as_jvm(), ttl_ms=TTL_MS)
 
-        fence_predecessor(job, mine, own_jvm_pid=jvm.identity.pid)
+        fence_predecessor(stream, mine, own_jvm_pid=jvm.identity.pid)
 
         assert jvm.identity.liveness() is Liveness.ALIVE
 
     def test_one_whose_holder_gave_the_lease_back_is_not(
-        self, history: History, job: StreamingJob, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
     ) -> None:
         jvm = spawn()
-        before = expire(job, clock, jvm.as_jvm())
-        seen = job.catalog.leases.current(JOB)
-        job.catalog.leases.release(JOB, before.record.token)
-        taken = job.catalog.leases.acquire(JOB, ME, TTL_MS)
-        fence_predecessor(job, AcquiredLease(taken, predecessor=seen))
+        before = expire(stream, clock, jvm.as_jvm())
+        seen = stream.catalog.leases.current(STREAM)
+        stream.catalog.leases.release(STREAM, before.record.token)
+        taken = stream.catalog.leases.acquire(STREAM, ME, TTL_MS)
+        fence_predecessor(stream, AcquiredLease(taken, predecessor=seen))
 
         assert jvm.identity.liveness() is Liveness.ALIVE
 
 
-def test_the_fence_says_who_put_it_up(history: History, job: StreamingJob, clock: Clock) -> None:
-    expire(job, clock, ELSEWHERE)
-    mine = acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS)
+def test_the_fence_says_who_put_it_up(history: History, stream: StreamHandle, clock: Clock) -> None:
+    expire(stream, clock, ELSEWHERE)
+    mine = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
 
-    fence_predecessor(job, mine)
+    fence_predecessor(stream, mine)
 
     entry = (history.shelf.live / f"offsets/{LAST + 1}").read_text()
     assert json.loads(entry.splitlines()[1]) == {"by": f"mine, lease {mine.record.token}"}
@@ -320,13 +320,13 @@ class TestASinkWithBatchesThatTheQueryNeverPlanned:
         (history.sink / f"_spark_metadata/{LAST + 3}").write_text("v1")
         return [f"FileSink[file:{history.sink}]"]
 
-    def test_no_image_is_taken(self, history: History, sinks: list[str]) -> None:
+    def test_no_snapshot_is_taken(self, history: History, sinks: list[str]) -> None:
         with pytest.raises(IncompleteCutError, match="another query writes there"):
             cut(LiveDirectory(str(history.shelf.live)), carry_in_flight=True, sinks=sinks)
 
-    def test_no_query_is_started(self, history: History, job: StreamingJob, sinks: list[str]) -> None:
+    def test_no_query_is_started(self, history: History, stream: StreamHandle, sinks: list[str]) -> None:
         with pytest.raises(SharedSinkError, match="its log does not stand where the stream stands"):
-            start(job, acquire(job.catalog, JOB, ME, ttl_ms=TTL_MS))
+            start(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     def test_a_batch_that_is_planned_is_its_own(self, history: History) -> None:
         history.commit(LAST + 1)

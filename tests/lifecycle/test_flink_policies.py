@@ -49,7 +49,7 @@ def test_a_schedule_of_savepoints_takes_an_expression_or_refuses_it_at_once(case
     @streaming_asset()
     def stream(context: Any) -> Any: ...
 
-    @dg.job
+    @dg.stream
     def trigger_savepoint_job() -> None:
         return None
 
@@ -68,7 +68,7 @@ def test_a_history_of_savepoints_makes_room(case: dict[str, Any]) -> None:
         taken, SavepointHistory(**{"max_count": None, **case["history"]}), now_ms=taken[-1].taken_at_ms
     )
 
-    assert [int(savepoint.image_id) for savepoint in leaving] == case["leave"]
+    assert [int(savepoint.snapshot_id) for savepoint in leaving] == case["leave"]
 
 
 @pytest.mark.parametrize("case", cases("absent"))

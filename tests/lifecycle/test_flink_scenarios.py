@@ -77,7 +77,7 @@ def opened() -> Iterator[list[Scenario]]:
     scenarios: list[Scenario] = []
     yield scenarios
     for scenario in scenarios:
-        scenario.shelf.job.catalog.close()
+        scenario.shelf.stream.catalog.close()
 
 
 @pytest.mark.parametrize(("storage", "catalog_url"), PLACES, indirect=True, ids=["-".join(place) for place in PLACES])
@@ -87,7 +87,7 @@ def test_scenario(
 ) -> None:
     shelf = Shelf.at(tmp_path, num_retained=case.get("num_retained", 9), storage=storage, catalog_url=catalog_url)
     if case.get("count_savepoints", False):
-        shelf.job = replace(shelf.job, options=replace(shelf.job.options, count_savepoints=True))
+        shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, count_savepoints=True))
     scenario = Scenario(shelf, case.get("prefer_checkpoint", False))
     opened.append(scenario)
     for step in case["steps"]:

@@ -1,4 +1,4 @@
-"""A fork is a job of its own: it starts where the other stood, and never writes where that one writes."""
+"""A fork is a stream of its own: it starts where the other stood, and never writes where that one writes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 from executioner import Executioner, Killed
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import (
-    JobNotFoundError,
     LeaseHeldError,
     LiveDirectoryError,
     OptionError,
     RequestFailedError,
     RestoreError,
     SharedSinkError,
+    StreamNotFoundError,
 )
 from dagster_ckpt.operations.operations import preview_start
 from dagster_ckpt.recovery.fork import Fork, fork
@@ -29,7 +29,7 @@ from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer, keeping
@@ -42,22 +42,22 @@ def history(tmp_path: Path) -> Iterator[History]:
     history.close()
 
 
-def scratch(history: History) -> StreamingJob:
-    return replace(history.shelf.job, job_id="scratch", name="scratch", asset_key="scratch")
+def scratch(history: History) -> StreamHandle:
+    return replace(history.shelf.stream, stream_id="scratch", name="scratch", asset_key="scratch")
 
 
 def make(history: History, start_from: str = "latest", **how: object) -> Fork:
-    return fork(history.shelf.job, scratch(history), StartFrom.parse(start_from), origin="a test", **how)  # type: ignore[arg-type]
+    return fork(history.shelf.stream, scratch(history), StartFrom.parse(start_from), origin="a test", **how)  # type: ignore[arg-type]
 
 
 def start(history: History, folder: Path | str | None = None) -> LiveDirectory:
     """What the next start of the fork would give to Spark, for a query that writes to a folder."""
-    job = scratch(history)
-    plan = preview_start(job, StartFrom())
+    stream = scratch(history)
+    plan = preview_start(stream, StartFrom())
     assert plan.kind is RecoveryKind.FINISH_RESTORE
-    with keeping(job.catalog, job.job_id) as lease:
+    with keeping(stream.catalog, stream.stream_id) as lease:
         output = NamedOutput("parquet", str(folder)) if folder is not None else None
-        return prepare(job, plan, lease, output).live
+        return prepare(stream, plan, lease, output).live
 
 
 def log(folder: Path) -> dict[str, str]:
@@ -144,7 +144,7 @@ def test_a_folder_where_another_stream_of_the_catalog_writes_is_refused(history:
     theirs.mkdir(parents=True)
     # It has written no row yet.
     (theirs / "5").write_text("v1")
-    other = replace(history.shelf.job, job_id="other", name="other", asset_key="other")
+    other = replace(history.shelf.stream, stream_id="other", name="other", asset_key="other")
     other.register()
     holder = this_holder("its", "run", None)
     as_writer(other.catalog, "other").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
@@ -202,27 +202,27 @@ def test_an_output_that_cannot_be_forked_is_refused_and_nothing_is_made(
         make(history, "batch-5", outputs=named)
 
     assert log(root / "younger") == {"3": ANOTHERS}
-    assert scratch(history).catalog.jobs.get("scratch").live_directory is None
+    assert scratch(history).catalog.streams.get("scratch").live_directory is None
 
 
-def test_what_the_job_itself_has_committed_is_given_up_only_if_asked(history: History) -> None:
-    job = scratch(history)
+def test_what_the_stream_itself_has_committed_is_given_up_only_if_asked(history: History) -> None:
+    stream = scratch(history)
     make(history, "batch-3")
     holder = this_holder("its", "run", None)
-    as_writer(job.catalog, "scratch").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
-    live = job.catalog.jobs.get("scratch").live_directory or ""
-    as_writer(job.catalog, JOB).executions.running("its", live_directory=live, recovery={})
-    as_writer(job.catalog, JOB).executions.heartbeat("its", {"batch_id": 4})
+    as_writer(stream.catalog, "scratch").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    live = stream.catalog.streams.get("scratch").live_directory or ""
+    as_writer(stream.catalog, STREAM).executions.running("its", live_directory=live, recovery={})
+    as_writer(stream.catalog, STREAM).executions.heartbeat("its", {"batch_id": 4})
 
     with pytest.raises(RequestFailedError, match=r"newest is 4.*replace_state"):
         make(history, "batch-2")
     assert make(history, "batch-2", replace_state=True).live_directory.rpartition("-")[0].endswith("scratch/live-2")
 
 
-def test_a_job_that_runs_is_not_forked_into(history: History) -> None:
-    job = scratch(history)
-    job.register()
-    job.catalog.leases.acquire("scratch", this_holder("other", "run", None), 60_000)
+def test_a_stream_that_runs_is_not_forked_into(history: History) -> None:
+    stream = scratch(history)
+    stream.register()
+    stream.catalog.leases.acquire("scratch", this_holder("other", "run", None), 60_000)
 
     with pytest.raises(LeaseHeldError):
         make(history)
@@ -232,11 +232,11 @@ def test_what_cannot_be_forked_is_refused(history: History) -> None:
     with pytest.raises(OptionError, match="not empty"):
         make(history, "empty")
     with pytest.raises(OptionError, match="into itself"):
-        fork(history.shelf.job, history.shelf.job, StartFrom(), origin="a test")
+        fork(history.shelf.stream, history.shelf.stream, StartFrom(), origin="a test")
     with pytest.raises(LiveDirectoryError, match="batches 0 to 8"):
         make(history, "batch-9")
-    with pytest.raises(JobNotFoundError):
-        fork(replace(history.shelf.job, job_id="never"), scratch(history), StartFrom(), origin="a test")
+    with pytest.raises(StreamNotFoundError):
+        fork(replace(history.shelf.stream, stream_id="never"), scratch(history), StartFrom(), origin="a test")
 
 
 def test_killed_at_any_step_there_is_a_whole_fork_or_none_and_it_can_be_made_again(
@@ -265,7 +265,7 @@ def test_killed_at_any_step_there_is_a_whole_fork_or_none_and_it_can_be_made_aga
     assert step > 12
 
 
-def test_job_ids_of_the_original_are_untouched(history: History) -> None:
-    before = history.shelf.job.catalog.jobs.get(JOB)
+def test_stream_ids_of_the_original_are_untouched(history: History) -> None:
+    before = history.shelf.stream.catalog.streams.get(STREAM)
     make(history)
-    assert history.shelf.job.catalog.jobs.get(JOB) == before
+    assert history.shelf.stream.catalog.streams.get(STREAM) == before

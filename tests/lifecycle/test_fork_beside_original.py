@@ -23,13 +23,13 @@ from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.settings import apply_state_backend
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
@@ -51,7 +51,7 @@ class Original:
 
     spark: SparkSession
     root: Path
-    job: StreamingJob
+    stream: StreamHandle
     files: int = 0
 
     def feed(self, files: int) -> None:
@@ -71,36 +71,36 @@ class Original:
         return selected.writeStream.format("parquet").option("path", str(self.root / output))
 
     def start(self) -> SupervisedQuery:
-        live = self.job.live_directory(1, 0)
+        live = self.stream.live_directory(1, 0)
         query = start_query(self.writer("output"), "original", live)
-        record = self.job.register()
+        record = self.stream.register()
         if record.live_directory is None:
-            as_writer(self.job.catalog, self.job.job_id).jobs.switch_live_directory(live.url)
+            as_writer(self.stream.catalog, self.stream.stream_id).streams.switch_live_directory(live.url)
             holder = this_holder("first", "run", None)
-            as_writer(self.job.catalog, self.job.job_id).executions.begin(
+            as_writer(self.stream.catalog, self.stream.stream_id).executions.begin(
                 "first", run_id="run", cause=StartCause.MANUAL, holder=holder
             )
-            as_writer(self.job.catalog).executions.running("first", live_directory=live.url, recovery={})
+            as_writer(self.stream.catalog).executions.running("first", live_directory=live.url, recovery={})
         return query
 
     def catch_up(self, query: SupervisedQuery) -> None:
         query._query.processAllAvailable()
         progress = query.progress()
         assert progress is not None
-        as_writer(self.job.catalog).executions.heartbeat(
+        as_writer(self.stream.catalog).executions.heartbeat(
             "first", {"batch_id": progress.batch_id, "sinks": list(progress.sinks)}
         )
 
-    def run_fork(self, job: StreamingJob, output: str) -> Outcome:
+    def run_fork(self, stream: StreamHandle, output: str) -> Outcome:
         """Run the fork as a streaming asset would, to the end of its input, cutting batches in another way."""
 
         def describe() -> DataStreamWriter:
             return self.writer(output, files_per_batch=2).trigger(availableNow=True)
 
         def start(live: LiveDirectory) -> SupervisedQuery:
-            return start_query(describe(), job.name, live)
+            return start_query(describe(), stream.name, live)
 
-        return run_job(job, RunRequest(run_id="fork", start_query=start, describe=describe))
+        return execute_stream(stream, RunRequest(run_id="fork", start_query=start, describe=describe))
 
     def rows(self, output: str) -> Counter[tuple[Any, ...]]:
         # A folder may hold no file yet to take the schema from.
@@ -119,9 +119,9 @@ class Original:
 
 @pytest.fixture
 def original(spark: SparkSession, tmp_path: Path) -> Original:
-    storage = FileSystemCheckpointStorage(f"file://{tmp_path}/images", 64, savepoint_path=f"file://{tmp_path}/sp")
-    job = StreamingJob(
-        job_id="orders",
+    storage = FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots", 64, savepoint_path=f"file://{tmp_path}/sp")
+    stream = StreamHandle(
+        stream_id="orders",
         name="orders",
         asset_key="orders",
         catalog=Catalog(f"sqlite:///{tmp_path / 'catalog.db'}"),
@@ -130,22 +130,22 @@ def original(spark: SparkSession, tmp_path: Path) -> Original:
         restart=RestartStrategies.no_restart(),
         live_root=str(tmp_path / "live"),
     )
-    return Original(spark, tmp_path, job)
+    return Original(spark, tmp_path, stream)
 
 
 @pytest.mark.parametrize("of", ["latest", "batch-2", "savepoint"])
 def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original: Original, of: str) -> None:
-    scratch = replace(original.job, job_id="scratch", name="scratch", asset_key="scratch")
+    scratch = replace(original.stream, stream_id="scratch", name="scratch", asset_key="scratch")
     original.feed(5)
     query = original.start()
     try:
         original.catch_up(query)
         start_from = StartFrom.parse(of)
         if of == "savepoint":
-            start_from = StartFrom.parse(operations.trigger_savepoint(original.job, OPERATOR).image_id)
+            start_from = StartFrom.parse(operations.trigger_savepoint(original.stream, OPERATOR).snapshot_id)
         # One fork takes the output along, and one does not.
         made = fork(
-            original.job,
+            original.stream,
             scratch,
             start_from,
             origin="a test",
@@ -164,9 +164,9 @@ def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original:
         assert original.rows("forked") == expected
         assert upto <= expected
 
-        again = replace(scratch, job_id="scratch-2", name="scratch-2", asset_key="scratch-2")
+        again = replace(scratch, stream_id="scratch-2", name="scratch-2", asset_key="scratch-2")
         same = start_from if of == "savepoint" else StartFrom.parse(f"batch-{made.batch_id}")
-        fork(original.job, again, same, origin="a test")
+        fork(original.stream, again, same, origin="a test")
         assert original.run_fork(again, "apart").end.kind is EndKind.ENDED_BY_ITSELF
         # A new folder holds exactly what came after the fork.
         assert original.rows("apart") + upto == expected
@@ -176,12 +176,12 @@ def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original:
 
 
 def test_a_fork_that_would_write_to_the_originals_folder_is_refused_before_any_batch_runs(original: Original) -> None:
-    scratch = replace(original.job, job_id="scratch", name="scratch", asset_key="scratch")
+    scratch = replace(original.stream, stream_id="scratch", name="scratch", asset_key="scratch")
     original.feed(3)
     query = original.start()
     try:
         original.catch_up(query)
-        made = fork(original.job, scratch, StartFrom(), origin="a test")
+        made = fork(original.stream, scratch, StartFrom(), origin="a test")
         before = original.rows("output")
 
         with pytest.raises(SharedSinkError, match="output of the stream that the state comes from"):

@@ -10,7 +10,14 @@ import yaml
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ExecutionStatus, Holder, ImageRecord, ImageStatus, ImageTrigger, StartCause
+from dagster_ckpt.catalog.records import (
+    ExecutionStatus,
+    Holder,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    StartCause,
+)
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
@@ -28,10 +35,11 @@ NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
 
 
-def image(number: int = 7, *, age: int = 0, problem: str | None = None, **facts: Any) -> ImageRecord:
+def snapshot(number: int = 7, *, age: int = 0, problem: str | None = None, **facts: Any) -> SnapshotRecord:
     at_ms = NOW_MS - age * MINUTE_MS
-    return ImageRecord(
-        f"image-{number}", "orders", None, "CHECKPOINT", number, ImageStatus.COMPLETED, ImageTrigger.PERIODIC, 0,
+    return SnapshotRecord(
+        f"snapshot-{number}", "orders", None, "CHECKPOINT", number,
+        SnapshotStatus.COMPLETED, SnapshotTrigger.PERIODIC, 0,
         batch_id=number, full_bytes=facts.get("bytes"), created_at_ms=at_ms, completed_at_ms=at_ms,
         verified_at_ms=at_ms, verified_problem=problem,
     )  # fmt: skip
@@ -55,8 +63,8 @@ def facts_of(case: dict[str, Any]) -> HealthFacts:
     running, heard = told.pop("running", None), told.pop("heard", None)
     return HealthFacts(
         running_since_ms=None if running is None else NOW_MS - running * MINUTE_MS,
-        newest=image(**told.pop("image")) if "image" in told else None,
-        verified=image(**told.pop("verified")) if "verified" in told else None,
+        newest=snapshot(**told.pop("snapshot")) if "snapshot" in told else None,
+        verified=snapshot(**told.pop("verified")) if "verified" in told else None,
         desired=desired(**told.pop("desired")) if "desired" in told else None,
         stillness=stillness(**told.pop("still")) if "still" in told else None,
         heartbeat_at_ms=None if heard is None else NOW_MS - heard * MINUTE_MS,
@@ -111,35 +119,35 @@ def test_the_sources_of_an_execution_are_read_from_its_figures() -> None:
     assert sources_of({}) is None
 
 
-def take(catalog: Catalog, number: int, **facts: Any) -> ImageRecord:
-    begun = as_writer(catalog).images.begin(
-        image_id=f"image-{number}",
+def take(catalog: Catalog, number: int, **facts: Any) -> SnapshotRecord:
+    begun = as_writer(catalog).snapshots.begin(
+        snapshot_id=f"snapshot-{number}",
         execution_id=None,
         kind="CHECKPOINT",
         number=number,
-        trigger=ImageTrigger.PERIODIC,
+        trigger=SnapshotTrigger.PERIODIC,
         timeline=facts.pop("timeline", 0),
     )
-    return as_writer(catalog).complete(begun.image_id, batch_id=number, **facts)
+    return as_writer(catalog).complete(begun.snapshot_id, batch_id=number, **facts)
 
 
 def fail(catalog: Catalog, number: int, reason: str) -> None:
-    as_writer(catalog).images.begin(
-        image_id=f"image-{number}",
+    as_writer(catalog).snapshots.begin(
+        snapshot_id=f"snapshot-{number}",
         execution_id=None,
         kind="CHECKPOINT",
         number=number,
-        trigger=ImageTrigger.PERIODIC,
+        trigger=SnapshotTrigger.PERIODIC,
         timeline=0,
     )
-    as_writer(catalog).images.fail(f"image-{number}", reason)
+    as_writer(catalog).snapshots.fail(f"snapshot-{number}", reason)
 
 
 def test_what_the_catalog_knows_of_a_stream(tmp_path: Path) -> None:
     clock = [NOW_MS]
     catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: clock[0])
-    for job_id in ("orders", "idle"):
-        catalog.jobs.ensure(job_id, name=job_id, asset_key=job_id, options={})
+    for stream_id in ("orders", "idle"):
+        catalog.streams.ensure(stream_id, name=stream_id, asset_key=stream_id, options={})
     take(catalog, 1, full_bytes=10)
     clock[0] += 25 * 60 * MINUTE_MS
     take(catalog, 2, full_bytes=20)
@@ -148,14 +156,14 @@ def test_what_the_catalog_knows_of_a_stream(tmp_path: Path) -> None:
     take(catalog, 5, full_bytes=99, timeline=3)
     fail(catalog, 6, "the disk is full")
     fail(catalog, 7, "the disk is still full")
-    catalog.images.verified("image-1", "truncated")
+    catalog.snapshots.verified("snapshot-1", "truncated")
     clock[0] += 1
-    catalog.images.verified("image-2", None)
+    catalog.snapshots.verified("snapshot-2", None)
 
     facts = health_facts(catalog, {"orders": HealthSettings(), "idle": HealthSettings()}, now_ms=clock[0])
 
     orders = facts["orders"]
-    # Image 5 is of a timeline that was left; image 1 is older than the window of a day.
+    # Snapshot 5 is of a timeline that was left; snapshot 1 is older than the window of a day.
     assert orders.newest is not None
     assert orders.newest.number == 4
     assert orders.verified is not None
@@ -170,7 +178,7 @@ def test_what_the_catalog_knows_of_a_stream(tmp_path: Path) -> None:
 def test_what_a_running_query_was_last_heard_to_do(tmp_path: Path) -> None:
     clock = [NOW_MS]
     catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: clock[0])
-    catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+    catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
 
     def known() -> tuple[int | None, str | None, Stillness | None]:
         facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=clock[0])["orders"]
@@ -193,10 +201,10 @@ def test_what_a_running_query_was_last_heard_to_do(tmp_path: Path) -> None:
     catalog.close()
 
 
-def test_a_loop_is_seen_by_the_runs_that_failed_since_the_newest_image(tmp_path: Path) -> None:
+def test_a_loop_is_seen_by_the_runs_that_failed_since_the_newest_snapshot(tmp_path: Path) -> None:
     clock = [NOW_MS]
     catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: clock[0])
-    catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+    catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
 
     def loop() -> tuple[int, str | None]:
         facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=clock[0])["orders"]

@@ -1,4 +1,4 @@
-"""Whoever reads an image holds it: verification, forks and restarts beside a stream that deletes old checkpoints."""
+"""Whoever reads a snapshot holds it: verification, forks and restarts beside a stream that deletes old checkpoints."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from retention_shelf import HOLDER, JOB, Shelf
+from retention_shelf import HOLDER, STREAM, Shelf
 from rewind_history import LAST, History
 from test_claim_modes import taken
 
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.errors import CkptError, ImageNotFoundError, LiveDirectoryError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, SnapshotNotFoundError
 from dagster_ckpt.operations import operations
-from dagster_ckpt.operations.verification import verify_image
+from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
-from dagster_ckpt.snapshot.manifest import ImageKind
-from dagster_ckpt.snapshot.object_store import ObjectImageStore
+from dagster_ckpt.snapshot.manifest import SnapshotKind
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
@@ -33,31 +33,31 @@ OPERATOR = operations.Operator("a test")
 @pytest.fixture
 def history(tmp_path: Path) -> History:
     made = History(tmp_path)
-    made.shelf.job = replace(made.shelf.job, options=replace(made.shelf.job.options, num_retained=1))
+    made.shelf.stream = replace(made.shelf.stream, options=replace(made.shelf.stream.options, num_retained=1))
     return made
 
 
-def checkpoint(history: History) -> ImageRecord:
+def checkpoint(history: History) -> SnapshotRecord:
     """A real checkpoint of the live directory."""
-    return taken(history.shelf, ImageKind.CHECKPOINT)
+    return taken(history.shelf, SnapshotKind.CHECKPOINT)
 
 
 def make_room(history: History) -> None:
-    discard(history.shelf.job, subsume(history.shelf.job), reason="subsumed", lease=None)
+    discard(history.shelf.stream, subsume(history.shelf.stream), reason="subsumed", lease=None)
 
 
 def while_it_reads(monkeypatch: pytest.MonkeyPatch, method: str, meanwhile: Callable[[], None]) -> list[str]:
-    """Let something happen once while the store reads an image."""
-    real = getattr(ObjectImageStore, method)
+    """Let something happen once while the store reads a snapshot."""
+    real = getattr(ObjectSnapshotStore, method)
     done: list[str] = []
 
-    def slow(self: ObjectImageStore, location: str, *args: Any, **how: Any) -> Any:
+    def slow(self: ObjectSnapshotStore, location: str, *args: Any, **how: Any) -> Any:
         if not done:
             done.append(location)
             meanwhile()
         return real(self, location, *args, **how)
 
-    monkeypatch.setattr(ObjectImageStore, method, slow)
+    monkeypatch.setattr(ObjectSnapshotStore, method, slow)
     return done
 
 
@@ -66,7 +66,7 @@ def test_what_is_being_read_is_deleted_only_afterwards(
     history: History, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     """Known defect 3: of 67 verifications 31 and of 67 forks 46 failed beside a running stream."""
-    job = history.shelf.job
+    stream = history.shelf.stream
     old = checkpoint(history)
     history.commit(LAST + 1)
     checkpoint(history)
@@ -74,43 +74,43 @@ def test_what_is_being_read_is_deleted_only_afterwards(
 
     def subsumed_meanwhile() -> None:
         make_room(history)
-        seen.extend(hold.holder for hold in job.catalog.holds.on(old.image_id))
+        seen.extend(hold.holder for hold in stream.catalog.holds.on(old.snapshot_id))
 
     while_it_reads(monkeypatch, "verify" if reader == "verify" else "extract", subsumed_meanwhile)
-    start_from = StartFrom.parse(old.image_id)
+    start_from = StartFrom.parse(old.snapshot_id)
     if reader == "verify":
-        assert verify_image(job, old.location or "").problems == ()
+        assert verify_snapshot(stream, old.location or "").problems == ()
     elif reader == "fork":
-        assert fork(job, replace(job, job_id="copy"), start_from, origin="a test").batch_id == LAST
+        assert fork(stream, replace(stream, stream_id="copy"), start_from, origin="a test").batch_id == LAST
     elif reader == "preview":
-        assert operations.preview(job, start_from).batches == 1
+        assert operations.preview(stream, start_from).batches == 1
     else:
-        with holding(job.catalog, [old], "prepare"):
-            history.start(old.image_id)
+        with holding(stream.catalog, [old], "prepare"):
+            history.start(old.snapshot_id)
 
     assert len(seen) == 1
-    assert job.store.verify(old.location or "") == []
+    assert stream.store.verify(old.location or "") == []
     if reader == "fork":
         # Until the fork is started, it names what it began with.
-        as_writer(job.catalog, "copy").jobs.restore_finished()
+        as_writer(stream.catalog, "copy").streams.restore_finished()
     make_room(history)
-    assert old.location not in job.store.checkpoints()
-    assert job.catalog.holds.on(old.image_id) == []
+    assert old.location not in stream.store.checkpoints()
+    assert stream.catalog.holds.on(old.snapshot_id) == []
 
 
 def test_a_stale_name_is_told_as_what_it_is_and_never_as_damage(history: History) -> None:
-    job = history.shelf.job
+    stream = history.shelf.stream
     old = checkpoint(history)
     history.commit(LAST + 1)
     new = checkpoint(history)
     make_room(history)
 
     for read in (
-        lambda: verify_image(job, old.location or ""),
-        lambda: operations.preview(job, StartFrom.parse(old.image_id)),
-        lambda: fork(job, replace(job, job_id="copy"), StartFrom.parse(f"chk-{old.number}"), origin="a test"),
+        lambda: verify_snapshot(stream, old.location or ""),
+        lambda: operations.preview(stream, StartFrom.parse(old.snapshot_id)),
+        lambda: fork(stream, replace(stream, stream_id="copy"), StartFrom.parse(f"chk-{old.number}"), origin="a test"),
     ):
-        with pytest.raises(ImageNotFoundError, match=f"chk-{new.number}"):
+        with pytest.raises(SnapshotNotFoundError, match=f"chk-{new.number}"):
             read()
 
 
@@ -124,13 +124,13 @@ def test_readers_beside_a_stream_that_makes_room_all_the_time(tmp_path: Path) ->
 
     def reads() -> None:
         while not over.is_set():
-            image = shelf.job.catalog.images.completed(JOB)[0]
+            snapshot = shelf.stream.catalog.snapshots.completed(STREAM)[0]
             try:
-                with holding(shelf.job.catalog, [image], "a reader"):
-                    problems = shelf.job.store.verify(image.location or "")
+                with holding(shelf.stream.catalog, [snapshot], "a reader"):
+                    problems = shelf.stream.store.verify(snapshot.location or "")
                     wrong.extend(problems)
                     read[0] += 1
-            except ImageNotFoundError as told:
+            except SnapshotNotFoundError as told:
                 if "since it was listed" not in str(told):
                     wrong.append(str(told))
             except CkptError as error:
@@ -141,77 +141,77 @@ def test_readers_beside_a_stream_that_makes_room_all_the_time(tmp_path: Path) ->
         reader.start()
     for _ in range(15):
         shelf.checkpoint()
-        discard(shelf.job, subsume(shelf.job), reason="subsumed", lease=None)
+        discard(shelf.stream, subsume(shelf.stream), reason="subsumed", lease=None)
     over.set()
     for reader in readers:
         reader.join()
-    discard(shelf.job, subsume(shelf.job), reason="subsumed", lease=None)
+    discard(shelf.stream, subsume(shelf.stream), reason="subsumed", lease=None)
 
     assert wrong == []
     assert read[0] > 5
     assert len(shelf.listed()) == 1
 
 
-def test_a_reader_that_was_killed_keeps_its_image_no_longer_than_its_hold_lasts(tmp_path: Path) -> None:
+def test_a_reader_that_was_killed_keeps_its_snapshot_no_longer_than_its_hold_lasts(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path, num_retained=1)
-    image = shelf.checkpoint()
-    shelf.job.catalog.holds.use([image], holder="killed", ttl_ms=0)
+    snapshot = shelf.checkpoint()
+    shelf.stream.catalog.holds.use([snapshot], holder="killed", ttl_ms=0)
     shelf.checkpoint()
 
-    report = discard(shelf.job, subsume(shelf.job), reason="subsumed", lease=None)
+    report = discard(shelf.stream, subsume(shelf.stream), reason="subsumed", lease=None)
 
     assert report.held == ()
-    assert shelf.deletions() == [image.image_id]
+    assert shelf.deletions() == [snapshot.snapshot_id]
 
 
 def test_the_hold_of_a_slow_reader_is_renewed(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path)
-    image = shelf.checkpoint()
+    snapshot = shelf.checkpoint()
     renewed = threading.Event()
-    real = shelf.job.catalog.holds.renew
+    real = shelf.stream.catalog.holds.renew
 
     def renew(ids: list[str], ttl_ms: int) -> bool:
         found = real(ids, ttl_ms)
         renewed.set()
         return found
 
-    shelf.job.catalog.holds.renew = renew  # type: ignore[method-assign, assignment]
-    with holding(shelf.job.catalog, [image], "slow", ttl_ms=3_000):
+    shelf.stream.catalog.holds.renew = renew  # type: ignore[method-assign, assignment]
+    with holding(shelf.stream.catalog, [snapshot], "slow", ttl_ms=3_000):
         assert renewed.wait(30)
-        assert len(shelf.job.catalog.holds.on(image.image_id)) == 1
-    assert shelf.job.catalog.holds.on(image.image_id) == []
+        assert len(shelf.stream.catalog.holds.on(snapshot.snapshot_id)) == 1
+    assert shelf.stream.catalog.holds.on(snapshot.snapshot_id) == []
 
 
-def test_at_the_end_of_a_job_what_is_read_is_left_for_a_later_pass(tmp_path: Path) -> None:
+def test_at_the_end_of_a_stream_what_is_read_is_left_for_a_later_pass(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path)
-    image, other = shelf.checkpoint(), shelf.checkpoint()
-    with holding(shelf.job.catalog, [image], "verification"):
-        report = apply_terminal_retention(shelf.job, "first", TerminalState.CANCELED)
+    snapshot, other = shelf.checkpoint(), shelf.checkpoint()
+    with holding(shelf.stream.catalog, [snapshot], "verification"):
+        report = apply_terminal_retention(shelf.stream, "first", TerminalState.CANCELED)
         assert (len(report.deleted), len(report.held)) == (1, 1)
         assert any("left for later: chk-1" in line for line in report.sentences())
-        assert not shelf.job.catalog.executions.get("first").settled
-    assert shelf.deletions() == [other.image_id]
+        assert not shelf.stream.catalog.executions.get("first").settled
+    assert shelf.deletions() == [other.snapshot_id]
 
-    apply_terminal_retention(shelf.job, "first", TerminalState.CANCELED)
+    apply_terminal_retention(shelf.stream, "first", TerminalState.CANCELED)
 
-    assert shelf.job.catalog.executions.get("first").settled
-    assert shelf.job.store.checkpoints() == []
+    assert shelf.stream.catalog.executions.get("first").settled
+    assert shelf.stream.store.checkpoints() == []
 
 
 def test_a_tagged_checkpoint_stays_at_the_end_and_takes_nobodys_place(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path, num_retained=1)
     kept = shelf.checkpoint()
-    shelf.job.catalog.holds.tag(kept.image_id, label="keep", holder="a person")
+    shelf.stream.catalog.holds.tag(kept.snapshot_id, label="keep", holder="a person")
     shelf.checkpoint()
-    assert subsume(shelf.job) == []
+    assert subsume(shelf.stream) == []
 
-    report = apply_terminal_retention(shelf.job, "first", TerminalState.CANCELED)
+    report = apply_terminal_retention(shelf.stream, "first", TerminalState.CANCELED)
 
     assert "tag by a person" in report.kept[0]
-    assert shelf.listed() == {kept.image_id}
+    assert shelf.listed() == {kept.snapshot_id}
     assert shelf.is_whole(kept)
-    assert shelf.job.catalog.executions.get("first").settled
-    assert housekeeping(shelf.job).deleted == ()
+    assert shelf.stream.catalog.executions.get("first").settled
+    assert housekeeping(shelf.stream).deleted == ()
 
 
 class RunningProcess:
@@ -219,8 +219,8 @@ class RunningProcess:
 
     def __init__(self, history: History, *, before_the_stop: Callable[[], None]) -> None:
         self.history = history
-        self.catalog = history.shelf.job.catalog
-        self.lease = self.catalog.leases.acquire(JOB, HOLDER, 600_000)
+        self.catalog = history.shelf.stream.catalog
+        self.lease = self.catalog.leases.acquire(STREAM, HOLDER, 600_000)
         self.starts: list[RequestRecord] = []
         self._before_the_stop = before_the_stop
         self._over = threading.Event()
@@ -243,12 +243,12 @@ class RunningProcess:
 
     def _once(self) -> None:
         with self._lock:
-            for request in self.catalog.requests.pending(JOB):
+            for request in self.catalog.requests.pending(STREAM):
                 if request.kind is RequestKind.SUSPEND:
                     self._before_the_stop()
                     self.catalog.executions.end(self.lease, "first", ExecutionStatus.SUSPENDED, "asked", settled=True)
                     self.catalog.requests.resolve(self.lease, request.request_id, RequestStatus.COMPLETED)
-                    self.catalog.leases.release(JOB, self.lease.token)
+                    self.catalog.leases.release(STREAM, self.lease.token)
                 elif request.kind is RequestKind.START:
                     make_room(self.history)
                     self.starts.append(request)
@@ -266,7 +266,7 @@ def test_a_restart_finds_its_checkpoint_however_many_the_stream_has_taken_meanwh
     history: History, name: str
 ) -> None:
     """Known defect 3, `f_restart.py`: in 3 of 5 tries the stream was left suspended."""
-    job = history.shelf.job
+    stream = history.shelf.stream
     target = checkpoint(history)
 
     def takes_two_more() -> None:
@@ -275,22 +275,22 @@ def test_a_restart_finds_its_checkpoint_however_many_the_stream_has_taken_meanwh
             checkpoint(history)
             make_room(history)
 
-    word = {"id": target.image_id, "number": f"chk-{target.number}"}.get(name, name)
+    word = {"id": target.snapshot_id, "number": f"chk-{target.number}"}.get(name, name)
     with RunningProcess(history, before_the_stop=takes_two_more) as process:
-        ahead = operations.restart(job, StartFrom.parse(word, accept_loss=True), OPERATOR, timeout_s=30)
+        ahead = operations.restart(stream, StartFrom.parse(word, accept_loss=True), OPERATOR, timeout_s=30)
 
-    assert ahead.plan.image is not None
-    assert ahead.plan.image.image_id == target.image_id
-    assert job.store.verify(target.location or "") == []
+    assert ahead.plan.snapshot is not None
+    assert ahead.plan.snapshot.snapshot_id == target.snapshot_id
+    assert stream.store.verify(target.location or "") == []
     assert [request.arguments["start_from"] for request in process.starts] == [word]
     # Answered, it is nobody's any more.
     make_room(history)
-    assert target.location not in job.store.checkpoints()
+    assert target.location not in stream.store.checkpoints()
 
 
 @pytest.mark.usefixtures("quick_polls")
 def test_a_restart_that_is_refused_once_the_stream_is_suspended_starts_it_again(history: History) -> None:
-    job = history.shelf.job
+    stream = history.shelf.stream
     told: list[str] = []
 
     def purge() -> None:
@@ -301,7 +301,7 @@ def test_a_restart_that_is_refused_once_the_stream_is_suspended_starts_it_again(
     refused = pytest.raises(LiveDirectoryError, match="cannot go back to batch 5")
     running = RunningProcess(history, before_the_stop=purge)
     with running as process, refused:
-        operations.restart(job, StartFrom.parse("batch-5"), OPERATOR, timeout_s=30, report=told.append)
+        operations.restart(stream, StartFrom.parse("batch-5"), OPERATOR, timeout_s=30, report=told.append)
 
     assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
     assert re.search("was refused .* started again from where it stopped", told[-1])

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from pyspark.sql import SparkSession
-from query_bench import DEADLINE_S, Bench, make_job
+from query_bench import DEADLINE_S, Bench, make_stream
 from small_spark import small_spark
 
 from dagster_ckpt.errors import CatalogError
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 
 class HungWriter:
-    """A run of the job in a process of its own."""
+    """A run of the stream in a process of its own."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -40,25 +40,25 @@ class HungWriter:
             stderr=subprocess.STDOUT,
         )
         self._await(lambda: bench.committed() >= 1, "a committed batch")
-        lease = bench.job.catalog.leases.current("orders")
+        lease = bench.stream.catalog.leases.current("orders")
         assert lease is not None
         assert lease.jvm_pid is not None
         self.jvm = psutil.Process(lease.jvm_pid)
-        self.live = LiveDirectory(bench.job.catalog.jobs.get("orders").live_directory or "")
+        self.live = LiveDirectory(bench.stream.catalog.streams.get("orders").live_directory or "")
 
     def freeze(self) -> None:
         """Stop its Python process; wait until its JVM has committed on its own and its lease has run out."""
         self._await(self._is_frozen_outside_a_transaction, "a moment without a transaction")
         frozen_at = self._bench.committed()
         self._await(lambda: self._bench.committed() > frozen_at + 1, "batches that the JVM commits by itself")
-        leases = self._bench.job.catalog.leases
+        leases = self._bench.stream.catalog.leases
         self._await(lambda: (lease := leases.current("orders")) is not None and lease.expired, "the end of the lease")
 
     def _is_frozen_outside_a_transaction(self) -> bool:
         # One that is frozen within keeps SQLite's file locked, which is another story.
         self.process.send_signal(signal.SIGSTOP)
         try:
-            with self._bench.job.catalog.database.writing():
+            with self._bench.stream.catalog.database.writing():
                 return True
         except CatalogError:
             self.process.send_signal(signal.SIGCONT)
@@ -114,7 +114,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def bench(spark: SparkSession, tmp_path: Path) -> Bench:
-    return Bench(spark, tmp_path, make_job(tmp_path))
+    return Bench(spark, tmp_path, make_stream(tmp_path))
 
 
 @pytest.fixture
@@ -131,7 +131,9 @@ def test_elsewhere_its_query_is_fenced_off(bench: Bench, hung: HungWriter, monke
     with feeding(bench):
         hung.freeze()
         adopted = bench.committed()
-        bench.run(lambda: bench.job.catalog.jobs.get("orders").live_generation > 1 and bench.committed() > adopted + 1)
+        bench.run(
+            lambda: bench.stream.catalog.streams.get("orders").live_generation > 1 and bench.committed() > adopted + 1
+        )
     fenced_at = hung.live.fenced_at()
     bench.run_to_the_end()
 
@@ -147,7 +149,9 @@ def test_on_the_same_machine_its_jvm_is_ended(bench: Bench, hung: HungWriter) ->
     with feeding(bench):
         hung.freeze()
         adopted = bench.committed()
-        bench.run(lambda: bench.job.catalog.jobs.get("orders").live_generation > 1 and bench.committed() > adopted + 1)
+        bench.run(
+            lambda: bench.stream.catalog.streams.get("orders").live_generation > 1 and bench.committed() > adopted + 1
+        )
     bench.run_to_the_end()
 
     assert not hung.jvm.is_running() or hung.jvm.status() == psutil.STATUS_ZOMBIE

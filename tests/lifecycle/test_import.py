@@ -1,4 +1,4 @@
-"""An import is a query of its own: it goes on from another deployment's image and leaves that deployment as it is."""
+"""An import is a query of its own: it resumes from another deployment's snapshot and leaves that deployment as it is."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from typing import Any
 import pytest
 from executioner import Executioner, Killed
 from lost_lease import Steps, take_checkpoint
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 from rewind_history import LAST, History
 
-from dagster_ckpt.catalog.records import ImageRecord, StartCause
+from dagster_ckpt.catalog.records import SnapshotRecord, StartCause
 from dagster_ckpt.catalog.recovery_records import OriginKind
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
     CatalogError,
-    ImageCorruptError,
-    ImageNotFoundError,
     LeaseHeldError,
     LeaseLostError,
     LiveDirectoryError,
     OptionError,
     RequestFailedError,
     SharedSinkError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
 )
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.operations import preview_start
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.recovery.fork import Fork
-from dagster_ckpt.recovery.import_snapshot import import_image
+from dagster_ckpt.recovery.import_snapshot import import_snapshot
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.query.output import NamedOutput, folders_overlap
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.stream.start_from import StartFrom
@@ -60,12 +60,12 @@ def tree(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-def at(root: Path, job_id: str = JOB) -> StreamingJob:
-    """A job of a deployment with everything of its own below a folder."""
+def at(root: Path, stream_id: str = STREAM) -> StreamHandle:
+    """A stream of a deployment with everything of its own below a folder."""
     root.mkdir(parents=True, exist_ok=True)
-    storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
-    like = Shelf.reopened(root).job
-    return replace(like, job_id=job_id, name=job_id, asset_key=job_id, store=open_store(storage, job_id))
+    storage = FileSystemCheckpointStorage(f"file://{root}/snapshots", 64, savepoint_path=f"file://{root}/savepoints")
+    like = Shelf.reopened(root).stream
+    return replace(like, stream_id=stream_id, name=stream_id, asset_key=stream_id, store=open_store(storage, stream_id))
 
 
 @dataclass
@@ -74,14 +74,14 @@ class Deployments:
 
     root: Path
     production: History
-    savepoint: ImageRecord
-    staging: StreamingJob
+    savepoint: SnapshotRecord
+    staging: StreamHandle
 
     @staticmethod
     def below(root: Path) -> Deployments:
         (root / "production").mkdir()
         production = History(root / "production")
-        savepoint = operations.trigger_savepoint(production.shelf.job, Operator("a test"), label="for staging")
+        savepoint = operations.trigger_savepoint(production.shelf.stream, Operator("a test"), label="for staging")
         return Deployments(root, production, savepoint, at(root / "staging"))
 
     @property
@@ -95,16 +95,16 @@ class Deployments:
     def outputs(self, **changed: str) -> dict[str, str]:
         return {str(self.production.sink): str(self.new), OTHER: "a table of staging"} | changed
 
-    def make(self, location: str | None = None, *, into: StreamingJob | None = None, **how: Any) -> Fork:
+    def make(self, location: str | None = None, *, into: StreamHandle | None = None, **how: Any) -> Fork:
         how.setdefault("outputs", self.outputs())
-        return import_image(into or self.staging, location or self.location, origin="a test", **how)
+        return import_snapshot(into or self.staging, location or self.location, origin="a test", **how)
 
     def start(self, folder: Path | None = None, **output: str) -> PreparedStart:
         """What the next start of the import would give to Spark, of a query that names a place."""
         plan = preview_start(self.staging, StartFrom())
         assert plan.kind is RecoveryKind.FINISH_RESTORE
         named = NamedOutput(**output) if output else NamedOutput("parquet", str(folder or self.new))
-        with keeping(self.staging.catalog, self.staging.job_id) as lease:
+        with keeping(self.staging.catalog, self.staging.stream_id) as lease:
             return prepare(self.staging, plan, lease, named)
 
     def close(self) -> None:
@@ -119,7 +119,9 @@ def two(tmp_path: Path) -> Iterator[Deployments]:
     deployments.close()
 
 
-def test_it_stands_where_the_image_stands_as_a_query_of_its_own_and_production_is_as_it_was(two: Deployments) -> None:
+def test_it_stands_where_the_snapshot_stands_as_a_query_of_its_own_and_production_is_as_it_was(
+    two: Deployments,
+) -> None:
     before = tree(two.root / "production")
 
     made = two.make()
@@ -128,22 +130,22 @@ def test_it_stands_where_the_image_stands_as_a_query_of_its_own_and_production_i
     state = inspect_live_directory(prepared.live)
     assert (state.status, state.batch_id, made.batch_id) == (LiveStatus.GOOD, LAST, LAST)
     assert json.loads(prepared.live.folder.read("metadata"))["id"] == made.query_id != two.production.query_id
-    assert (made.of_job_id, made.of_deployment) == (JOB, two.production.shelf.job.catalog.deployment_id)
+    assert (made.of_stream_id, made.of_deployment) == (STREAM, two.production.shelf.stream.catalog.deployment_id)
     assert {path.name for path in (two.new / "_spark_metadata").iterdir()} == {"7.compact", "8"}
     assert {path.read_text() for path in (two.new / "_spark_metadata").iterdir()} == {"v1"}
     assert tree(two.root / "production") == before
-    record = two.staging.catalog.jobs.get(JOB)
+    record = two.staging.catalog.streams.get(STREAM)
     assert record.origin is not None
     assert record.origin.kind is OriginKind.FORK
-    assert two.staging.catalog.images.of_job(JOB) == []
+    assert two.staging.catalog.snapshots.of_stream(STREAM) == []
 
 
 def test_a_checkpoint_is_imported_and_nothing_of_it_is_needed_afterwards(two: Deployments) -> None:
-    its = two.production.shelf.job
+    its = two.production.shelf.stream
     two.production.commit(LAST + 1)
-    with holding(its.catalog, JOB) as lease:
-        take_checkpoint(its, lease, "first", its.catalog.executions.last_sinks(JOB))
-    checkpoint = its.catalog.images.newest_checkpoint(JOB)
+    with holding(its.catalog, STREAM) as lease:
+        take_checkpoint(its, lease, "first", its.catalog.executions.last_sinks(STREAM))
+    checkpoint = its.catalog.snapshots.newest_checkpoint(STREAM)
     assert checkpoint is not None
 
     made = two.make(f"{checkpoint.location}/_metadata")
@@ -177,7 +179,7 @@ def test_rows_are_copied_where_that_is_asked_for_and_share_no_bytes_with_the_ori
         ({"{sink}": "{root}/production", OTHER: "t"}, r"overlaps, file:.*where the original writes"),
         ({"{sink}": "{new}", OTHER: OTHER}, r"ForeachBatchSink, where the original writes"),
         ({"{sink}": "{new}", OTHER: "{new}"}, r"is mapped to it as well"),
-        ({"{sink}": "{image}/out", OTHER: "t"}, r"overlaps the image"),
+        ({"{sink}": "{snapshot}/out", OTHER: "t"}, r"overlaps the snapshot"),
         ({"{sink}": "{used}", OTHER: "t"}, r"there is _spark_metadata/0 already"),
         ({"{sink}": "{batch}", OTHER: "t"}, r"there is day=1/part-0 already"),
         ({"{sink}": "{new}", OTHER: "{batch}"}, r"there is day=1/part-0 already"),
@@ -187,7 +189,7 @@ def test_a_sink_that_is_not_mapped_to_a_free_place_is_refused_and_nothing_is_mad
     two: Deployments, outputs: dict[str, str], words: str
 ) -> None:
     places = {"sink": str(two.production.sink), "new": str(two.new), "root": str(two.root)}
-    places |= {"image": two.location, "used": f"{two.root}/used", "batch": f"{two.root}/batch"}
+    places |= {"snapshot": two.location, "used": f"{two.root}/used", "batch": f"{two.root}/batch"}
     for file in ("used/_spark_metadata/0", "batch/day=1/part-0"):
         (two.root / file).parent.mkdir(parents=True)
         (two.root / file).write_text("v1")
@@ -200,7 +202,7 @@ def test_a_sink_that_is_not_mapped_to_a_free_place_is_refused_and_nothing_is_mad
 
 
 def test_a_folder_that_another_stream_of_the_catalog_writes_or_will_is_refused(two: Deployments) -> None:
-    writing, waiting = (replace(two.staging, job_id=name, name=name) for name in ("writing", "waiting"))
+    writing, waiting = (replace(two.staging, stream_id=name, name=name) for name in ("writing", "waiting"))
     writing.register()
     as_writer(writing.catalog, "writing").executions.begin(
         "its", run_id="run", cause=StartCause.MANUAL, holder=this_holder("its", "run", None)
@@ -253,41 +255,43 @@ def test_folders_overlap_where_one_lies_in_the_other(one: str, other: str, overl
     assert folders_overlap(one, other) is folders_overlap(other, one) is overlap
 
 
-def test_what_is_no_image_of_another_deployment_is_refused(two: Deployments) -> None:
-    own = replace(two.production.shelf.job, job_id="scratch")
-    with pytest.raises(ImageNotFoundError, match=r"of this very deployment.*fork_stream_job"):
+def test_what_is_no_snapshot_of_another_deployment_is_refused(two: Deployments) -> None:
+    own = replace(two.production.shelf.stream, stream_id="scratch")
+    with pytest.raises(SnapshotNotFoundError, match=r"of this very deployment.*fork_stream_job"):
         two.make(into=own)
-    with pytest.raises(ImageNotFoundError):
+    with pytest.raises(SnapshotNotFoundError):
         two.make(f"file://{two.root}/nothing")
     with pytest.raises(OptionError, match="no location"):
         two.make("for staging")
     with pytest.raises(OptionError, match="names a user"):
         two.make("s3://me:secret@host/savepoint")
     two.staging.register()
-    with pytest.raises(ImageNotFoundError, match="import_stream_job"):
+    with pytest.raises(SnapshotNotFoundError, match="import_stream_job"):
         preview_start(two.staging, StartFrom.parse(two.location))
 
 
-def test_an_altered_image_makes_nothing(two: Deployments) -> None:
+def test_an_altered_snapshot_makes_nothing(two: Deployments) -> None:
     folder = Path(two.location.removeprefix("file://"))
     data = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     data.write_bytes(data.read_bytes()[:-1] + b"?")
 
-    with pytest.raises(ImageCorruptError):
+    with pytest.raises(SnapshotCorruptError):
         two.make()
 
     assert two.staging.register().live_directory is None
 
 
-@pytest.mark.parametrize("shared", ["live", "images"])
-def test_a_job_with_the_originals_own_folders_is_refused(two: Deployments, shared: str) -> None:
+@pytest.mark.parametrize("shared", ["live", "snapshots"])
+def test_a_stream_with_the_originals_own_folders_is_refused(two: Deployments, shared: str) -> None:
     two.production.shelf.checkpoint()
-    its = two.production.shelf.job
-    job = replace(two.staging, live_root=its.live_root) if shared == "live" else replace(two.staging, store=its.store)
+    its = two.production.shelf.stream
+    stream = (
+        replace(two.staging, live_root=its.live_root) if shared == "live" else replace(two.staging, store=its.store)
+    )
     before = tree(two.root / "production")
 
     with pytest.raises(LiveDirectoryError, match=r"knows no start of it, but its folders hold .*(live-1-0|chk-)"):
-        two.make(into=job)
+        two.make(into=stream)
 
     assert tree(two.root / "production") == before
 
@@ -301,10 +305,10 @@ def test_a_live_folder_that_another_deployment_has_claimed_is_refused(two: Deplo
     with pytest.raises(LiveDirectoryError, match="holds the live directories of deployment another"):
         two.make()
 
-    assert two.staging.catalog.jobs.get(JOB).live_directory == made.live_directory
+    assert two.staging.catalog.streams.get(STREAM).live_directory == made.live_directory
 
 
-def test_what_the_job_itself_has_committed_is_given_up_only_if_asked(two: Deployments) -> None:
+def test_what_the_stream_itself_has_committed_is_given_up_only_if_asked(two: Deployments) -> None:
     made = two.make()
     catalog = two.staging.catalog
     as_writer(catalog).executions.begin(
@@ -320,9 +324,9 @@ def test_what_the_job_itself_has_committed_is_given_up_only_if_asked(two: Deploy
     assert again.query_id != made.query_id, "Delta would pass over its batches"
 
 
-def test_a_job_that_runs_imports_nothing(two: Deployments) -> None:
+def test_a_stream_that_runs_imports_nothing(two: Deployments) -> None:
     two.staging.register()
-    two.staging.catalog.leases.acquire(JOB, this_holder("other", "run", None), 60_000)
+    two.staging.catalog.leases.acquire(STREAM, this_holder("other", "run", None), 60_000)
 
     with pytest.raises(LeaseHeldError):
         two.make()
@@ -383,13 +387,13 @@ def test_a_lease_lost_at_any_step_leaves_the_successors_import_alone(
         new.catalog.database.limit_calls(1)
         made: list[Fork] = []
 
-        def comes(new: StreamingJob = new, made: list[Fork] = made) -> bool:
+        def comes(new: StreamHandle = new, made: list[Fork] = made) -> bool:
             try:
-                held = new.catalog.leases.current(JOB)
+                held = new.catalog.leases.current(STREAM)
                 if held is not None:
                     holder = this_holder("new", "run", None)
-                    taken = new.catalog.leases.acquire(JOB, holder, 10**9, take_over=held.token)
-                    new.catalog.leases.release(JOB, taken.token)
+                    taken = new.catalog.leases.acquire(STREAM, holder, 10**9, take_over=held.token)
+                    new.catalog.leases.release(STREAM, taken.token)
                 made.append(two.make(into=new))
             except CatalogError:
                 # The old one is in a transaction: it comes at the next step.
@@ -402,7 +406,7 @@ def test_a_lease_lost_at_any_step_leaves_the_successors_import_alone(
                 two.make()
             except LeaseLostError:
                 lost_under_way += 1
-                assert two.staging.catalog.jobs.get(JOB).live_directory == made[0].live_directory
+                assert two.staging.catalog.streams.get(STREAM).live_directory == made[0].live_directory
         assert inspect_live_directory(two.start().live).batch_id == LAST
         assert tree(tmp_path / "production") == before
         lost = steps.has_come

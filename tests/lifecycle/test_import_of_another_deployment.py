@@ -22,15 +22,15 @@ from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBacke
 from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.recovery.import_snapshot import import_image
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.recovery.import_snapshot import import_snapshot
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.settings import apply_state_backend
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 pytestmark = pytest.mark.spark
 
@@ -51,9 +51,11 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.root.mkdir()
-        storage = FileSystemCheckpointStorage(f"file://{self.root}/images", 64, savepoint_path=f"file://{self.root}/sp")
-        self.job = StreamingJob(
-            job_id="orders",
+        storage = FileSystemCheckpointStorage(
+            f"file://{self.root}/snapshots", 64, savepoint_path=f"file://{self.root}/sp"
+        )
+        self.stream = StreamHandle(
+            stream_id="orders",
             name=self.root.name,
             asset_key="orders",
             catalog=Catalog(f"sqlite:///{self.root / 'catalog.db'}"),
@@ -75,9 +77,9 @@ class Deployment:
         query = QueryToStart(lambda: self.writer(output or self.output))
 
         def start(live: LiveDirectory) -> SupervisedQuery:
-            return start_query(query.take(), self.job.name, live)
+            return start_query(query.take(), self.stream.name, live)
 
-        return run_job(self.job, RunRequest(run_id="run", start_query=start, describe=query.described))
+        return execute_stream(self.stream, RunRequest(run_id="run", start_query=start, describe=query.described))
 
     def rows(self, output: Path | None = None) -> Counter[tuple[Any, ...]]:
         reader = self.spark.read.schema("start timestamp, shop long, count long")
@@ -101,16 +103,18 @@ def test_staging_goes_on_exactly_from_productions_savepoint_and_production_is_by
     )
     feed(tmp_path, 0, 5)
     assert production.run().end.kind is EndKind.ENDED_BY_ITSELF
-    savepoint = operations.trigger_savepoint(production.job, operations.Operator("a test"), label="for staging")
-    production.job.catalog.close()
+    savepoint = operations.trigger_savepoint(production.stream, operations.Operator("a test"), label="for staging")
+    production.stream.catalog.close()
     at_savepoint, before = production.rows(), tree(production.root)
 
     outputs = {str(production.output): str(staging.output)}
-    made = import_image(staging.job, str(savepoint.location), outputs=outputs, origin="a test", with_rows=with_rows)
+    made = import_snapshot(
+        staging.stream, str(savepoint.location), outputs=outputs, origin="a test", with_rows=with_rows
+    )
     feed(tmp_path, 5, 3)
     with pytest.raises(SharedSinkError, match="the stream that the state comes from"):
         staging.run(production.output)
-    with pytest.raises(SharedSinkError, match="no sink of the imported image is mapped to it"):
+    with pytest.raises(SharedSinkError, match="no sink of the imported snapshot is mapped to it"):
         staging.run(staging.root / "elsewhere")
     first = staging.run()
 
@@ -120,13 +124,13 @@ def test_staging_goes_on_exactly_from_productions_savepoint_and_production_is_by
     assert at_savepoint
     assert own == uninterrupted.rows()
     assert LiveDirectory(made.live_directory).positions().commit == (made.batch_id or 0) + 4
-    # From now on it is a stream like any other, with images of its own.
-    mine = operations.trigger_savepoint(staging.job, operations.Operator("a test"), label="own")
-    header = staging.job.store.manifest(str(mine.location)).header
+    # From now on it is a stream like any other, with snapshots of its own.
+    mine = operations.trigger_savepoint(staging.stream, operations.Operator("a test"), label="own")
+    header = staging.stream.store.manifest(str(mine.location)).header
     assert header.query_id == made.query_id
-    assert header.properties["deployment_id"] == staging.job.catalog.deployment_id
+    assert header.properties["deployment_id"] == staging.stream.catalog.deployment_id
     feed(tmp_path, 8, 1)
     assert staging.run().end.kind is EndKind.ENDED_BY_ITSELF
     assert tree(production.root) == before
     for deployment in (staging, uninterrupted):
-        deployment.job.catalog.close()
+        deployment.stream.catalog.close()

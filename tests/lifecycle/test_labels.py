@@ -1,4 +1,4 @@
-"""Labels: a start finds an image by its label, so no label may mean something else."""
+"""Labels: a start finds a snapshot by its label, so no label may mean something else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.operations import stop_with_savepoint, trigger_savepoint
 from dagster_ckpt.operations.requests import Operator
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import LONGEST_LABEL, StartPoint, checked_label
 
 OPERATOR = Operator("a test")
@@ -28,14 +28,14 @@ GOOD = ["before-release-42", "empty-2", "my latest", "batch-x", "scheduled-2026-
 @pytest.mark.parametrize("label", REFUSED)
 def test_a_label_that_means_something_else_is_refused_at_every_door(tmp_path: Path, label: str) -> None:
     """Finding f28: a start from the savepoint `empty` gave up all state and emptied the sink's log."""
-    job = History(tmp_path).shelf.job
-    with pytest.raises(OptionError, match="cannot be the label of an image"):
-        trigger_savepoint(job, OPERATOR, label=label)
-    with pytest.raises(OptionError, match="cannot be the label of an image"):
-        stop_with_savepoint(job, OPERATOR, label=label)
-    with pytest.raises(OptionError, match="cannot be the label of an image"):
-        SnapshotOrder(ImageKind.SAVEPOINT, 1, label=label)
-    assert job.catalog.images.of_job(job.job_id) == []
+    stream = History(tmp_path).shelf.stream
+    with pytest.raises(OptionError, match="cannot be the label of a snapshot"):
+        trigger_savepoint(stream, OPERATOR, label=label)
+    with pytest.raises(OptionError, match="cannot be the label of a snapshot"):
+        stop_with_savepoint(stream, OPERATOR, label=label)
+    with pytest.raises(OptionError, match="cannot be the label of a snapshot"):
+        SnapshotOrder(SnapshotKind.SAVEPOINT, 1, label=label)
+    assert stream.catalog.snapshots.of_stream(stream.stream_id) == []
 
 
 @pytest.mark.parametrize("label", GOOD)

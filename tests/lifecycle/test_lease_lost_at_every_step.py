@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from lease_losers import CASES, with_savepoint
-from lost_lease import OLD, Pristine, Scene, Successor, job_at, lost_at
-from retention_shelf import JOB
+from lost_lease import OLD, Pristine, Scene, Successor, lost_at, stream_at
+from retention_shelf import STREAM
 from rewind_history import History
 from sqlalchemy import create_engine, make_url, text
 
@@ -28,7 +28,7 @@ from dagster_ckpt.errors import CatalogError, CkptError, LeaseLostError
 from dagster_ckpt.io.local_folder import LocalFolder
 from dagster_ckpt.operations.operations import preview_start
 from dagster_ckpt.recovery import prepare
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -95,8 +95,8 @@ FROZEN = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from lost_lease import JOB, job_at
-from dagster_ckpt.catalog.streams import JobStore
+from lost_lease import STREAM, stream_at
+from dagster_ckpt.catalog.streams import StreamStore
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.operations.operations import preview_start
@@ -104,26 +104,26 @@ from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 
-switch = JobStore.switch_live_directory
+switch = StreamStore.switch_live_directory
 def frozen(*arguments, **named):
     os.kill(os.getpid(), signal.SIGSTOP)
     return switch(*arguments, **named)
-JobStore.switch_live_directory = frozen
-job, ttl_ms = job_at(Path(sys.argv[2]), sys.argv[3]), int(sys.argv[4])
-acquired = acquire(job.catalog, JOB, this_holder("old", "run of the old", None), ttl_ms=ttl_ms)
-plan = preview_start(job, StartFrom.parse("sp"))
-with LeaseKeeper(job.catalog, acquired.record, ttl_ms=ttl_ms) as lease:
+StreamStore.switch_live_directory = frozen
+stream, ttl_ms = stream_at(Path(sys.argv[2]), sys.argv[3]), int(sys.argv[4])
+acquired = acquire(stream.catalog, STREAM, this_holder("old", "run of the old", None), ttl_ms=ttl_ms)
+plan = preview_start(stream, StartFrom.parse("sp"))
+with LeaseKeeper(stream.catalog, acquired.record, ttl_ms=ttl_ms) as lease:
     try:
-        prepare(job, plan, lease)
+        prepare(stream, plan, lease)
     except LeaseLostError:
         sys.exit(42)
 """
 
 
-def run_out(job: StreamingJob) -> None:
+def run_out(stream: StreamHandle) -> None:
     """Wait until the lease of a process that cannot renew it has run out."""
     deadline = time.monotonic() + 60
-    while (lease := job.catalog.leases.current(JOB)) is None or not lease.expired:
+    while (lease := stream.catalog.leases.current(STREAM)) is None or not lease.expired:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -139,12 +139,12 @@ def test_a_process_that_was_frozen_before_its_switch_changes_nothing_when_it_wak
             assert old.poll() is None
             time.sleep(0.02)
         successor = Successor(scene, scene.process())
-        run_out(successor.job)
+        run_out(successor.stream)
         assert successor.takes_over()
         os.kill(old.pid, signal.SIGCONT)
         assert old.wait(60) == 42
         successor.is_untouched()
-        successor.job.catalog.close()
+        successor.stream.catalog.close()
     finally:
         old.kill()
         old.wait()
@@ -195,24 +195,24 @@ def test_a_start_whose_connection_stalls_at_its_switch_changes_nothing_when_it_h
         through = parsed.set(host="127.0.0.1", port=proxy.port, query={}).render_as_string(hide_password=False)
         scene = Scene(root, History(root, catalog_url=url), url)
         with_savepoint(scene)
-        job, ttl_ms = job_at(root, through), 5_000
-        lease = job.catalog.leases.acquire(JOB, OLD, ttl_ms)
-        plan = preview_start(job, StartFrom.parse("sp"))
+        stream, ttl_ms = stream_at(root, through), 5_000
+        lease = stream.catalog.leases.acquire(STREAM, OLD, ttl_ms)
+        plan = preview_start(stream, StartFrom.parse("sp"))
         raised: list[BaseException] = []
         stalled = threading.Event()
-        switch = job.catalog.jobs.switch_live_directory
+        switch = stream.catalog.streams.switch_live_directory
 
         def stalling(*arguments: Any, **named: Any) -> Any:
             proxy.passes.clear()
             stalled.set()
             return switch(*arguments, **named)
 
-        job.catalog.jobs.switch_live_directory = stalling  # type: ignore[method-assign]
+        stream.catalog.streams.switch_live_directory = stalling  # type: ignore[method-assign]
 
         def start_of_old() -> None:
             try:
-                with LeaseKeeper(job.catalog, lease, ttl_ms=ttl_ms) as keeper:
-                    prepare.prepare(job, plan, keeper)
+                with LeaseKeeper(stream.catalog, lease, ttl_ms=ttl_ms) as keeper:
+                    prepare.prepare(stream, plan, keeper)
             except CkptError as error:
                 raised.append(error)
 
@@ -220,7 +220,7 @@ def test_a_start_whose_connection_stalls_at_its_switch_changes_nothing_when_it_h
         old.start()
         assert stalled.wait(60)
         successor = Successor(scene, scene.process())
-        run_out(successor.job)
+        run_out(successor.stream)
         assert successor.takes_over()
         proxy.passes.set()
         old.join(60)
@@ -228,5 +228,5 @@ def test_a_start_whose_connection_stalls_at_its_switch_changes_nothing_when_it_h
         assert [type(error) for error in raised] in ([LeaseLostError], [CatalogError])
         successor.is_untouched()
         proxy.close()
-        for catalog in (job.catalog, successor.job.catalog, scene.history.shelf.job.catalog):
+        for catalog in (stream.catalog, successor.stream.catalog, scene.history.shelf.stream.catalog):
             catalog.close()

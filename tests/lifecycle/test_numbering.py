@@ -1,4 +1,4 @@
-"""Numbers of images rise above all that is stored, also where the catalog has forgotten it."""
+"""Numbers of snapshots rise above all that is stored, also where the catalog has forgotten it."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.checkpointing.numbering import count_beyond_what_is_used
-from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.execution import RunRequest, execute_stream
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.handle import StreamingJob
-from tests.as_writer import holding, set_job
+from dagster_ckpt.stream.handle import StreamHandle
+from tests.as_writer import holding, set_stream
 
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf = Shelf.at(tmp_path)
     yield shelf
-    shelf.job.catalog.close()
+    shelf.stream.catalog.close()
 
 
 def forgotten(shelf: Shelf) -> Shelf:
-    """The same storage and live directory, and a catalog that knows of neither image."""
+    """The same storage and live directory, and a catalog that knows of neither snapshot."""
     return Shelf.at(shelf.root, catalog_url=f"sqlite:///{shelf.root / 'another.db'}")
 
 
-def counted(job: StreamingJob, restored: ImageRecord | None) -> int:
-    with holding(job.catalog, JOB) as lease:
-        return count_beyond_what_is_used(job, restored, lease)
+def counted(stream: StreamHandle, restored: SnapshotRecord | None) -> int:
+    with holding(stream.catalog, STREAM) as lease:
+        return count_beyond_what_is_used(stream, restored, lease)
 
 
 def next_number(shelf: Shelf) -> int:
-    return shelf.job.catalog.jobs.get(JOB).next_number
+    return shelf.stream.catalog.streams.get(STREAM).next_number
 
 
-def test_a_new_job_counts_from_one(shelf: Shelf) -> None:
-    assert counted(shelf.job, None) == 1
+def test_a_new_stream_counts_from_one(shelf: Shelf) -> None:
+    assert counted(shelf.stream, None) == 1
 
 
 def test_a_catalog_that_was_lost_counts_on_from_what_is_stored(shelf: Shelf) -> None:
@@ -47,25 +47,25 @@ def test_a_catalog_that_was_lost_counts_on_from_what_is_stored(shelf: Shelf) -> 
         shelf.checkpoint()
     after = forgotten(shelf)
 
-    assert counted(after.job, None) == 12
+    assert counted(after.stream, None) == 12
     assert next_number(after) == 12
-    after.job.catalog.close()
+    after.stream.catalog.close()
 
 
 def test_a_restored_savepoint_counts_too(shelf: Shelf) -> None:
     shelf.numbers = 40
     savepoint = shelf.savepoint("mine")
-    set_job(shelf.job.catalog, JOB, next_number=7)
+    set_stream(shelf.stream.catalog, STREAM, next_number=7)
 
-    assert counted(shelf.job, None) == 7
-    assert counted(shelf.job, savepoint) == 42
+    assert counted(shelf.stream, None) == 7
+    assert counted(shelf.stream, savepoint) == 42
     assert next_number(shelf) == 42
 
 
 def test_a_counter_that_is_further_on_stays(shelf: Shelf) -> None:
-    set_job(shelf.job.catalog, JOB, next_number=100)
+    set_stream(shelf.stream.catalog, STREAM, next_number=100)
 
-    assert counted(shelf.job, shelf.checkpoint()) == 100
+    assert counted(shelf.stream, shelf.checkpoint()) == 100
     assert next_number(shelf) == 100
 
 
@@ -79,7 +79,7 @@ def test_a_start_counts_on_before_its_query_runs(shelf: Shelf) -> None:
         raise RuntimeError("that is enough")
 
     with pytest.raises(RuntimeError, match="that is enough"):
-        run_job(after.job, RunRequest("run", start))
+        execute_stream(after.stream, RunRequest("run", start))
 
     assert seen == [2]
-    after.job.catalog.close()
+    after.stream.catalog.close()

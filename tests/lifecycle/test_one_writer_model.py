@@ -1,4 +1,4 @@
-"""One writer, as a model: every interleaving of some processes that start, take over, take images and clean up.
+"""One writer, as a model: every interleaving of some processes that start, take over, take snapshots and clean up.
 
 Breadth-first over all states. A process that was overtaken may be frozen before any of its steps for as long as it
 likes, as no step of it is ever forced. What the model takes for granted is that a query commits no batch after its
@@ -24,14 +24,14 @@ class Step(Enum):
 
     ACQUIRE = "acquire the lease"
     BUILD = "build a live directory"
-    SWITCH = "switch the job to it"
+    SWITCH = "switch the stream to it"
     LOOK = "list the sink's log"
     UNDO = "delete an entry of the sink's log"
     FINISH = "record that the restore is done"
     COMMIT = "commit a batch"
-    PUBLISH = "publish an image's bytes"
-    COMPLETE = "record the image as complete"
-    MARK = "mark the image before as being deleted"
+    PUBLISH = "publish a snapshot's bytes"
+    COMPLETE = "record the snapshot as complete"
+    MARK = "mark the snapshot before as being deleted"
     DELETE = "delete its bytes"
     LIST = "list live directories"
     SWEEP = "delete an older one"
@@ -39,7 +39,7 @@ class Step(Enum):
 
 
 STEPS = list(Step)
-IMAGES = {Step.PUBLISH, Step.COMPLETE, Step.MARK, Step.DELETE}
+SNAPSHOTS = {Step.PUBLISH, Step.COMPLETE, Step.MARK, Step.DELETE}
 # Refused by the catalog in the write itself, or done while the catalog holds the lease.
 GUARDED = {Step.SWITCH, Step.UNDO, Step.FINISH, Step.COMPLETE, Step.MARK}
 # Asked before, by a call of its own, in both designs.
@@ -192,9 +192,9 @@ def explore(processes: int, *, fenced: bool) -> int:
 
 def _is_sound(name: str, world: World) -> None:
     if not any(directory == world.live for directory, _ in world.directories):
-        raise TwoWritersError(f"{name}: the job's live directory is gone: {world}")
+        raise TwoWritersError(f"{name}: the stream's live directory is gone: {world}")
     if not world.completed <= world.stored:
-        raise TwoWritersError(f"{name}: a complete image has no bytes: {world}")
+        raise TwoWritersError(f"{name}: a complete snapshot has no bytes: {world}")
 
 
 def test_of_all_interleavings_none_has_two_writers() -> None:
@@ -202,7 +202,7 @@ def test_of_all_interleavings_none_has_two_writers() -> None:
 
 
 @pytest.mark.parametrize(
-    "left_out", [{Step.LOOK, Step.UNDO, Step.FINISH, Step.COMMIT}, IMAGES], ids=["images", "sinks"]
+    "left_out", [{Step.LOOK, Step.UNDO, Step.FINISH, Step.COMMIT}, SNAPSHOTS], ids=["snapshots", "sinks"]
 )
 def test_nor_has_any_with_three_processes(monkeypatch: pytest.MonkeyPatch, left_out: set[Step]) -> None:
     monkeypatch.setattr(f"{__name__}.STEPS", [step for step in STEPS if step not in left_out])

@@ -1,4 +1,4 @@
-"""What lies in the places of a job may be another deployment's: shared folders, and a catalog that was copied."""
+"""What lies in the places of a stream may be another deployment's: shared folders, and a catalog that was copied."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 from test_claim_modes import taken
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ImageStatus
+from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.operations.operations import trigger_savepoint
 from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.recovery.retention import delete_live_directories, discard
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.snapshot.store import ImageStore
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.snapshot.store import SnapshotStore
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import OWNER, check_places, claim_live_folder
 from dagster_ckpt.stream.start_from import StartFrom
@@ -36,26 +36,26 @@ def history(tmp_path: Path) -> History:
     return History(tmp_path)
 
 
-def own_store(folder: Path) -> ImageStore:
-    return open_store(FileSystemCheckpointStorage(f"file://{folder}", savepoint_path=f"file://{folder}/saved"), JOB)
+def own_store(folder: Path) -> SnapshotStore:
+    return open_store(FileSystemCheckpointStorage(f"file://{folder}", savepoint_path=f"file://{folder}/saved"), STREAM)
 
 
-def staging(history: History, **own: object) -> StreamingJob:
+def staging(history: History, **own: object) -> StreamHandle:
     """The same code in a second environment with a catalog of its own, and folders that are shared unless given."""
-    job = replace(history.shelf.job, catalog=Catalog(f"sqlite:///{history.shelf.root / 'staging.db'}"), **own)
-    job.register()
-    return job
+    stream = replace(history.shelf.stream, catalog=Catalog(f"sqlite:///{history.shelf.root / 'staging.db'}"), **own)
+    stream.register()
+    return stream
 
 
-def copy_of_the_catalog(history: History, **own: object) -> StreamingJob:
+def copy_of_the_catalog(history: History, **own: object) -> StreamHandle:
     """The same code in a second environment whose catalog was copied, with folders of its own."""
     root = history.shelf.root
-    history.shelf.job.catalog.close()
+    history.shelf.stream.catalog.close()
     shutil.copy(root / "catalog.db", root / "copy.db")
     return replace(
-        history.shelf.job,
+        history.shelf.stream,
         catalog=Catalog(f"sqlite:///{root / 'copy.db'}"),
-        store=own_store(root / "staging-images"),
+        store=own_store(root / "staging-snapshots"),
         live_root=str(root / "staging-live"),
         **own,
     )
@@ -64,51 +64,51 @@ def copy_of_the_catalog(history: History, **own: object) -> StreamingJob:
 @pytest.mark.parametrize("start_from", ["latest", "batch-3", "empty", "chk-1"])
 def test_a_second_environment_does_not_start_in_the_live_folder_of_the_first(history: History, start_from: str) -> None:
     """An empty start there deleted the live directory of the other one at its first checkpoint."""
-    job = history.shelf.job
-    claim_live_folder(job)
-    check_places(job, StartFrom(), predecessor_ended=True)
+    stream = history.shelf.stream
+    claim_live_folder(stream)
+    check_places(stream, StartFrom(), predecessor_ended=True)
     other = staging(history)
 
-    with pytest.raises(LiveDirectoryError, match=f"share a folder by mistake.*{job.catalog.deployment_id}"):
+    with pytest.raises(LiveDirectoryError, match=f"share a folder by mistake.*{stream.catalog.deployment_id}"):
         check_places(other, StartFrom.parse(start_from, give_up_state=start_from == "empty"), predecessor_ended=True)
 
-    assert (Path(job.live_folder) / OWNER).read_text() == job.catalog.deployment_id
+    assert (Path(stream.live_folder) / OWNER).read_text() == stream.catalog.deployment_id
 
 
 def test_a_rebuild_registers_nothing_of_another_deployment(history: History) -> None:
     """It handed the first environment's checkpoints to the second one, which subsumed and deleted them."""
-    image = taken(history.shelf, ImageKind.CHECKPOINT)
+    snapshot = taken(history.shelf, SnapshotKind.CHECKPOINT)
     other = staging(history, live_root=str(history.shelf.root / "staging-live"))
 
     with pytest.raises(LiveDirectoryError, match="rebuild_catalog_job with take_over_deployment"):
         rebuild(other, origin="a test")
 
-    assert other.catalog.images.completed(JOB) == []
-    lost = history.shelf.job.catalog.deployment_id
+    assert other.catalog.snapshots.completed(STREAM) == []
+    lost = history.shelf.stream.catalog.deployment_id
     rebuild(other, origin="a test", take_over_deployment=lost)
-    assert [each.image_id for each in other.catalog.images.completed(JOB)] == [image.image_id]
+    assert [each.snapshot_id for each in other.catalog.snapshots.completed(STREAM)] == [snapshot.snapshot_id]
 
 
 def test_a_rebuild_goes_on_in_no_live_directory_of_another_deployment(history: History) -> None:
-    """With the live folder shared and no image in sight it went on in the directory of a query that runs."""
-    claim_live_folder(history.shelf.job)
+    """With the live folder shared and no snapshot in sight it went on in the directory of a query that runs."""
+    claim_live_folder(history.shelf.stream)
     root = history.shelf.root
     other = staging(history, store=own_store(root / "own"))
 
-    with pytest.raises(LiveDirectoryError, match=history.shelf.job.catalog.deployment_id):
+    with pytest.raises(LiveDirectoryError, match=history.shelf.stream.catalog.deployment_id):
         rebuild(other, origin="a test")
 
-    assert other.catalog.jobs.get(JOB).live_generation == 0
+    assert other.catalog.streams.get(STREAM).live_generation == 0
 
 
-def test_a_second_environment_registers_its_own_images_in_a_shared_storage(history: History) -> None:
-    taken(history.shelf, ImageKind.CHECKPOINT)
-    theirs = trigger_savepoint(history.shelf.job, OPERATOR, label="theirs")
-    job = history.shelf.job
-    with job.catalog.database.writing() as connection:
-        connection.exec_driver_sql("DELETE FROM images")
+def test_a_second_environment_registers_its_own_snapshots_in_a_shared_storage(history: History) -> None:
+    taken(history.shelf, SnapshotKind.CHECKPOINT)
+    theirs = trigger_savepoint(history.shelf.stream, OPERATOR, label="theirs")
+    stream = history.shelf.stream
+    with stream.catalog.database.writing() as connection:
+        connection.exec_driver_sql("DELETE FROM snapshots")
         connection.exec_driver_sql("UPDATE deployment SET deployment_id = 'another'")
-    again = replace(job, catalog=Catalog(f"sqlite:///{history.shelf.root / 'catalog.db'}"))
+    again = replace(stream, catalog=Catalog(f"sqlite:///{history.shelf.root / 'catalog.db'}"))
 
     report = rebuild(again, origin="a test")
 
@@ -143,21 +143,21 @@ def test_a_live_directory_outside_of_the_streams_folder_is_not_started_in(
 
 def test_a_copied_catalog_deletes_no_checkpoint_of_the_one_it_was_copied_from(history: History) -> None:
     """Its first checkpoint subsumed production's: all of them were gone from production's storage."""
-    image = taken(history.shelf, ImageKind.CHECKPOINT)
+    snapshot = taken(history.shelf, SnapshotKind.CHECKPOINT)
     copy = copy_of_the_catalog(history)
 
-    report = discard(copy, [image], reason="subsumed", lease=None)
+    report = discard(copy, [snapshot], reason="subsumed", lease=None)
 
     assert "outside of the stream's storage" in report.deleted[0]
-    assert copy.catalog.images.get(image.image_id).status is ImageStatus.DELETED
-    assert history.shelf.job.store.verify(str(image.location)) == []
+    assert copy.catalog.snapshots.get(snapshot.snapshot_id).status is SnapshotStatus.DELETED
+    assert history.shelf.stream.store.verify(str(snapshot.location)) == []
 
 
 def test_the_folder_of_live_directories_is_given_back_once_they_are_gone(history: History) -> None:
-    job = history.shelf.job
-    claim_live_folder(job)
-    with holding(job.catalog, JOB) as lease, LeaseKeeper(job.catalog, lease) as keeper:
-        delete_live_directories(job, AcquiredLease(lease), keeper)
+    stream = history.shelf.stream
+    claim_live_folder(stream)
+    with holding(stream.catalog, STREAM) as lease, LeaseKeeper(stream.catalog, lease) as keeper:
+        delete_live_directories(stream, AcquiredLease(lease), keeper)
 
-    assert not Path(job.live_folder).exists()
+    assert not Path(stream.live_folder).exists()
     claim_live_folder(staging(history))

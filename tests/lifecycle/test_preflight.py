@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
@@ -47,7 +47,7 @@ def runs(scratch: LiveDirectory) -> Trial:
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[History]:
     history = History(tmp_path)
-    history.shelf.job = replace(history.shelf.job, code_version="2")
+    history.shelf.stream = replace(history.shelf.stream, code_version="2")
     yield history
     assert not any((tmp_path / "live" / SCRATCH_FOLDER).rglob("metadata")), "a copy was left behind"
     history.close()
@@ -61,8 +61,8 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> PlayedSpark:
 
 
 def tried(history: History, **how: Any) -> PreflightRecord:
-    result = preflight(history.shelf.job, lambda: None, **how)  # type: ignore[arg-type, return-value]
-    assert history.shelf.job.catalog.desired_states.all()[JOB].preflight == result
+    result = preflight(history.shelf.stream, lambda: None, **how)  # type: ignore[arg-type, return-value]
+    assert history.shelf.stream.catalog.desired_states.all()[STREAM].preflight == result
     return result
 
 
@@ -112,8 +112,8 @@ def test_without_any_data_it_passes_and_says_that_no_state_was_loaded(history: H
     assert "no data to load the state with" in result.reason
 
 
-def test_where_the_live_directory_is_lost_the_newest_image_is_tried(history: History, spark: PlayedSpark) -> None:
-    operations.trigger_savepoint(history.shelf.job, operations.Operator("a test"))
+def test_where_the_live_directory_is_lost_the_newest_snapshot_is_tried(history: History, spark: PlayedSpark) -> None:
+    operations.trigger_savepoint(history.shelf.stream, operations.Operator("a test"))
     shutil.rmtree(history.shelf.live)
     assert tried(history).passed
     assert [(positions, replays) for positions, replays, _ in spark.copies] == [(Positions(LAST, LAST), False)]
@@ -121,7 +121,7 @@ def test_where_the_live_directory_is_lost_the_newest_image_is_tried(history: His
 
 def test_where_nothing_is_left_to_go_on_from_it_is_refused(history: History, spark: PlayedSpark) -> None:
     live = history.live.url
-    as_writer(history.shelf.job.catalog, JOB).executions.running("first", live_directory=live, recovery={})
+    as_writer(history.shelf.stream.catalog, STREAM).executions.running("first", live_directory=live, recovery={})
     shutil.rmtree(history.shelf.live)
     result = tried(history)
     assert not result.passed
@@ -132,7 +132,7 @@ def test_where_nothing_is_left_to_go_on_from_it_is_refused(history: History, spa
 def test_an_interrupted_preflight_has_no_result(history: History, spark: PlayedSpark) -> None:
     with pytest.raises(RequestFailedError, match="was interrupted, so it has no result"):
         tried(history, interrupted=lambda: True)
-    assert history.shelf.job.catalog.desired_states.find(JOB) is None
+    assert history.shelf.stream.catalog.desired_states.find(STREAM) is None
 
 
 def test_what_is_not_known_is_told_as_spark_says_it() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.records import StartCause
@@ -18,11 +18,11 @@ from dagster_ckpt.operations import preflight as preflights
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.runtime import execution as executions
-from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.execution import RunRequest, execute_stream
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.trial_batch import Trial
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
@@ -35,7 +35,7 @@ class Scene:
 
     def __init__(self, root: Path) -> None:
         self.history = History(root)
-        self.job: StreamingJob = replace(self.history.shelf.job, code_version="2")
+        self.stream: StreamHandle = replace(self.history.shelf.stream, code_version="2")
         self.folder: Path = self.history.sink
         self.new = root / "new"
 
@@ -69,7 +69,7 @@ class Scene:
 
     def another_stream_writes(self) -> None:
         self.moved("v1", LAST)
-        other = replace(self.job, job_id="other", name="other", asset_key="other")
+        other = replace(self.stream, stream_id="other", name="other", asset_key="other")
         other.register()
         holder = this_holder("its", "run", None)
         writer = as_writer(other.catalog, "other")
@@ -77,9 +77,9 @@ class Scene:
         writer.executions.heartbeat("its", {"sinks": [f"FileSink[{self.new}]"]})
 
     def lost(self) -> None:
-        operations.trigger_savepoint(self.job, operations.Operator("a test"))
+        operations.trigger_savepoint(self.stream, operations.Operator("a test"))
         live = self.history.live.url
-        as_writer(self.job.catalog, JOB).executions.running("first", live_directory=live, recovery={})
+        as_writer(self.stream.catalog, STREAM).executions.running("first", live_directory=live, recovery={})
         shutil.rmtree(self.history.shelf.live)
 
     def cut_off(self, pending: dict[str, object]) -> None:
@@ -90,13 +90,16 @@ class Scene:
         for batch in range(4, LAST + 1):
             for log in ("offsets", "commits"):
                 (made / log / str(batch)).unlink()
-        as_writer(self.job.catalog, JOB).jobs.switch_live_directory(
+        as_writer(self.stream.catalog, STREAM).streams.switch_live_directory(
             str(made), pending_restore={"sinks": [f"FileSink[file:{self.history.sink}]"], **pending}
         )
 
     def forked(self, outputs: dict[str, str] | None = None) -> None:
-        original, self.job = self.job, replace(self.job, job_id="scratch", name="scratch", asset_key="scratch")
-        fork(original, self.job, StartFrom.parse("batch-5"), origin="a test", outputs=outputs)
+        original, self.stream = (
+            self.stream,
+            replace(self.stream, stream_id="scratch", name="scratch", asset_key="scratch"),
+        )
+        fork(original, self.stream, StartFrom.parse("batch-5"), origin="a test", outputs=outputs)
         self.folder = self.new
 
     def then(self, *steps: Callable[[], None]) -> None:
@@ -116,7 +119,7 @@ SITUATIONS: dict[str, tuple[bool, Callable[[Scene], None]]] = {
     "the log is ahead": (False, lambda scene: scene.log_ahead(3)),
     "restored": (True, lambda scene: scene.lost()),
     "restored, in a new folder": (True, lambda scene: scene.then(scene.lost, scene.moved)),
-    "restored, in a folder that the image does not know": (
+    "restored, in a folder that the snapshot does not know": (
         False,
         lambda scene: scene.then(scene.lost, lambda: scene.moved(STRANGERS, 0)),
     ),
@@ -173,10 +176,10 @@ def test_it_says_what_the_start_then_does(scene: Scene, may_start: bool, situati
     situation(scene)
     files = {path: path.read_bytes() for path in scene.history.shelf.root.rglob("*") if path.is_file()}
 
-    told = preflight(scene.job, lambda: None)  # type: ignore[arg-type, return-value]
+    told = preflight(scene.stream, lambda: None)  # type: ignore[arg-type, return-value]
     after = {path: path.read_bytes() for path in files if path.suffix != ".db"}
     with pytest.raises((QueryStartedError, CkptError)) as end:
-        run_job(scene.job, RunRequest("run", start_query, describe=lambda: None))  # type: ignore[arg-type, return-value]
+        execute_stream(scene.stream, RunRequest("run", start_query, describe=lambda: None))  # type: ignore[arg-type, return-value]
 
     assert after == {path: data for path, data in files.items() if path.suffix != ".db"}
     assert (told.passed, isinstance(end.value, QueryStartedError)) == (may_start, may_start), (told.reason, end.value)

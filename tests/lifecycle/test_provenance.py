@@ -1,4 +1,4 @@
-"""What an image says of where it comes from, beyond what its live directory shows."""
+"""What a snapshot says of where it comes from, beyond what its live directory shows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,12 @@ FACTS = QueryFacts(ExecutionMode.REAL_TIME, PLAN, "4.3.0")
 @pytest.fixture
 def shelf(tmp_path: Path) -> Shelf:
     made = Shelf.at(tmp_path)
-    made.job = replace(made.job, code_version="release-42")
+    made.stream = replace(made.stream, code_version="release-42")
     return made
 
 
 def test_the_running_query_tells_its_plan_its_spark_and_its_mode(shelf: Shelf) -> None:
-    found = provenance(shelf.job, [FILE_SINK], FACTS)
+    found = provenance(shelf.stream, [FILE_SINK], FACTS)
 
     assert found["plan_fingerprint"] == PLAN.fingerprint
     assert found["plan"] == PLAN.as_record()
@@ -36,32 +36,32 @@ def test_the_running_query_tells_its_plan_its_spark_and_its_mode(shelf: Shelf) -
 
 
 def test_the_mode_of_the_running_query_counts_more_than_what_its_logs_look_like(shelf: Shelf) -> None:
-    guarantee = provenance(shelf.job, [FILE_SINK], FACTS)["guarantee"]
+    guarantee = provenance(shelf.stream, [FILE_SINK], FACTS)["guarantee"]
 
     assert isinstance(guarantee, dict)
     assert (guarantee["sink"], guarantee["unaligned"]) == ("AT_LEAST_ONCE", False)
-    assert "Only aligned images" in guarantee["why"]
+    assert "Only aligned snapshots" in guarantee["why"]
 
 
 def test_what_is_not_known_is_left_out(shelf: Shelf) -> None:
-    assert provenance(replace(shelf.job, code_version=None), [], QueryFacts()) == {"timeline": 0}
+    assert provenance(replace(shelf.stream, code_version=None), [], QueryFacts()) == {"timeline": 0}
 
 
-def test_the_first_image_has_no_parent_and_every_other_the_one_before(shelf: Shelf) -> None:
-    assert "parent_image_id" not in provenance(shelf.job, [])
+def test_the_first_snapshot_has_no_parent_and_every_other_the_one_before(shelf: Shelf) -> None:
+    assert "parent_snapshot_id" not in provenance(shelf.stream, [])
 
     first = shelf.checkpoint()
-    assert provenance(shelf.job, [])["parent_image_id"] == first.image_id
+    assert provenance(shelf.stream, [])["parent_snapshot_id"] == first.snapshot_id
     second = shelf.savepoint("by-hand")
-    assert provenance(shelf.job, [])["parent_image_id"] == second.image_id
+    assert provenance(shelf.stream, [])["parent_snapshot_id"] == second.snapshot_id
 
 
-def test_a_savepoint_of_a_stopped_job_names_its_parent_but_no_code(shelf: Shelf) -> None:
+def test_a_savepoint_of_a_stopped_stream_names_its_parent_but_no_code(shelf: Shelf) -> None:
     before = shelf.checkpoint()
 
-    savepoint = trigger_savepoint(shelf.job, Operator("test"))
+    savepoint = trigger_savepoint(shelf.stream, Operator("test"))
 
-    assert savepoint.properties["parent_image_id"] == before.image_id
+    assert savepoint.properties["parent_snapshot_id"] == before.snapshot_id
     # The code that is loaded now need not be what wrote the live directory.
     assert "code_version" not in savepoint.properties
     assert savepoint.properties["mode"] == "MICRO_BATCH"

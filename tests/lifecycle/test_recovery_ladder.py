@@ -10,19 +10,19 @@ from random import Random
 from typing import Any
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
-from test_run_job_refusals import PlayedQuery, Stage
+from test_run_stream_refusals import PlayedQuery, Stage
 
-from dagster_ckpt.catalog.records import EventType, ExecutionStatus, ImageRecord, RequestStatus, StartCause
-from dagster_ckpt.errors import ImageCorruptError, RecoveryExhaustedError
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotRecord, StartCause
+from dagster_ckpt.errors import RecoveryExhaustedError, SnapshotCorruptError
 from dagster_ckpt.operations.operations import preview, request_start, trigger_savepoint
 from dagster_ckpt.operations.requests import Operator
-from dagster_ckpt.operations.verification import ImageVerification, record_verification
+from dagster_ckpt.operations.verification import SnapshotVerification, record_verification
 from dagster_ckpt.orchestration.jobs.overview_job import started_from
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.execution import RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.start_from import StartFrom
@@ -44,15 +44,15 @@ class Ladder:
     def __init__(self, root: Path) -> None:
         self.history = History(root)
         self.history.sinks(f"FileSink[file:{self.history.sink}]")
-        self.job = replace(self.history.shelf.job, restart=RestartStrategies.fixed_delay_restart(20, 1))
-        self.images: list[ImageRecord] = []
+        self.stream = replace(self.history.shelf.stream, restart=RestartStrategies.fixed_delay_restart(20, 1))
+        self.snapshots: list[SnapshotRecord] = []
         for batch in range(LAST, 14):
             if batch > LAST:
                 self.history.commit(batch)
             if batch % 2 == 0:
-                self.images.insert(0, trigger_savepoint(self.job, Operator("a test"), label=f"at {batch}"))
+                self.snapshots.insert(0, trigger_savepoint(self.stream, Operator("a test"), label=f"at {batch}"))
         self.first = self.history.live
-        self.stage = Stage(self.job, [])
+        self.stage = Stage(self.stream, [])
 
     def run(self, *queries: PlayedQuery | Exception, **how: Any) -> Any:
         self.stage.queries = [*queries]
@@ -67,10 +67,10 @@ class Ladder:
         shutil.rmtree(self.first.url.removeprefix("file://"))
 
     def told(self, what: EventType) -> int:
-        return sum(event.type is what for event in self.job.catalog.events.after(0))
+        return sum(event.type is what for event in self.stream.catalog.events.after(0))
 
     def last(self) -> tuple[ExecutionStatus, bool]:
-        last = self.job.catalog.executions.latest(JOB)
+        last = self.stream.catalog.executions.latest(STREAM)
         assert last is not None
         return last.status, last.settled
 
@@ -91,73 +91,73 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def folder(image: ImageRecord) -> Path:
-    return Path((image.location or "").removeprefix("file://"))
+def folder(snapshot: SnapshotRecord) -> Path:
+    return Path((snapshot.location or "").removeprefix("file://"))
 
 
-def spoil_metadata(image: ImageRecord) -> None:
-    flip(folder(image) / "_metadata")
+def spoil_metadata(snapshot: SnapshotRecord) -> None:
+    flip(folder(snapshot) / "_metadata")
 
 
-def spoil_data(image: ImageRecord) -> None:
-    for path in folder(image).rglob("*"):
+def spoil_data(snapshot: SnapshotRecord) -> None:
+    for path in folder(snapshot).rglob("*"):
         if path.is_file() and path.name != "_metadata":
             path.unlink()
             return
-    spoil_metadata(image)
+    spoil_metadata(snapshot)
 
 
-def spoil_all(image: ImageRecord) -> None:
-    shutil.rmtree(folder(image))
+def spoil_all(snapshot: SnapshotRecord) -> None:
+    shutil.rmtree(folder(snapshot))
 
 
 SPOIL = (spoil_metadata, spoil_data, spoil_all)
 
 
-def test_known_defect_6_a_damaged_newest_image_gives_way_to_the_one_before_in_the_same_run(ladder: Ladder) -> None:
+def test_known_defect_6_a_damaged_newest_snapshot_gives_way_to_the_one_before_in_the_same_run(ladder: Ladder) -> None:
     ladder.lose_live_directory()
-    spoil_metadata(ladder.images[0])
+    spoil_metadata(ladder.snapshots[0])
 
     outcome = ladder.run(PlayedQuery(ends=True))
 
     assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
     assert ladder.batches == (10, 10)
     assert len(ladder.stage.ends()) == 2
-    recovery = ladder.job.catalog.executions.get(outcome.execution_id).recovery
+    recovery = ladder.stream.catalog.executions.get(outcome.execution_id).recovery
     assert recovery is not None
     assert (recovery["kind"], recovery["to_batch"]) == (RecoveryKind.RESTORE.value, 10)
     assert [point["name"] for point in recovery["passed"]] == ["savepoint at 12 at batch 12"]
 
 
-def test_a_start_that_is_asked_for_passes_over_a_damaged_image_as_the_start_itself_does(ladder: Ladder) -> None:
-    """`restart_stream_job` with `latest` refused, with the error of the damaged image, what a plain run recovers."""
-    flip(Path(str(ladder.images[0].location).removeprefix("file://")) / "_metadata")
+def test_a_start_that_is_asked_for_passes_over_a_damaged_snapshot_as_the_start_itself_does(ladder: Ladder) -> None:
+    """`restart_stream_job` with `latest` refused, with the error of the damaged snapshot, what a plain run recovers."""
+    flip(Path(str(ladder.snapshots[0].location).removeprefix("file://")) / "_metadata")
     ladder.lose_live_directory()
 
-    assert preview(ladder.job, StartFrom()).plan.to_batch == 10
-    assert request_start(ladder.job, StartFrom(), Operator("a test")).status is RequestStatus.PENDING
-    with pytest.raises(ImageCorruptError):
-        preview(ladder.job, StartFrom.parse("at 12"))
+    assert preview(ladder.stream, StartFrom()).plan.to_batch == 10
+    assert request_start(ladder.stream, StartFrom(), Operator("a test")).status is RequestStatus.PENDING
+    with pytest.raises(SnapshotCorruptError):
+        preview(ladder.stream, StartFrom.parse("at 12"))
 
 
-def test_known_defect_5_state_that_spark_cannot_load_gives_way_to_the_newest_image(ladder: Ladder) -> None:
+def test_known_defect_5_state_that_spark_cannot_load_gives_way_to_the_newest_snapshot(ladder: Ladder) -> None:
     outcome = ladder.run(PlayedQuery(ends=True, error=CANNOT_LOAD), PlayedQuery(ends=True))
 
     assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
     assert ladder.stage.started_in[0] == ladder.first.url
     assert ladder.batches == (12, 12)
-    recovery = ladder.job.catalog.executions.get(outcome.execution_id).recovery
+    recovery = ladder.stream.catalog.executions.get(outcome.execution_id).recovery
     assert recovery is not None
     assert recovery["rewound_batches"] == 1
     assert "CANNOT_LOAD_STATE_STORE" in recovery["reason"]
 
 
 def test_each_step_is_recorded_with_its_cost_in_batches_and_time(ladder: Ladder) -> None:
-    spoil_metadata(ladder.images[0])
+    spoil_metadata(ladder.snapshots[0])
 
     outcome = ladder.run(PlayedQuery(ends=True, error=CANNOT_LOAD), PlayedQuery(ends=True))
 
-    execution = ladder.job.catalog.executions.get(outcome.execution_id)
+    execution = ladder.stream.catalog.executions.get(outcome.execution_id)
     recovery = execution.recovery or {}
     assert (recovery["to_batch"], recovery["rewound_batches"]) == (10, 3)
     live, newest = recovery["passed"]
@@ -167,8 +167,10 @@ def test_each_step_is_recorded_with_its_cost_in_batches_and_time(ladder: Ladder)
     assert "3 batches, at most PT" in started_from(execution)
     assert any("3 committed batches are processed again" in each and "unknown" not in each.rpartition("time")[2]
                for each in ladder.stage.reports)  # fmt: skip
-    events = ladder.job.catalog.events.after(0)
-    (failed,) = [each.payload for each in events if each.payload.get("point") == f"image:{ladder.images[0].image_id}"]
+    events = ladder.stream.catalog.events.after(0)
+    (failed,) = [
+        each.payload for each in events if each.payload.get("point") == f"snapshot:{ladder.snapshots[0].snapshot_id}"
+    ]
     assert (failed["rewound_batches"], failed["rewound_ms"]) == (1, newest["rewound_ms"])
     running = [each.payload for each in events if each.type is EventType.EXECUTION_RUNNING][-1]
     assert (running["rewound_batches"], running["rewound_ms"]) == (3, recovery["rewound_ms"])
@@ -194,24 +196,24 @@ def test_what_is_restored_and_fails_alike_twice_is_passed_over(ladder: Ladder) -
 
 
 def test_the_memory_is_that_of_the_catalog_and_ends_with_the_next_checkpoint(ladder: Ladder) -> None:
-    job = replace(ladder.job, restart=RestartStrategies.no_restart())
-    ladder.stage.job = job
+    stream = replace(ladder.stream, restart=RestartStrategies.no_restart())
+    ladder.stage.stream = stream
     assert ladder.run(PlayedQuery(ends=True, error=CANNOT_LOAD)).end.kind is EndKind.FAILED
-    assert [each.point for each in job.catalog.recoveries.of_job(JOB)] == [f"live:{ladder.first.url}"]
+    assert [each.point for each in stream.catalog.recoveries.of_stream(STREAM)] == [f"live:{ladder.first.url}"]
 
     # Another process.
     assert ladder.run(PlayedQuery(ends=True)).end.kind is EndKind.ENDED_BY_ITSELF
     assert ladder.batches == (12, 12)
 
-    writer = as_writer(job.catalog, JOB)
-    latest = job.catalog.executions.latest(JOB)
+    writer = as_writer(stream.catalog, STREAM)
+    latest = stream.catalog.executions.latest(STREAM)
     assert latest is not None
-    writer.images.begin(
-        image_id="new", execution_id=latest.execution_id, kind="CHECKPOINT", number=99,
-        trigger=ladder.images[0].trigger, timeline=job.catalog.jobs.get(JOB).timeline,
+    writer.snapshots.begin(
+        snapshot_id="new", execution_id=latest.execution_id, kind="CHECKPOINT", number=99,
+        trigger=ladder.snapshots[0].trigger, timeline=stream.catalog.streams.get(STREAM).timeline,
     )  # fmt: skip
     writer.complete("new", batch_id=13)
-    assert job.catalog.recoveries.of_job(JOB) == []
+    assert stream.catalog.recoveries.of_stream(STREAM) == []
 
 
 def test_a_query_that_fails_for_another_reason_goes_back_nowhere(ladder: Ladder) -> None:
@@ -224,19 +226,21 @@ def test_a_query_that_fails_for_another_reason_goes_back_nowhere(ladder: Ladder)
     assert ladder.batches == (13, 13)
 
 
-def test_an_image_that_a_person_names_is_not_replaced_by_another(ladder: Ladder) -> None:
-    spoil_metadata(ladder.images[0])
+def test_a_snapshot_that_a_person_names_is_not_replaced_by_another(ladder: Ladder) -> None:
+    spoil_metadata(ladder.snapshots[0])
 
-    with pytest.raises(ImageCorruptError):
+    with pytest.raises(SnapshotCorruptError):
         ladder.run(start_from=StartFrom.parse("at 12"), cause=StartCause.MANUAL)
 
     assert ladder.batches == (13, 13)
     assert ladder.told(EventType.GAVE_UP) == 0
 
 
-def test_an_image_known_to_be_broken_is_passed_over(ladder: Ladder) -> None:
+def test_a_snapshot_known_to_be_broken_is_passed_over(ladder: Ladder) -> None:
     ladder.lose_live_directory()
-    record_verification(ladder.job, ImageVerification(ladder.images[0].location or "", None, True, ("truncated",)))
+    record_verification(
+        ladder.stream, SnapshotVerification(ladder.snapshots[0].location or "", None, True, ("truncated",))
+    )
 
     ladder.run(PlayedQuery(ends=True))
 
@@ -246,8 +250,8 @@ def test_an_image_known_to_be_broken_is_passed_over(ladder: Ladder) -> None:
 @pytest.mark.parametrize("cause", [StartCause.RESTART_NEW_RUN, StartCause.MANUAL])
 def test_where_no_point_is_good_it_fails_for_good_with_one_alert(ladder: Ladder, cause: StartCause) -> None:
     ladder.lose_live_directory()
-    for image, spoil in zip(ladder.images, SPOIL, strict=True):
-        spoil(image)
+    for snapshot, spoil in zip(ladder.snapshots, SPOIL, strict=True):
+        spoil(snapshot)
 
     with pytest.raises(RecoveryExhaustedError, match="cannot be recovered by itself") as refused:
         ladder.run(cause=cause)
@@ -257,7 +261,7 @@ def test_where_no_point_is_good_it_fails_for_good_with_one_alert(ladder: Ladder,
     assert ladder.told(EventType.GAVE_UP) == 1
     assert ladder.stage.started_in == []
     # Nothing is left for the supervisor to restart.
-    assert JOB not in ladder.job.catalog.executions.unsettled_runs().values()
+    assert STREAM not in ladder.stream.catalog.executions.unsettled_runs().values()
 
 
 def starts_until_exhausted(ladder: Ladder) -> int:
@@ -271,7 +275,7 @@ def starts_until_exhausted(ladder: Ladder) -> int:
 
 
 def test_a_driver_that_its_cluster_starts_again_and_again_keeps_the_memory_and_tells_once(ladder: Ladder) -> None:
-    ladder.stage.job = replace(ladder.job, restart=RestartStrategies.no_restart())
+    ladder.stage.stream = replace(ladder.stream, restart=RestartStrategies.no_restart())
 
     # The directory of batch 13, and two tries of each of three savepoints.
     assert starts_until_exhausted(ladder) == 7
@@ -286,14 +290,14 @@ def test_a_driver_that_its_cluster_starts_again_and_again_keeps_the_memory_and_t
 
 def test_a_person_who_has_repaired_it_starts_it_again(ladder: Ladder) -> None:
     ladder.lose_live_directory()
-    kept = folder(ladder.images[0]).with_name("kept")
-    shutil.copytree(folder(ladder.images[0]), kept)
-    for image in ladder.images:
-        spoil_metadata(image)
+    kept = folder(ladder.snapshots[0]).with_name("kept")
+    shutil.copytree(folder(ladder.snapshots[0]), kept)
+    for snapshot in ladder.snapshots:
+        spoil_metadata(snapshot)
     with pytest.raises(RecoveryExhaustedError):
         ladder.run()
-    shutil.rmtree(folder(ladder.images[0]))
-    kept.rename(folder(ladder.images[0]))
+    shutil.rmtree(folder(ladder.snapshots[0]))
+    kept.rename(folder(ladder.snapshots[0]))
 
     assert ladder.run(PlayedQuery(ends=True), cause=StartCause.MANUAL).end.kind is EndKind.ENDED_BY_ITSELF
     assert ladder.batches == (12, 12)
@@ -326,20 +330,20 @@ def test_damaged_at_random_it_comes_back_to_the_newest_good_point_or_ends_with_o
         path.mkdir()
     if live == "broken":
         shutil.rmtree(path / "commits")
-    for image in ladder.images:
+    for snapshot in ladder.snapshots:
         if random.random() < 0.6:
-            random.choice(SPOIL)(image)
-            good.discard(image.batch_id or 0)
+            random.choice(SPOIL)(snapshot)
+            good.discard(snapshot.batch_id or 0)
 
     request = RunRequest(
         "run", SecretlyDamaged(ladder, damaged=live == "secretly damaged"), cause=StartCause.RESTART_NEW_RUN
     )
     if good:
-        assert run_job(ladder.job, request).end.kind is EndKind.ENDED_BY_ITSELF
+        assert execute_stream(ladder.stream, request).end.kind is EndKind.ENDED_BY_ITSELF
         assert ladder.batches == (max(good), max(good))
         assert ladder.told(EventType.GAVE_UP) == 0
         return
     with pytest.raises(RecoveryExhaustedError):
-        run_job(ladder.job, request)
+        execute_stream(ladder.stream, request)
     assert ladder.last() == (ExecutionStatus.FAILED, True)
     assert ladder.told(EventType.GAVE_UP) == 1

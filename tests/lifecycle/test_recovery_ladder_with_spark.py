@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from query_bench import Bench, make_job
+from query_bench import Bench, make_stream
 from small_spark import small_spark
 
-from dagster_ckpt.catalog.records import EventType, ExecutionStatus, ImageRecord, StartCause
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, StartCause
 from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import StateBackend
@@ -27,7 +27,7 @@ from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.query.settings import apply_state_backend
-from dagster_ckpt.stream.handle import StreamingJob, wall_clock_ms
+from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 
 pytestmark = pytest.mark.spark
 
@@ -40,8 +40,8 @@ SETTINGS = {
 FILES, UNSEEN = 5, 2
 
 
-def job_of(root: Path) -> StreamingJob:
-    return replace(make_job(root, num_retained=3), restart=RestartStrategies.fixed_delay_restart(20, 1))
+def stream_of(root: Path) -> StreamHandle:
+    return replace(make_stream(root, num_retained=3), restart=RestartStrategies.fixed_delay_restart(20, 1))
 
 
 @dataclass
@@ -54,12 +54,12 @@ class Life:
 
     def again(self) -> Bench:
         """Put everything back as it was, with files that the stream has not seen."""
-        self.bench.job.catalog.close()
+        self.bench.stream.catalog.close()
         # Its maintenance would write what belongs to the life before.
         self.bench.spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
         shutil.rmtree(self.bench.root)
         shutil.copytree(self.kept, self.bench.root)
-        self.bench = Bench(self.bench.spark, self.bench.root, job_of(self.bench.root), files=FILES + UNSEEN)
+        self.bench = Bench(self.bench.spark, self.bench.root, stream_of(self.bench.root), files=FILES + UNSEEN)
         return self.bench
 
 
@@ -88,12 +88,12 @@ def life(request: pytest.FixtureRequest, spark: SparkSession, lives: Callable[[s
 def lived(spark: SparkSession, place: Path) -> Life:
     root = place / "stream"
     root.mkdir()
-    bench = Bench(spark, root, job_of(root))
+    bench = Bench(spark, root, stream_of(root))
     bench.feed(FILES)
-    bench.run(lambda: bench.committed() >= FILES - 1 and len(bench.images()) >= 3)
+    bench.run(lambda: bench.committed() >= FILES - 1 and len(bench.snapshots()) >= 3)
     # One file would be the last batch that `run_to_the_end` waits for, if the batch without data came already.
     bench.feed(UNSEEN)
-    bench.job.catalog.close()
+    bench.stream.catalog.close()
     rows = bench.uninterrupted()
     shutil.copytree(root, place / "kept")
     return Life(bench, place / "kept", rows)
@@ -137,20 +137,20 @@ LIVE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def folder(image: ImageRecord) -> Path:
-    return Path((image.location or "").removeprefix("file://"))
+def folder(snapshot: SnapshotRecord) -> Path:
+    return Path((snapshot.location or "").removeprefix("file://"))
 
 
-def data_of(image: ImageRecord) -> list[Path]:
-    return [path for path in folder(image).rglob("*") if path.is_file() and path.name != "_metadata"]
+def data_of(snapshot: SnapshotRecord) -> list[Path]:
+    return [path for path in folder(snapshot).rglob("*") if path.is_file() and path.name != "_metadata"]
 
 
-IMAGE: dict[str, Callable[[ImageRecord], object]] = {
-    "lost": lambda image: shutil.rmtree(folder(image)),
-    "metadata flipped": lambda image: flip(folder(image) / "_metadata"),
-    "metadata truncated": lambda image: truncate(folder(image) / "_metadata"),
-    "wrong digest": lambda image: each(data_of(image) or [folder(image) / "_metadata"], flip),
-    "data truncated": lambda image: each(data_of(image) or [folder(image) / "_metadata"], truncate),
+SNAPSHOT: dict[str, Callable[[SnapshotRecord], object]] = {
+    "lost": lambda snapshot: shutil.rmtree(folder(snapshot)),
+    "metadata flipped": lambda snapshot: flip(folder(snapshot) / "_metadata"),
+    "metadata truncated": lambda snapshot: truncate(folder(snapshot) / "_metadata"),
+    "wrong digest": lambda snapshot: each(data_of(snapshot) or [folder(snapshot) / "_metadata"], flip),
+    "data truncated": lambda snapshot: each(data_of(snapshot) or [folder(snapshot) / "_metadata"], truncate),
 }
 
 
@@ -161,39 +161,39 @@ def test_the_seeds_reach_every_damage() -> None:
     drawn = [draw(seed) for _, seed in CASES]
 
     assert {live for live, _ in drawn} == set(LIVE)
-    assert {image for _, images in drawn for image in images} == set(IMAGE)
-    assert {len(images) for _, images in drawn} == {0, 1, 2}
+    assert {snapshot for _, snapshots in drawn for snapshot in snapshots} == set(SNAPSHOT)
+    assert {len(snapshots) for _, snapshots in drawn} == {0, 1, 2}
 
 
 def draw(seed: int) -> tuple[str, list[str]]:
-    """The damage of the live directory, and those of the newest images: at most two of three."""
+    """The damage of the live directory, and those of the newest snapshots: at most two of three."""
     random = Random(23 + seed)
     live = list(LIVE)[seed % len(LIVE)]
-    return live, [random.choice(list(IMAGE)) for _ in range(random.randint(0, 2))]
+    return live, [random.choice(list(SNAPSHOT)) for _ in range(random.randint(0, 2))]
 
 
 @pytest.mark.parametrize(("life", "seed"), CASES, indirect=["life"])
 def test_damaged_at_random_it_comes_back_row_for_row_as_long_as_a_point_is_good(life: Life, seed: int) -> None:
     bench = life.again()
-    live, images = draw(seed)
-    for image, damage in zip(bench.images(), images, strict=False):
-        IMAGE[damage](image)
-    good = [image for image in bench.images() if not is_broken(bench, image)]
+    live, snapshots = draw(seed)
+    for snapshot, damage in zip(bench.snapshots(), snapshots, strict=False):
+        SNAPSHOT[damage](snapshot)
+    good = [snapshot for snapshot in bench.snapshots() if not is_broken(bench, snapshot)]
     assert good
-    LIVE[live](Path(bench.job.catalog.jobs.get("orders").live_directory or ""))
+    LIVE[live](Path(bench.stream.catalog.streams.get("orders").live_directory or ""))
 
     outcome = bench.run_to_the_end(cause=StartCause.RESTART_NEW_RUN)
 
     assert outcome.end.kind is EndKind.INTERRUPTED
-    assert bench.rows() == life.rows, (live, images, bench.reports)
-    recovery = bench.job.catalog.executions.get(outcome.execution_id).recovery or {}
-    assert recovery["image_id"] == good[0].image_id, (live, images, recovery)
+    assert bench.rows() == life.rows, (live, snapshots, bench.reports)
+    recovery = bench.stream.catalog.executions.get(outcome.execution_id).recovery or {}
+    assert recovery["snapshot_id"] == good[0].snapshot_id, (live, snapshots, recovery)
     assert told(bench, EventType.GAVE_UP) == 0
 
 
-def is_broken(bench: Bench, image: ImageRecord) -> bool:
+def is_broken(bench: Bench, snapshot: SnapshotRecord) -> bool:
     try:
-        return bool(bench.job.store.verify(image.location or ""))
+        return bool(bench.stream.store.verify(snapshot.location or ""))
     except Exception:  # noqa: BLE001 - unreadable in whichever way
         return True
 
@@ -201,25 +201,25 @@ def is_broken(bench: Bench, image: ImageRecord) -> bool:
 @pytest.mark.parametrize("life", BACKENDS, indirect=True)
 def test_without_a_good_point_it_fails_for_good_with_one_alert_and_health_is_red(life: Life) -> None:
     bench = life.again()
-    for image, damage in zip(bench.images(), ("wrong digest", "metadata truncated", "lost"), strict=True):
-        IMAGE[damage](image)
-    LIVE["all state flipped"](Path(bench.job.catalog.jobs.get("orders").live_directory or ""))
+    for snapshot, damage in zip(bench.snapshots(), ("wrong digest", "metadata truncated", "lost"), strict=True):
+        SNAPSHOT[damage](snapshot)
+    LIVE["all state flipped"](Path(bench.stream.catalog.streams.get("orders").live_directory or ""))
 
     with pytest.raises(RecoveryExhaustedError, match="cannot be recovered by itself"):
         bench.run_to_the_end(cause=StartCause.RESTART_NEW_RUN)
 
-    last = bench.job.catalog.executions.latest("orders")
+    last = bench.stream.catalog.executions.latest("orders")
     assert last is not None
     assert (last.status, last.settled) == (ExecutionStatus.FAILED, True)
     assert told(bench, EventType.GAVE_UP) == 1
-    assert "orders" not in bench.job.catalog.executions.unsettled_runs().values()
-    now_ms = wall_clock_ms() + (bench.job.options.interval_ms or 0)
-    facts = health_facts(bench.job.catalog, {"orders": HealthSettings()}, now_ms=now_ms)["orders"]
-    findings = {each.check: each for each in judge(facts, bench.job.options, HealthSettings(), now_ms=now_ms)}
+    assert "orders" not in bench.stream.catalog.executions.unsettled_runs().values()
+    now_ms = wall_clock_ms() + (bench.stream.options.interval_ms or 0)
+    facts = health_facts(bench.stream.catalog, {"orders": HealthSettings()}, now_ms=now_ms)["orders"]
+    findings = {each.check: each for each in judge(facts, bench.stream.options, HealthSettings(), now_ms=now_ms)}
     for check in (HealthCheck.PROGRESS, HealthCheck.CHECKPOINT_AGE, HealthCheck.RESTORABILITY):
         assert findings[check].verdict is Verdict.ERROR, findings[check]
     assert Verdict.PASS not in {findings[check].verdict for check in (HealthCheck.SOURCE_LAG, HealthCheck.PROGRESS)}
 
 
 def told(bench: Bench, what: EventType) -> int:
-    return sum(event.type is what for event in bench.job.catalog.events.after(0))
+    return sum(event.type is what for event in bench.stream.catalog.events.after(0))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
-from dagster_ckpt.catalog.records import ImageRecord, ImageStatus, ImageTrigger, JobRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
 from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState
@@ -30,20 +30,20 @@ LIVE = {
 }
 
 
-def image(text: str) -> tuple[ImageRecord, bool]:
-    """An image, and whether it is on the current timeline."""
+def snapshot(text: str) -> tuple[SnapshotRecord, bool]:
+    """A snapshot, and whether it is on the current timeline."""
     match = re.fullmatch(r"(left:)?(cp|sp|stop)(\d+)@(\d+)(?: (\d+) rows after (\d+) ms)?( broken)?", text)
     assert match, text
     left, kind, number, batch, rows, after_ms, broken = match.groups()
     name = f"chk-{number}" if kind == "cp" else f"savepoint-{number}"
-    record = ImageRecord(
-        image_id=f"id-{kind}{number}",
-        job_id="flights",
+    record = SnapshotRecord(
+        snapshot_id=f"id-{kind}{number}",
+        stream_id="flights",
         execution_id="execution",
         kind=KINDS[kind],
         number=int(number),
-        status=ImageStatus.COMPLETED,
-        trigger=ImageTrigger.STOP if kind == "stop" else ImageTrigger.PERIODIC,
+        status=SnapshotStatus.COMPLETED,
+        trigger=SnapshotTrigger.STOP if kind == "stop" else SnapshotTrigger.PERIODIC,
         timeline=0 if left else 1,
         location=f"file:///ckpt/flights/{name}",
         batch_id=int(batch),
@@ -65,14 +65,14 @@ def origin(text: str) -> StateOrigin | None:
         directory, _, before = text.partition(" of ")
         name, _, batch = directory.partition("@")
         return StateOrigin.of_directory(f"file:///live/flights/{name}", int(batch), origin(before) if before else None)
-    record, _ = image(text)
+    record, _ = snapshot(text)
     return StateOrigin(
-        OriginKind.IMAGE,
+        OriginKind.SNAPSHOT,
         batch_id=record.batch_id,
-        image_id=record.image_id,
+        snapshot_id=record.snapshot_id,
         location=record.location,
-        image_kind=record.kind,
-        image_number=record.number,
+        snapshot_kind=record.kind,
+        snapshot_number=record.number,
     )
 
 
@@ -84,18 +84,18 @@ def failure(ordinal: int, text: str) -> PointFailure:
 
 
 def facts(case: dict[str, Any]) -> RecoveryFacts:
-    listed = [image(text) for text in case.get("images", [])]
+    listed = [snapshot(text) for text in case.get("snapshots", [])]
     where, _, batch = case["live"].partition("@")
     live = LIVE[where] if where in LIVE else LiveState(LiveStatus.GOOD, "it is whole.", int(batch))
-    job = JobRecord(
-        job_id="flights",
+    stream = StreamRecord(
+        stream_id="flights",
         name="flights",
         asset_key="flights",
         options={},
         live_directory=None if live is None else "file:///live/flights/live-1",
         live_generation=0 if live is None else 1,
         timeline=1,
-        restored_image_id=None,
+        restored_snapshot_id=None,
         preferred_savepoint_id=f"id-{case['preferred']}" if "preferred" in case else None,
         pending_restore=case.get("pending"),
         next_number=100,
@@ -104,10 +104,10 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         origin=None if live is None else origin(case.get("origin", "nothing")),
     )
     return RecoveryFacts(
-        job=job,
+        stream=stream,
         live=live,
-        images=[record for record, current in listed if current],
-        all_images=[record for record, _ in listed],
+        snapshots=[record for record, current in listed if current],
+        all_snapshots=[record for record, _ in listed],
         last_batch=case.get("last_batch"),
         has_run=case.get("has_run", live is not None),
         predecessor_ended=case.get("predecessor_ended", True),
@@ -121,10 +121,10 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
         retained=case.get("retained", ()),
         failures=[failure(ordinal, text) for ordinal, text in enumerate(case.get("failed", []))],
         origin_batch_is_retained=case.get("retains", False),
-        origin_image_is_gone=case.get("origin_image_is_gone", False),
+        origin_snapshot_is_gone=case.get("origin_snapshot_is_gone", False),
         is_automatic=case.get("is_automatic", False),
         depth=case.get("depth"),
-        unknown=UnknownState(case.get("unknown_directories", ()), case.get("unknown_images", ())),
+        unknown=UnknownState(case.get("unknown_directories", ()), case.get("unknown_snapshots", ())),
     )
 
 
@@ -133,7 +133,7 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     plan = plan_recovery(facts(case))
 
     assert plan.kind is RecoveryKind(case["does"])
-    assert (plan.image and plan.image.image_id) == (f"id-{case['image']}" if "image" in case else None)
+    assert (plan.snapshot and plan.snapshot.snapshot_id) == (f"id-{case['snapshot']}" if "snapshot" in case else None)
     assert (plan.from_batch, plan.to_batch) == (case.get("from"), case.get("to"))
     computed = max(0, case.get("from", 0) - case.get("to", case.get("from", 0)))
     assert plan.rewound_batches == case.get("rewound", computed)
@@ -150,7 +150,7 @@ def test_a_start_does_what_the_table_says(case: dict[str, Any]) -> None:
     assert record == {
         "kind": case["does"],
         "reason": plan.reason,
-        "image_id": f"id-{case['image']}" if "image" in case else None,
+        "snapshot_id": f"id-{case['snapshot']}" if "snapshot" in case else None,
         "from_batch": case.get("from"),
         "to_batch": case.get("to"),
         "new_query_id": case.get("new_query_id", False),
@@ -189,11 +189,12 @@ def test_a_batch_is_named_by_its_number(text: str, batch: int) -> None:
 
 REFUSALS = {
     "nothing": "start_from is empty. Give one of latest, latest-checkpoint, latest-savepoint, preferred-savepoint, "
-    "empty, batch-<n>, or the id, number (chk-7), label or location of an image.",
-    "a new query": "new_query_id is for a start from an image or a batch, but start_from is {word!r}: latest goes on "
+    "empty, batch-<n>, or the id, number (chk-7), label or location of a snapshot.",
+    "a new query": "new_query_id is for a start from a snapshot or a batch, but start_from is {word!r}: latest goes on "
     "as the query it is, and empty begins as a new one anyway. Leave it out.",
-    "a claim": "claim_mode CLAIM is for a start from an image, but start_from is {word!r}, which names none. Name the "
-    "image that the job is to own, or leave claim_mode out.",
+    "a claim": "claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. "
+    "Name the "
+    "snapshot that the stream is to own, or leave claim_mode out.",
 }
 
 
@@ -206,7 +207,7 @@ def test_a_new_query_id_is_only_for_going_back(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["latest", "empty", "Batch-3"])
-def test_only_an_image_is_claimed(word: str) -> None:
+def test_only_a_snapshot_is_claimed(word: str) -> None:
     with pytest.raises(OptionError) as refusal:
         StartFrom.parse(word, claim_mode="CLAIM")
 
@@ -217,7 +218,7 @@ def test_only_an_image_is_claimed(word: str) -> None:
     "name",
     ["batch-", "batch-x", "batch", "chk-7", "before the Migration", "s3://bucket/sp-1/_metadata", "latest-"],
 )
-def test_anything_else_is_the_name_of_an_image(name: str) -> None:
+def test_anything_else_is_the_name_of_a_snapshot(name: str) -> None:
     start_from = StartFrom.parse(f" {name}\n")
 
     assert start_from == StartFrom(StartPoint.NAMED, name)
@@ -244,19 +245,19 @@ def test_an_empty_starting_point_is_refused_with_the_words_there_are(nothing: st
 def test_the_way_back_is_told_in_batches_rows_and_time(
     newer: tuple[int | None, ...], older: tuple[int | None, ...], told: str
 ) -> None:
-    template, _ = image("cp1@0")
+    template, _ = snapshot("cp1@0")
 
-    def at(name: str, batch: int | None, rows: int | None, completed_at_ms: int | None) -> ImageRecord:
-        return replace(template, image_id=name, batch_id=batch, rows=rows, completed_at_ms=completed_at_ms)
+    def at(name: str, batch: int | None, rows: int | None, completed_at_ms: int | None) -> SnapshotRecord:
+        return replace(template, snapshot_id=name, batch_id=batch, rows=rows, completed_at_ms=completed_at_ms)
 
-    images = [at("newer", *newer), at("older", *older)]
+    snapshots = [at("newer", *newer), at("older", *older)]
 
-    assert str(distance_passed_over(images, images[1])) == told
-    assert distance_passed_over(images, images[0]) is None
+    assert str(distance_passed_over(snapshots, snapshots[1])) == told
+    assert distance_passed_over(snapshots, snapshots[0]) is None
 
 
-def test_an_image_whose_place_is_not_known_has_only_its_other_names() -> None:
-    placed = replace(image("sp1@0")[0], location="file:///ckpt/MAX/", label="MAX")
+def test_a_snapshot_whose_place_is_not_known_has_only_its_other_names() -> None:
+    placed = replace(snapshot("sp1@0")[0], location="file:///ckpt/MAX/", label="MAX")
     lost = replace(placed, location=None)
 
     assert is_named(placed, "file:///ckpt/MAX")
@@ -273,11 +274,11 @@ def test_only_an_empty_start_is_confirmed(word: str) -> None:
 
 
 def test_where_state_came_from_is_kept_as_plain_data() -> None:
-    of_image = origin("sp1@4")
-    nested = StateOrigin.of_directory("/live-2", 6, StateOrigin.of_directory("/live-1", 5, of_image))
+    of_snapshot = origin("sp1@4")
+    nested = StateOrigin.of_directory("/live-2", 6, StateOrigin.of_directory("/live-1", 5, of_snapshot))
 
     # However often a directory was made from another one, only the last of them and the first state are kept.
-    assert nested.earlier == of_image
+    assert nested.earlier == of_snapshot
     assert StateOrigin.of_record(nested.as_record()) == nested
     for broken in ({}, {"kind": "NOTHING", "batch_id": "x"}, {"kind": "NOTHING", "what": 1}):
         with pytest.raises(ValueError, match=r"."):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_ckpt.catalog.records import EventRecord, EventType, ImageRecord, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, events_to_tell
 
 CASES = yaml.safe_load((Path(__file__).parent / "reports.yaml").read_text(encoding="utf-8"))
@@ -31,17 +31,17 @@ def event(sequence: int, text: str) -> EventRecord:
     return EventRecord(sequence, "orders", KINDS[kind], text, None, {}, BEGIN_MS + int(second) * 1000)
 
 
-def image(text: str) -> ImageRecord:
-    trigger = ImageTrigger.MANUAL if text.startswith("m") else ImageTrigger.PERIODIC
-    return ImageRecord(text, "orders", None, "CHECKPOINT", 1, ImageStatus.COMPLETED, trigger, 0)
+def snapshot(text: str) -> SnapshotRecord:
+    trigger = SnapshotTrigger.MANUAL if text.startswith("m") else SnapshotTrigger.PERIODIC
+    return SnapshotRecord(text, "orders", None, "CHECKPOINT", 1, SnapshotStatus.COMPLETED, trigger, 0)
 
 
 def told_from(events: list[EventRecord], start: int, interval_ms: int = 60_000) -> list[str]:
     """What a reader tells that has dealt with the first `start` events."""
     before = [each for each in events[:start] if each.type in DECISIVE][-REMEMBERED:]
-    images = {text: image(text) for text in (str(each.image_id) for each in events)}
-    told = events_to_tell(events[start:], {"orders": before}, images, interval_ms=interval_ms)
-    return [str(each.event.image_id) for each in told]
+    snapshots = {text: snapshot(text) for text in (str(each.snapshot_id) for each in events)}
+    told = events_to_tell(events[start:], {"orders": before}, snapshots, interval_ms=interval_ms)
+    return [str(each.event.snapshot_id) for each in told]
 
 
 def read(case: dict[str, Any]) -> list[EventRecord]:
@@ -60,12 +60,12 @@ def test_wherever_a_reader_stops_and_goes_on_it_tells_the_same(case: dict[str, A
         assert [*told_from(events[:stop], 0), *told_from(events, stop)] == case["told"]
 
 
-def test_without_an_interval_every_image_and_every_failure_is_told() -> None:
+def test_without_an_interval_every_snapshot_and_every_failure_is_told() -> None:
     events = [event(n, text) for n, text in enumerate(["c@0", "c@0", "f@0", "f@0", "s@1", "c@1", "E@2"], start=1)]
     assert told_from(events, 0, interval_ms=0) == ["c@0", "c@0", "f@0", "f@0", "s@1", "c@1"]
 
 
-def test_jobs_do_not_hide_each_others_checkpoints() -> None:
+def test_streams_do_not_hide_each_others_checkpoints() -> None:
     mine, other = event(1, "c@0"), EventRecord(2, "shop", EventType.CHECKPOINT_COMPLETED, None, None, {}, BEGIN_MS)
-    told = events_to_tell([mine, other], {}, {"c@0": image("c@0")}, interval_ms=60_000)
+    told = events_to_tell([mine, other], {}, {"c@0": snapshot("c@0")}, interval_ms=60_000)
     assert [each.event.sequence for each in told] == [1, 2]

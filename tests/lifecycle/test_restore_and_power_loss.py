@@ -1,4 +1,4 @@
-"""The power goes at any file call of a start, an image, a claim or a fork: no state is lost.
+"""The power goes at any file call of a start, a snapshot, a claim or a fork: no state is lost.
 
 Every few calls here, each scenario at others; every one by `make torture`.
 """

@@ -1,4 +1,4 @@
-"""While an upgrade is under way, the image that it would be rolled back to stays, whatever retention says."""
+"""While an upgrade is under way, the snapshot that it would be rolled back to stays, whatever retention says."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.recovery.retention import apply_terminal_retention, subsume
@@ -23,44 +23,46 @@ UNDER_WAY = [phase for phase in UpgradePhase if not phase.is_over]
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf = Shelf.at(tmp_path, num_retained=1)
     yield shelf
-    shelf.job.catalog.close()
+    shelf.stream.catalog.close()
 
 
-def upgrade(shelf: Shelf, phase: UpgradePhase, image: ImageRecord | None) -> None:
-    desired = shelf.job.catalog.desired_states
-    image_id = image.image_id if image is not None else None
-    record = UpgradeRecord(phase, "1", "2", UpgradeMode.LAST_STATE, began_at_ms=1, reason="a test", image_id=image_id)
-    assert desired.advance(desired.ensure(JOB, origin="a test"), upgrade=record, alert=None, request_id=None)
+def upgrade(shelf: Shelf, phase: UpgradePhase, snapshot: SnapshotRecord | None) -> None:
+    desired = shelf.stream.catalog.desired_states
+    snapshot_id = snapshot.snapshot_id if snapshot is not None else None
+    record = UpgradeRecord(
+        phase, "1", "2", UpgradeMode.LAST_STATE, began_at_ms=1, reason="a test", snapshot_id=snapshot_id
+    )
+    assert desired.advance(desired.ensure(STREAM, origin="a test"), upgrade=record, alert=None, request_id=None)
 
 
 def subsumed(shelf: Shelf) -> list[str]:
-    return [image.image_id for image in subsume(shelf.job)]
+    return [snapshot.snapshot_id for snapshot in subsume(shelf.stream)]
 
 
 @pytest.mark.parametrize("phase", UNDER_WAY)
 def test_newer_checkpoints_do_not_subsume_it(shelf: Shelf, phase: UpgradePhase) -> None:
     before, old, _newest = shelf.checkpoint(), shelf.checkpoint(), shelf.checkpoint()
     upgrade(shelf, phase, before)
-    assert subsumed(shelf) == [old.image_id]
+    assert subsumed(shelf) == [old.snapshot_id]
 
 
 @pytest.mark.parametrize("phase", OVER)
 def test_once_the_upgrade_is_over_they_do(shelf: Shelf, phase: UpgradePhase) -> None:
     before, old, _newest = shelf.checkpoint(), shelf.checkpoint(), shelf.checkpoint()
     upgrade(shelf, phase, before)
-    assert subsumed(shelf) == [before.image_id, old.image_id]
+    assert subsumed(shelf) == [before.snapshot_id, old.snapshot_id]
 
 
-def test_an_upgrade_without_an_image_holds_nothing(shelf: Shelf) -> None:
+def test_an_upgrade_without_a_snapshot_holds_nothing(shelf: Shelf) -> None:
     old, _newest = shelf.checkpoint(), shelf.checkpoint()
     upgrade(shelf, UpgradePhase.UPGRADING, None)
-    assert subsumed(shelf) == [old.image_id]
+    assert subsumed(shelf) == [old.snapshot_id]
 
 
-def test_a_managed_job_that_was_never_upgraded_holds_nothing(shelf: Shelf) -> None:
+def test_a_managed_stream_that_was_never_upgraded_holds_nothing(shelf: Shelf) -> None:
     old, _newest = shelf.checkpoint(), shelf.checkpoint()
-    shelf.job.catalog.desired_states.ensure(JOB, origin="a test")
-    assert subsumed(shelf) == [old.image_id]
+    shelf.stream.catalog.desired_states.ensure(STREAM, origin="a test")
+    assert subsumed(shelf) == [old.snapshot_id]
 
 
 @pytest.mark.parametrize("phase", UNDER_WAY)
@@ -69,27 +71,27 @@ def test_it_outlives_the_end_of_an_execution(shelf: Shelf, phase: UpgradePhase) 
     shelf.checkpoint(base=before)
     upgrade(shelf, phase, before)
 
-    report = apply_terminal_retention(shelf.cleaning_up(NONE).job, "first", TerminalState.SUSPENDED)
+    report = apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", TerminalState.SUSPENDED)
 
-    assert shelf.listed() == {before.image_id}
+    assert shelf.listed() == {before.snapshot_id}
     assert shelf.is_whole(before)
     assert "an upgrade is not over" in report.kept[0]
 
 
-def test_it_is_kept_beside_the_image_that_a_broken_live_directory_needs(shelf: Shelf) -> None:
+def test_it_is_kept_beside_the_snapshot_that_a_broken_live_directory_needs(shelf: Shelf) -> None:
     before, _old, newest = shelf.checkpoint(), shelf.checkpoint(), shelf.checkpoint()
     upgrade(shelf, UpgradePhase.UPGRADING, before)
     shelf.break_live_directory("broken")
 
-    apply_terminal_retention(shelf.cleaning_up(NONE).job, "first", TerminalState.FAILED)
+    apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", TerminalState.FAILED)
 
-    assert shelf.listed() == {before.image_id, newest.image_id}
+    assert shelf.listed() == {before.snapshot_id, newest.snapshot_id}
 
 
 def test_after_the_upgrade_the_end_of_an_execution_deletes_it(shelf: Shelf) -> None:
     before = shelf.checkpoint()
     upgrade(shelf, UpgradePhase.STABLE, before)
 
-    apply_terminal_retention(shelf.cleaning_up(NONE).job, "first", TerminalState.SUSPENDED)
+    apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", TerminalState.SUSPENDED)
 
     assert shelf.listed() == set()

@@ -10,14 +10,14 @@ FIRST = RetentionReport(
     kept=("chk-2: why",),
     failed=("chk-3: away",),
     live_directory_deleted="/live/a",
-    swept=(Garbage("/x", "no image refers to it", 9),),
+    swept=(Garbage("/x", "no snapshot refers to it", 9),),
 )
 LATER = RetentionReport(
     deleted=("chk-4",),
     kept=("chk-5: why",),
     failed=("chk-6: away",),
     live_directory_deleted="/live/b",
-    swept=(Garbage("/y", "no image refers to it", 9), Garbage("/z", "cut off", 9)),
+    swept=(Garbage("/y", "no snapshot refers to it", 9), Garbage("/z", "cut off", 9)),
 )
 
 
@@ -44,7 +44,7 @@ def test_each_thing_done_is_a_sentence() -> None:
         "could not delete chk-3: away; it is tried again",
         "could not delete chk-6: away; it is tried again",
         "deleted the live directories /live/b",
-        "removed 2 objects: no image refers to it",
+        "removed 2 objects: no snapshot refers to it",
         "removed 1 objects: cut off",
     ]
     assert RetentionReport().sentences() == ["nothing to delete"]
@@ -52,4 +52,4 @@ def test_each_thing_done_is_a_sentence() -> None:
 
 def test_a_dry_run_says_would() -> None:
     would = RetentionReport(deleted=("chk-1",), swept=FIRST.swept, dry_run=True)
-    assert would.sentences() == ["would have deleted chk-1", "would have removed 1 objects: no image refers to it"]
+    assert would.sentences() == ["would have deleted chk-1", "would have removed 1 objects: no snapshot refers to it"]

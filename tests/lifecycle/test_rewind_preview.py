@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.requests import Operator
-from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.execution import RunRequest, execute_stream
 from dagster_ckpt.sinks.effect import SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.source_distance import SourceDistance
@@ -42,33 +42,33 @@ def write_to_delta(history: History, root: Path, *, last: int = LAST) -> str:
     return sink
 
 
-def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_images_and_sinks(history: History) -> None:
-    images = [history.shelf.checkpoint() for _ in range(5)]
+def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_snapshots_and_sinks(history: History) -> None:
+    snapshots = [history.shelf.checkpoint() for _ in range(5)]
 
-    preview = operations.preview(history.shelf.job, StartFrom.parse("batch-3"))
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("batch-3"))
 
     assert (preview.plan.from_batch, preview.plan.to_batch, preview.batches) == (LAST, 3, 5)
     assert preview.sources == (SourceDistance("0", "files", 5),)
     assert (preview.rows.rows, str(preview.rows)) == (None, "unknown")
     assert preview.span_ms == 5_000
-    assert [image.image_id for image in preview.left] == [images[4].image_id, images[3].image_id]
+    assert [snapshot.snapshot_id for snapshot in preview.left] == [snapshots[4].snapshot_id, snapshots[3].snapshot_id]
     assert [sink.effect for sink in preview.sinks] == [SinkEffect.EXACT, SinkEffect.UNKNOWN]
-    assert "batches 4 to 8, with 2 images reported since" in preview.downstream
+    assert "batches 4 to 8, with 2 snapshots reported since" in preview.downstream
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 
 
-def test_rows_come_from_the_images_figures_where_offsets_do_not_count_them(history: History) -> None:
+def test_rows_come_from_the_snapshots_figures_where_offsets_do_not_count_them(history: History) -> None:
     for _ in range(LAST):
         history.shelf.checkpoint(rows=100)
 
-    at_an_image = operations.preview(history.shelf.job, StartFrom.parse("batch-3"))
-    between_images = operations.preview(history.shelf.job, StartFrom.parse("batch-0"))
+    at_a_snapshot = operations.preview(history.shelf.stream, StartFrom.parse("batch-3"))
+    between_snapshots = operations.preview(history.shelf.stream, StartFrom.parse("batch-0"))
 
-    assert (str(at_an_image.rows), str(between_images.rows)) == ("500", "at least 700")
+    assert (str(at_a_snapshot.rows), str(between_snapshots.rows)) == ("500", "at least 700")
 
 
 def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
-    preview = operations.preview(history.shelf.job, StartFrom.parse("latest"))
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("latest"))
 
     assert (preview.batches, preview.rows.rows, preview.sinks, preview.left) == (0, 0, (), ())
     assert "Nothing that was committed is undone" in preview.downstream
@@ -77,39 +77,39 @@ def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
 def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> None:
     sink = write_to_delta(history, tmp_path)
 
-    preview = operations.preview(history.shelf.job, StartFrom.parse("empty", give_up_state=True))
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("empty", give_up_state=True))
 
     assert {told.sink: told.effect for told in preview.sinks}[sink] is SinkEffect.DUPLICATE
 
 
 def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(history: History, tmp_path: Path) -> None:
     sink = write_to_delta(history, tmp_path)
-    job = history.shelf.job
-    before = job.catalog.jobs.get(JOB)
+    stream = history.shelf.stream
+    before = stream.catalog.streams.get(STREAM)
 
     with pytest.raises(RowsAtRiskError, match=r"rows could be lost.*DeltaSink.*version 3.*accept_loss") as refusal:
-        operations.request_start(job, StartFrom.parse("batch-3"), OPERATOR)
+        operations.request_start(stream, StartFrom.parse("batch-3"), OPERATOR)
     with pytest.raises(RowsAtRiskError, match="accept_loss"):
-        operations.restart(job, StartFrom.parse("batch-3"), OPERATOR, timeout_s=0)
+        operations.restart(stream, StartFrom.parse("batch-3"), OPERATOR, timeout_s=0)
 
     assert sink in str(refusal.value)
-    assert job.catalog.requests.pending(JOB) == []
-    assert job.catalog.jobs.get(JOB) == before
+    assert stream.catalog.requests.pending(STREAM) == []
+    assert stream.catalog.streams.get(STREAM) == before
 
 
 def test_what_no_test_with_the_real_table_shows_is_not_relied_on_unless_that_is_accepted(
     history: History, tmp_path: Path
 ) -> None:
     sink = write_to_delta(history, tmp_path, last=3)
-    job = history.shelf.job
+    stream = history.shelf.stream
 
-    told = {each.sink: each.effect for each in operations.preview(job, StartFrom.parse("batch-3")).sinks}
+    told = {each.sink: each.effect for each in operations.preview(stream, StartFrom.parse("batch-3")).sinks}
     with pytest.raises(RowsAtRiskError, match=r"no test with a real table.*accept_loss"):
-        operations.request_start(job, StartFrom.parse("batch-3"), OPERATOR)
-    operations.request_start(job, StartFrom.parse("batch-3", accept_loss=True), OPERATOR)
+        operations.request_start(stream, StartFrom.parse("batch-3"), OPERATOR)
+    operations.request_start(stream, StartFrom.parse("batch-3", accept_loss=True), OPERATOR)
 
     assert told[sink] is SinkEffect.UNPROVEN
-    assert len(job.catalog.requests.pending(JOB)) == 1
+    assert len(stream.catalog.requests.pending(STREAM)) == 1
 
 
 @pytest.mark.parametrize("how", [{"accept_loss": True}, {"new_query_id": True}])
@@ -118,9 +118,9 @@ def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
 ) -> None:
     write_to_delta(history, tmp_path)
 
-    operations.request_start(history.shelf.job, StartFrom.parse("batch-3", **how), OPERATOR)
+    operations.request_start(history.shelf.stream, StartFrom.parse("batch-3", **how), OPERATOR)
 
-    (request,) = history.shelf.job.catalog.requests.pending(JOB)
+    (request,) = history.shelf.stream.catalog.requests.pending(STREAM)
     assert request.kind is RequestKind.START
     unless_said = {
         "new_query_id": False,
@@ -143,19 +143,19 @@ def start(_live: LiveDirectory) -> None:
 
 def test_a_run_refuses_by_itself_and_is_not_restarted(history: History, tmp_path: Path) -> None:
     write_to_delta(history, tmp_path)
-    job = history.shelf.job
-    before = job.catalog.jobs.get(JOB).live_directory
+    stream = history.shelf.stream
+    before = stream.catalog.streams.get(STREAM).live_directory
 
     def run(text: str, **how: bool) -> None:
-        run_job(job, RunRequest(run_id="run", start_query=start, start_from=StartFrom.parse(text, **how)))  # type: ignore[arg-type]
+        execute_stream(stream, RunRequest(run_id="run", start_query=start, start_from=StartFrom.parse(text, **how)))  # type: ignore[arg-type]
 
     with pytest.raises(RowsAtRiskError):
         run("batch-3")
 
-    execution = job.catalog.executions.latest(JOB)
+    execution = stream.catalog.executions.latest(STREAM)
     assert execution is not None
     assert (execution.status, execution.settled) == (ExecutionStatus.FAILED, True)
-    assert job.catalog.jobs.get(JOB).live_directory == before
+    assert stream.catalog.streams.get(STREAM).live_directory == before
     with pytest.raises(Started):
         run("batch-3", accept_loss=True)
     assert (history.batch, history.sink_batch) == (3, 3)
@@ -165,4 +165,4 @@ def test_accepting_a_loss_does_not_help_where_a_sink_cannot_be_rolled_back(histo
     (history.sink / "_spark_metadata/5").unlink()
 
     with pytest.raises(SinkRollbackError, match=r"nothing was changed.*_spark_metadata/5 is missing"):
-        operations.request_start(history.shelf.job, StartFrom.parse("batch-6", accept_loss=True), OPERATOR)
+        operations.request_start(history.shelf.stream, StartFrom.parse("batch-6", accept_loss=True), OPERATOR)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from executioner import Executioner, Killed
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 
 from dagster_ckpt.errors import LiveDirectoryError, SinkRollbackError
@@ -24,7 +24,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 @pytest.mark.parametrize("batch", [0, 2, 3, 4, 7, LAST])
 def test_directory_and_sink_stand_at_the_batch_and_the_old_directory_as_it_was(history: History, batch: int) -> None:
     before = {path: path.read_bytes() for path in history.shelf.live.rglob("*") if path.is_file()}
-    timeline = history.shelf.job.catalog.jobs.get(JOB).timeline
+    timeline = history.shelf.stream.catalog.streams.get(STREAM).timeline
 
     kind, prepared = history.start(f"batch-{batch}")
 
@@ -33,7 +33,7 @@ def test_directory_and_sink_stand_at_the_batch_and_the_old_directory_as_it_was(h
     assert prepared.rolled_back == (f"file:{history.sink}",)
     assert prepared.may_repeat == ("ForeachBatchSink",)
     assert history.query_id == "11111111-2222"
-    assert history.shelf.job.catalog.jobs.get(JOB).timeline == timeline + 1
+    assert history.shelf.stream.catalog.streams.get(STREAM).timeline == timeline + 1
     assert {path: path.read_bytes() for path in history.shelf.live.rglob("*") if path.is_file()} == before
     assert history.start()[0] is RecoveryKind.RESUME
 
@@ -45,14 +45,14 @@ def test_a_new_query_id_does_not_reach_the_old_directory(history: History) -> No
     assert "11111111-2222" in (history.shelf.live / "metadata").read_text()
 
 
-def test_images_before_the_batch_belong_to_the_new_timeline_too(history: History) -> None:
-    images = [history.shelf.checkpoint() for _ in range(5)]
-    assert [image.batch_id for image in images] == [1, 2, 3, 4, 5]
+def test_snapshots_before_the_batch_belong_to_the_new_timeline_too(history: History) -> None:
+    snapshots = [history.shelf.checkpoint() for _ in range(5)]
+    assert [snapshot.batch_id for snapshot in snapshots] == [1, 2, 3, 4, 5]
 
     history.start("batch-3")
 
-    restorable = history.shelf.job.catalog.images.restorable(JOB)
-    assert [image.batch_id for image in restorable] == [3, 2, 1]
+    restorable = history.shelf.stream.catalog.snapshots.restorable(STREAM)
+    assert [snapshot.batch_id for snapshot in restorable] == [3, 2, 1]
 
 
 def test_where_the_sinks_are_not_known_nothing_is_changed(history: History) -> None:
@@ -68,7 +68,7 @@ def test_a_sink_whose_log_does_not_reach_back_is_refused_before_anything_is_chan
     for name in ("0", "1", "2", "3.compact"):
         (history.sink / "_spark_metadata" / name).unlink()
 
-    with pytest.raises(SinkRollbackError, match=r"begins with entry 4.*Go back to an image"):
+    with pytest.raises(SinkRollbackError, match=r"begins with entry 4.*Go back to a snapshot"):
         history.start("batch-5")
 
     assert (history.batch, history.sink_batch) == (LAST, LAST)

@@ -1,4 +1,4 @@
-"""An upgrade that did not work is rolled back: state and sinks go back to the image from before, whatever happens."""
+"""An upgrade that failed is rolled back: state and sinks go back to the snapshot from before, whatever happens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from executioner import Executioner, Killed
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, StorageAccessError
 from dagster_ckpt.io.local_folder import LocalFolder
@@ -23,7 +23,7 @@ from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention, subsume
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import keeping
@@ -38,62 +38,62 @@ def history(tmp_path: Path) -> Iterator[History]:
     history.close()
 
 
-def upgrade_in(job: StreamingJob, phase: UpgradePhase, image_id: str | None) -> None:
-    row = job.catalog.desired_states.ensure(JOB, origin="a test")
-    upgrade = UpgradeRecord(phase, "1", "2", UpgradeMode.SAVEPOINT, 1, "no batch in time", image_id=image_id)
-    assert job.catalog.desired_states.advance(row, upgrade=upgrade, alert=None, request_id=None)
+def upgrade_in(stream: StreamHandle, phase: UpgradePhase, snapshot_id: str | None) -> None:
+    row = stream.catalog.desired_states.ensure(STREAM, origin="a test")
+    upgrade = UpgradeRecord(phase, "1", "2", UpgradeMode.SAVEPOINT, 1, "no batch in time", snapshot_id=snapshot_id)
+    assert stream.catalog.desired_states.advance(row, upgrade=upgrade, alert=None, request_id=None)
 
 
-def failed_upgrade(history: History) -> ImageRecord:
+def failed_upgrade(history: History) -> SnapshotRecord:
     """A savepoint at the last batch, and two batches of the new code after it."""
-    savepoint = operations.trigger_savepoint(history.shelf.job, operations.Operator("a test"), label="before")
+    savepoint = operations.trigger_savepoint(history.shelf.stream, operations.Operator("a test"), label="before")
     for batch in range(LAST + 1, WRONG + 1):
         history.commit(batch)
-    upgrade_in(history.shelf.job, UpgradePhase.RESTORING, savepoint.image_id)
+    upgrade_in(history.shelf.stream, UpgradePhase.RESTORING, savepoint.snapshot_id)
     assert (history.batch, history.sink_batch) == (WRONG, WRONG)
     return savepoint
 
 
 def row(history: History) -> DesiredRecord:
-    return history.shelf.job.catalog.desired_states.all()[JOB]
+    return history.shelf.stream.catalog.desired_states.all()[STREAM]
 
 
 def test_state_and_sinks_go_back_to_where_the_old_code_had_stopped(history: History) -> None:
     failed_upgrade(history)
     query_id = history.query_id
 
-    after = roll_back(history.shelf.job, run_id="a run")
+    after = roll_back(history.shelf.stream, run_id="a run")
 
     assert (history.batch, history.sink_batch, history.query_id) == (LAST, LAST, query_id)
     assert after.phase is UpgradePhase.ROLLED_BACK
     assert row(history).upgrade == after
     assert after.reason == "rolled back to savepoint before at batch 8, because: no batch in time"
     assert (row(history).alert or "").startswith("code version 2: rolled back")
-    assert not operations.is_running(history.shelf.job)
+    assert not operations.is_running(history.shelf.stream)
 
 
 def test_code_that_had_moved_its_output_goes_back_to_the_folder_before(history: History) -> None:
-    operations.trigger_savepoint(history.shelf.job, operations.Operator("a test"), label="before")
+    operations.trigger_savepoint(history.shelf.stream, operations.Operator("a test"), label="before")
     old, new = history.sink, history.shelf.root / "moved to"
-    savepoint = history.shelf.job.catalog.images.restorable(JOB)[0]
+    savepoint = history.shelf.stream.catalog.snapshots.restorable(STREAM)[0]
     history.sink = new
     for batch in range(LAST + 1, WRONG + 1):
         history.commit(batch)
     history.sinks(f"FileSink[file:{new}]")
-    upgrade_in(history.shelf.job, UpgradePhase.RESTORING, savepoint.image_id)
+    upgrade_in(history.shelf.stream, UpgradePhase.RESTORING, savepoint.snapshot_id)
     theirs = {path.name: path.read_bytes() for path in (new / "_spark_metadata").iterdir()}
 
-    after = roll_back(history.shelf.job, run_id="a run")
+    after = roll_back(history.shelf.stream, run_id="a run")
 
     assert after.phase is UpgradePhase.ROLLED_BACK, after.reason
     assert {path.name: path.read_bytes() for path in (new / "_spark_metadata").iterdir()} == theirs
     history.sink = old
     assert (history.batch, history.sink_batch) == (LAST, LAST)
     # The next start, of the code before, goes on there.
-    plan = operations.preview_start(history.shelf.job, StartFrom())
-    with keeping(history.shelf.job.catalog, JOB) as lease:
-        prepare(history.shelf.job, plan, lease, NamedOutput("parquet", str(old)))
-    stopped = operations.trigger_savepoint(history.shelf.job, operations.Operator("a test"), label="after")
+    plan = operations.preview_start(history.shelf.stream, StartFrom())
+    with keeping(history.shelf.stream.catalog, STREAM) as lease:
+        prepare(history.shelf.stream, plan, lease, NamedOutput("parquet", str(old)))
+    stopped = operations.trigger_savepoint(history.shelf.stream, operations.Operator("a test"), label="after")
     noted = stopped.properties["sinks"]
     assert isinstance(noted, list)
     assert noted[0]["path"] == f"file:{old}"
@@ -109,23 +109,23 @@ def test_killed_anywhere_it_is_done_again(tmp_path: Path, monkeypatch: pytest.Mo
         with monkeypatch.context() as patch:
             Executioner(patch, step)
             try:
-                roll_back(history.shelf.job, run_id="a run")
+                roll_back(history.shelf.stream, run_id="a run")
                 killed = False
             except Killed:
                 step += 1
         if killed:
             assert row(history).upgrade is not None
-            assert roll_back(history.shelf.job, run_id="another run").phase is UpgradePhase.ROLLED_BACK
+            assert roll_back(history.shelf.stream, run_id="another run").phase is UpgradePhase.ROLLED_BACK
         assert (history.batch, history.sink_batch) == (LAST, LAST), f"killed at step {step}"
         history.close()
     assert step > 3
 
 
-def test_where_the_image_is_gone_a_person_has_to_say_what_follows(history: History) -> None:
+def test_where_the_snapshot_is_gone_a_person_has_to_say_what_follows(history: History) -> None:
     savepoint = failed_upgrade(history)
     shutil.rmtree((savepoint.location or "").removeprefix("file://"))
 
-    after = roll_back(history.shelf.job, run_id="a run")
+    after = roll_back(history.shelf.stream, run_id="a run")
 
     assert after.phase is UpgradePhase.ROLLBACK_FAILED
     assert "cannot be rolled back" in (row(history).alert or "")
@@ -143,12 +143,12 @@ def test_where_the_sink_cannot_be_written_for_a_moment_it_is_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(LocalFolder, "flush", fails)
         with pytest.raises(StorageAccessError, match="could not be brought back to batch 8"):
-            roll_back(history.shelf.job, run_id="a run")
+            roll_back(history.shelf.stream, run_id="a run")
     waiting = row(history).upgrade
     assert waiting is not None
     assert waiting.phase is UpgradePhase.RESTORING
 
-    assert roll_back(history.shelf.job, run_id="another run").phase is UpgradePhase.ROLLED_BACK
+    assert roll_back(history.shelf.stream, run_id="another run").phase is UpgradePhase.ROLLED_BACK
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 
 
@@ -156,7 +156,7 @@ def test_where_a_sink_could_lose_rows_nothing_is_changed(history: History) -> No
     failed_upgrade(history)
     history.sinks("DeltaSink[/no/such/table]")
 
-    after = roll_back(history.shelf.job, run_id="a run")
+    after = roll_back(history.shelf.stream, run_id="a run")
 
     assert after.phase is UpgradePhase.ROLLBACK_FAILED
     assert "DeltaSink" in after.reason
@@ -165,32 +165,32 @@ def test_where_a_sink_could_lose_rows_nothing_is_changed(history: History) -> No
 
 @pytest.mark.parametrize("phase", [phase for phase in UpgradePhase if phase is not UpgradePhase.RESTORING])
 def test_only_an_upgrade_that_waits_for_it_is_rolled_back(history: History, phase: UpgradePhase) -> None:
-    upgrade_in(history.shelf.job, phase, "an image")
-    with pytest.raises(RequestFailedError, match="No upgrade of job 'orders' waits to be rolled back"):
-        roll_back(history.shelf.job, run_id="a run")
+    upgrade_in(history.shelf.stream, phase, "a snapshot")
+    with pytest.raises(RequestFailedError, match="No upgrade of stream 'orders' waits to be rolled back"):
+        roll_back(history.shelf.stream, run_id="a run")
 
 
-def test_a_job_that_runs_is_not_rolled_back(history: History) -> None:
+def test_a_stream_that_runs_is_not_rolled_back(history: History) -> None:
     failed_upgrade(history)
-    history.shelf.job.catalog.leases.acquire(JOB, this_holder("an execution", "a run", None), 60_000)
+    history.shelf.stream.catalog.leases.acquire(STREAM, this_holder("an execution", "a run", None), 60_000)
     with pytest.raises(LeaseHeldError):
-        roll_back(history.shelf.job, run_id="another run")
+        roll_back(history.shelf.stream, run_id="another run")
     assert (history.batch, history.sink_batch) == (WRONG, WRONG)
 
 
-class TestTheImageOfAnUpgrade:
+class TestTheSnapshotOfAnUpgrade:
     """It is kept until the upgrade is over: without it there is no way back."""
 
     def test_is_not_deleted_with_the_others_when_the_new_code_fails(self, tmp_path: Path) -> None:
         shelf = Shelf.at(tmp_path).cleaning_up(ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS)
         kept, other = shelf.checkpoint(), shelf.checkpoint()
-        upgrade_in(shelf.job, UpgradePhase.UPGRADING, kept.image_id)
+        upgrade_in(shelf.stream, UpgradePhase.UPGRADING, kept.snapshot_id)
 
-        apply_terminal_retention(shelf.job, "first", TerminalState.FAILED)
+        apply_terminal_retention(shelf.stream, "first", TerminalState.FAILED)
 
-        left = {image.image_id for image in shelf.job.catalog.images.completed(JOB)}
-        assert left == {kept.image_id}
-        assert other.image_id not in left
+        left = {snapshot.snapshot_id for snapshot in shelf.stream.catalog.snapshots.completed(STREAM)}
+        assert left == {kept.snapshot_id}
+        assert other.snapshot_id not in left
 
     @pytest.mark.parametrize(("phase", "is_kept"), [(UpgradePhase.UPGRADING, True), (UpgradePhase.STABLE, False)])
     def test_makes_no_room_for_others_until_it_is_over(
@@ -199,17 +199,17 @@ class TestTheImageOfAnUpgrade:
         shelf = Shelf.at(tmp_path, num_retained=1)
         kept = shelf.checkpoint()
         shelf.checkpoint()
-        upgrade_in(shelf.job, phase, kept.image_id)
-        assert (kept.image_id in {image.image_id for image in subsume(shelf.job)}) is not is_kept
+        upgrade_in(shelf.stream, phase, kept.snapshot_id)
+        assert (kept.snapshot_id in {snapshot.snapshot_id for snapshot in subsume(shelf.stream)}) is not is_kept
 
 
 def test_copies_that_a_killed_preflight_left_are_removed_once_nobody_can_use_them(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(history.shelf.job.live_root) / SCRATCH_FOLDER / JOB
+    folder = Path(history.shelf.stream.live_root) / SCRATCH_FOLDER / STREAM
     now_ms = 10 * LEFT_AFTER_MS
     for name in (f"{now_ms - LEFT_AFTER_MS - 1}-old", f"{now_ms - LEFT_AFTER_MS}-young", "unknown"):
         (folder / name / "state").mkdir(parents=True)
-    monkeypatch.setattr(history.shelf.job.catalog, "now_ms", lambda: now_ms)
-    remove_leftovers(history.shelf.job)
+    monkeypatch.setattr(history.shelf.stream.catalog, "now_ms", lambda: now_ms)
+    remove_leftovers(history.shelf.stream)
     assert {path.name for path in folder.iterdir()} == {f"{now_ms - LEFT_AFTER_MS}-young", "unknown"}

@@ -1,4 +1,4 @@
-"""Nothing secret in catalog, images, events, messages and descriptions: each place has a secret of its own planted."""
+"""Nothing secret in catalog, snapshots, events, messages and descriptions: each place has its own planted secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import infer_storage_options
 from planted_secrets import Planted, files_below, raised_by
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import PreflightRecord
@@ -30,9 +30,9 @@ from dagster_ckpt.io.access import accessing
 from dagster_ckpt.operations.launch import DriverLaunch, launch_driver
 from dagster_ckpt.operations.operations import trigger_savepoint
 from dagster_ckpt.operations.requests import Operator
-from dagster_ckpt.orchestration.sensors.snapshot_report import image_metadata
+from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 
 PLANTED = Planted()
@@ -96,45 +96,45 @@ class Guarded(MemoryFileSystem):
 fsspec.register_implementation("guarded", Guarded, clobber=True)
 
 
-def test_the_user_of_a_storage_opens_it_and_is_in_no_image_no_record_and_no_description(tmp_path: Path) -> None:
-    storage = FileSystemCheckpointStorage(f"guarded://user:{Guarded.password}@host/images", 64).configure(
+def test_the_user_of_a_storage_opens_it_and_is_in_no_snapshot_no_record_and_no_description(tmp_path: Path) -> None:
+    storage = FileSystemCheckpointStorage(f"guarded://user:{Guarded.password}@host/snapshots", 64).configure(
         # What the deployment adds does not lose it.
         DeploymentStorage(savepoint_path="guarded://host/savepoints")
     )
     shelf = Shelf.at(tmp_path, storage=storage)
-    image = shelf.checkpoint()
-    savepoint = trigger_savepoint(shelf.job, Operator("a test"))
+    snapshot = shelf.checkpoint()
+    savepoint = trigger_savepoint(shelf.stream, Operator("a test"))
 
-    assert image.location == f"guarded://host/images/{JOB}/chk-1"
+    assert snapshot.location == f"guarded://host/snapshots/{STREAM}/chk-1"
     # It is found again by what is kept.
-    assert shelf.job.store.manifest(image.location).header.image_id == image.image_id
-    assert shelf.job.store.manifest(str(savepoint.location)).header.image_id == savepoint.image_id
+    assert shelf.stream.store.manifest(snapshot.location).header.snapshot_id == snapshot.snapshot_id
+    assert shelf.stream.store.manifest(str(savepoint.location)).header.snapshot_id == savepoint.snapshot_id
     stored = {name: file.getvalue() for name, file in Guarded.store.items()}
     assert stored
-    wrong = FileSystemCheckpointStorage(f"guarded://user:{plant('wrong')}@host/images")
+    wrong = FileSystemCheckpointStorage(f"guarded://user:{plant('wrong')}@host/snapshots")
     PLANTED.assert_in_none(
         {
             "names": str(list(stored)),
             **stored,
             **catalog_dump(tmp_path),
             "storage": repr(storage) + str(storage.describe()),
-            "job": repr(shelf.job) + repr(image) + repr(savepoint) + repr(storage.get_checkpoint_path()),
-            "metadata": repr(image_metadata(image)),
-            "no such image": raised_by(lambda: shelf.job.store.manifest(f"{image.location}9")),
-            "wrong password": raised_by(lambda: open_store(wrong, JOB).check_access()),
+            "stream": repr(shelf.stream) + repr(snapshot) + repr(savepoint) + repr(storage.get_checkpoint_path()),
+            "metadata": repr(snapshot_metadata(snapshot)),
+            "no such snapshot": raised_by(lambda: shelf.stream.store.manifest(f"{snapshot.location}9")),
+            "wrong password": raised_by(lambda: open_store(wrong, STREAM).check_access()),
         }
     )
-    shelf.job.catalog.close()
+    shelf.stream.catalog.close()
 
 
 @pytest.mark.parametrize("scheme", ["sftp", "ftp", "smb", "webhdfs", "http"])
 def test_a_storage_that_cannot_be_reached_says_nothing_of_its_user(scheme: str) -> None:
-    url = f"{scheme}://user:{plant(scheme)}@127.0.0.1:1/share/images"
+    url = f"{scheme}://user:{plant(scheme)}@127.0.0.1:1/share/snapshots"
     storage = FileSystemCheckpointStorage(url)
     PLANTED.assert_in_none(
         {
             "description": repr(storage) + str(storage.describe()) + str(storage.get_checkpoint_path()),
-            "error": raised_by(lambda: open_store(storage, JOB).check_access()),
+            "error": raised_by(lambda: open_store(storage, STREAM).check_access()),
         }
     )
 
@@ -144,12 +144,12 @@ def test_a_storage_that_cannot_be_reached_says_nothing_of_its_user(scheme: str) 
     [
         StartFrom.parse,
         lambda url: trigger_savepoint(None, Operator("a test"), target_directory=url),  # type: ignore[arg-type]
-        lambda url: open_store(FileSystemCheckpointStorage("memory://h/images"), JOB).manifest(url),
-        lambda url: StreamingJob(JOB, JOB, JOB, None, None, None, None, url),  # type: ignore[arg-type]
+        lambda url: open_store(FileSystemCheckpointStorage("memory://h/snapshots"), STREAM).manifest(url),
+        lambda url: StreamHandle(STREAM, STREAM, STREAM, None, None, None, None, url),  # type: ignore[arg-type]
     ],
 )
 def test_a_location_that_names_a_user_is_refused(name_it: Callable[[str], Any]) -> None:
-    url = f"sftp://u:{plant('location')}@h/images/chk-1"
+    url = f"sftp://u:{plant('location')}@h/snapshots/chk-1"
     with pytest.raises((OptionError, StorageAccessError), match="names a user"):
         name_it(url)
     PLANTED.assert_in_none({"error": raised_by(lambda: name_it(url))})
@@ -176,9 +176,9 @@ def test_a_command_is_kept_and_shown_without_its_secrets(tmp_path: Path) -> None
         root=tmp_path,
         environment={"AWS_SECRET_ACCESS_KEY": plant("environment")},
     )
-    request = shelf.job.catalog.requests.submit(JOB, RequestKind.START, arguments={}, origin="a test")
+    request = shelf.stream.catalog.requests.submit(STREAM, RequestKind.START, arguments={}, origin="a test")
 
-    driver = launch_driver(shelf.job, how, request, run_id="run")
+    driver = launch_driver(shelf.stream, how, request, run_id="run")
 
     deadline = time.monotonic() + 60
     while driver.failure() is None:
@@ -190,7 +190,7 @@ def test_a_command_is_kept_and_shown_without_its_secrets(tmp_path: Path) -> None
             "description": repr(how),
             "handle": repr(driver.record),
             "failure": str(driver.failure()),
-            "no such program": raised_by(lambda: launch_driver(shelf.job, no_such, request, run_id="run")),
+            "no such program": raised_by(lambda: launch_driver(shelf.stream, no_such, request, run_id="run")),
             "braces": raised_by(lambda: launch("x", "{oops}", *conf, root=tmp_path)),
             "no list": raised_by(lambda: DriverLaunch(f"x --password {plant('text')}", log_directory="/x")),
             **catalog_dump(tmp_path),
@@ -198,29 +198,29 @@ def test_a_command_is_kept_and_shown_without_its_secrets(tmp_path: Path) -> None
     )
     assert "spark.hadoop.fs.s3a.secret.key=***" in driver.record.command
     with pytest.raises(RequestFailedError, match="no-such-program"):
-        launch_driver(shelf.job, no_such, request, run_id="run")
+        launch_driver(shelf.stream, no_such, request, run_id="run")
     log = Path(driver.record.log)
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
-    shelf.job.catalog.close()
+    shelf.stream.catalog.close()
 
 
 def test_whatever_ends_up_as_a_reason_in_the_catalog_is_kept_without_its_secrets(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path)
-    catalog = shelf.job.catalog
+    catalog = shelf.stream.catalog
 
     def reason(name: str) -> str:
         return f"ValueError: cannot connect to jdbc:postgresql://u:{plant(name)}@h/db, password={plant(name)}"
 
-    request = catalog.requests.submit(JOB, RequestKind.START, arguments={}, origin="a test")
+    request = catalog.requests.submit(STREAM, RequestKind.START, arguments={}, origin="a test")
     catalog.requests.fail_start(request.request_id, reason("request"))
-    image = shelf.checkpoint()
-    catalog.images.verified(image.image_id, reason("verified"))
+    snapshot = shelf.checkpoint()
+    catalog.snapshots.verified(snapshot.snapshot_id, reason("verified"))
     catalog.executions.end_unheld("first", ExecutionStatus.FAILED, reason("execution"))
     catalog.executions.gave_up("first", reason("gaveup"))
-    row = catalog.desired_states.ensure(JOB, origin="a test")
+    row = catalog.desired_states.ensure(STREAM, origin="a test")
     catalog.desired_states.advance(row, upgrade=None, alert=reason("alert"), request_id=None)
-    catalog.desired_states.note_preflight(JOB, PreflightRecord("2", False, reason("preflight"), None, 1))
+    catalog.desired_states.note_preflight(STREAM, PreflightRecord("2", False, reason("preflight"), None, 1))
 
     ended = catalog.executions.get("first")
     assert ended.reason == "ValueError: cannot connect to jdbc:postgresql://***@h/db, password=***"
@@ -240,7 +240,7 @@ def test_settings_of_backends_and_storages_are_shown_by_name() -> None:
             "backend": repr(backend) + str(backend.describe()),
             "storage": repr(storage) + str(storage.describe()),
             "custom": repr(custom) + str(custom.describe()),
-            "factory": raised_by(lambda: open_store(custom, JOB)),
+            "factory": raised_by(lambda: open_store(custom, STREAM)),
             "path": raised_by(lambda: FileSystemCheckpointStorage(f"//u:{plant('path')}@h")),
         }
     )

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from planted_secrets import Planted, files_below
 from pyspark.sql import DataFrame, SparkSession
-from query_bench import make_job
+from query_bench import make_stream
 from small_spark import lay_file, small_spark
 
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.preflight import preflight
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import start_query
@@ -42,7 +42,7 @@ def test_no_output_has_a_secret_that_was_planted(spark: SparkSession, tmp_path: 
     (tmp_path / "landing").mkdir()
     for number in range(2):
         lay_file(tmp_path / "landing", number, [{"k": n % 3, "at": "2024-01-01T00:00:00Z"} for n in range(9)])
-    job = replace(make_job(tmp_path), code_version="1")
+    stream = replace(make_stream(tmp_path), code_version="1")
     reports: list[str] = []
     fails = False
 
@@ -52,26 +52,26 @@ def test_no_output_has_a_secret_that_was_planted(spark: SparkSession, tmp_path: 
             raise ValueError(JDBC)
 
     def describe() -> Any:
-        stream = spark.readStream.schema("k long, at timestamp").option("password", SOURCE)
-        counts = stream.json(str(tmp_path / "landing")).groupBy("k").count()
+        rows = spark.readStream.schema("k long, at timestamp").option("password", SOURCE)
+        counts = rows.json(str(tmp_path / "landing")).groupBy("k").count()
         writer = counts.writeStream.outputMode("update").option("kafka.sasl.jaas.config", SINK).foreachBatch(write)
         return writer.trigger(availableNow=True)
 
     def run() -> Outcome:
         query = QueryToStart(describe)
         start = RunRequest("run", lambda live: start_query(query.take(), "orders", live), query.described)
-        return run_job(job, replace(start, report=reports.append))
+        return execute_stream(stream, replace(start, report=reports.append))
 
     assert run().end.kind is EndKind.ENDED_BY_ITSELF
-    savepoint = operations.trigger_savepoint(job, operations.Operator("a test"))
+    savepoint = operations.trigger_savepoint(stream, operations.Operator("a test"))
     fails = True
     lay_file(tmp_path / "landing", 2, [{"k": 1, "at": "2024-01-01T00:00:00Z"}])
     failed = run()
     assert failed.end.kind is EndKind.FAILED
     assert "jdbc:postgresql://***@h/db" in failed.end.reason, "what is no secret is still said"
-    tried = preflight(job, describe)
+    tried = preflight(stream, describe)
 
-    job.catalog.close()
+    stream.catalog.close()
     PLANTED.assert_in_none(
         {
             **files_below(tmp_path),
@@ -79,6 +79,6 @@ def test_no_output_has_a_secret_that_was_planted(spark: SparkSession, tmp_path: 
             "end": repr(failed),
             "savepoint": repr(savepoint),
             "preflight": repr(tried),
-            "job": repr(job),
+            "stream": repr(stream),
         }
     )

@@ -12,18 +12,18 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.catalog.tables import images
+from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import LiveDirectoryError, SharedSinkError, SinkRollbackError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.sink_cleaning import SinkCleaning, clean_sinks
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.reuse import SourceFile
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
@@ -42,7 +42,7 @@ class Output:
         self.parts: list[Path] = []
         log = self.sink / "_spark_metadata"
         # The query was started at this time.
-        self.began_ms = history.shelf.job.catalog.events.after(0)[-1].at_ms
+        self.began_ms = history.shelf.stream.catalog.events.after(0)[-1].at_ms
         for batch in range(LAST + 1):
             part = self.sink / f"day={batch % 2}" / f"part-00000-{uuid.uuid4()}.c000.parquet"
             part.parent.mkdir(exist_ok=True)
@@ -66,7 +66,7 @@ class Output:
     def clean(self, *, now_ms: int = LATER_MS, **how: object) -> SinkCleaning:
         """Clean up at a time by the storage's clock."""
         with patch("dagster_ckpt.operations.sink_cleaning.storage_time_ms", lambda _sink: now_ms):
-            return clean_sinks(self.history.shelf.job, **how)  # type: ignore[arg-type]
+            return clean_sinks(self.history.shelf.stream, **how)  # type: ignore[arg-type]
 
     def left(self) -> list[int]:
         return [batch for batch, part in enumerate(self.parts) if part.exists()]
@@ -130,7 +130,7 @@ def test_what_a_failed_attempt_left_is_told_apart_from_a_roll_back(output: Outpu
 
 def test_while_the_query_runs_what_is_not_older_than_its_newest_entry_is_kept(output: Output) -> None:
     output.history.start("batch-3")
-    output.history.shelf.job.catalog.leases.acquire(JOB, this_holder("other", "run", None), 60_000)
+    output.history.shelf.stream.catalog.leases.acquire(STREAM, this_holder("other", "run", None), 60_000)
     output.written_at(output.sink / "_spark_metadata/3.compact", 6)
 
     cleaning = output.clean(dry_run=False)
@@ -149,14 +149,14 @@ def test_the_grace_period_keeps_the_young(output: Output, grace_ms: int, left: l
     assert output.left() == left
 
 
-def savepoint_naming(output: Output, job: StreamingJob, batch: int) -> None:
+def savepoint_naming(output: Output, stream: StreamHandle, batch: int) -> None:
     """A savepoint that carries the sink's log up to a batch."""
     savepoint = output.history.shelf.savepoint(f"at {batch}")
     assert savepoint.location is not None
-    header = ImageHeader(
-        image_id=savepoint.image_id,
-        job_id=JOB,
-        kind=ImageKind.SAVEPOINT,
+    header = SnapshotHeader(
+        snapshot_id=savepoint.snapshot_id,
+        stream_id=STREAM,
+        kind=SnapshotKind.SAVEPOINT,
         number=batch,
         created_at_ms=1,
         batch_id=batch,
@@ -164,14 +164,14 @@ def savepoint_naming(output: Output, job: StreamingJob, batch: int) -> None:
     )
     data = "\n".join(["v1", *(json.dumps({"path": f"file://{part}"}) for part in output.parts[: batch + 1])]).encode()
     file = SourceFile(f"sinks/0/{batch}", len(data), None, lambda: io.BytesIO(data))
-    stored = job.store.write_savepoint(header, [file])
-    with job.catalog.database.writing() as connection:
-        of_savepoint = images.c.image_id == savepoint.image_id
-        connection.execute(images.update().where(of_savepoint).values(location=stored.location, batch_id=batch))
+    stored = stream.store.write_savepoint(header, [file])
+    with stream.catalog.database.writing() as connection:
+        of_savepoint = snapshots.c.snapshot_id == savepoint.snapshot_id
+        connection.execute(snapshots.update().where(of_savepoint).values(location=stored.location, batch_id=batch))
 
 
-def test_what_an_image_names_is_kept_for_a_start_from_there(output: Output) -> None:
-    savepoint_naming(output, output.history.shelf.job, 6)
+def test_what_a_snapshot_names_is_kept_for_a_start_from_there(output: Output) -> None:
+    savepoint_naming(output, output.history.shelf.stream, 6)
     output.history.start("batch-3")
 
     cleaning = output.clean(dry_run=False)
@@ -184,11 +184,11 @@ def test_what_an_image_names_is_kept_for_a_start_from_there(output: Output) -> N
 
 
 def test_a_forked_output_keeps_its_own_files(output: Output) -> None:
-    job = output.history.shelf.job
+    stream = output.history.shelf.stream
     forked = output.history.shelf.root / "forked"
     fork(
-        job,
-        replace(job, job_id="scratch"),
+        stream,
+        replace(stream, stream_id="scratch"),
         StartFrom.parse("batch-5"),
         origin="a test",
         outputs={str(output.sink): str(forked)},
@@ -204,7 +204,7 @@ def test_a_forked_output_keeps_its_own_files(output: Output) -> None:
 
 def test_a_folder_where_another_stream_of_the_catalog_writes_too_is_not_cleaned(output: Output) -> None:
     output.history.start("batch-3")
-    other = replace(output.history.shelf.job, job_id="other", name="other", asset_key="other")
+    other = replace(output.history.shelf.stream, stream_id="other", name="other", asset_key="other")
     other.register()
     holder = this_holder("its", "run", None)
     as_writer(other.catalog, "other").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
@@ -218,7 +218,7 @@ def test_a_folder_where_another_stream_of_the_catalog_writes_too_is_not_cleaned(
 
 
 def test_a_folder_where_another_query_began_a_log_is_not_cleaned(output: Output) -> None:
-    operations.trigger_savepoint(output.history.shelf.job, operations.Operator("a test"))
+    operations.trigger_savepoint(output.history.shelf.stream, operations.Operator("a test"))
     log = output.sink / "_spark_metadata"
     for path in log.iterdir():
         path.unlink()

@@ -69,10 +69,10 @@ def test_a_log_has_the_past_of_a_snapshot_or_not(at_hand: SinkLogAtHand, noted: 
 def test_a_described_query_names_its_folder_and_no_other(tmp_path: Path) -> None:
     before = [f"FileSink[file:{tmp_path}/before]", "ForeachBatchSink"]
 
-    seen = NamedFolders.of(NamedOutput("parquet", f"{tmp_path}/now"), before, [f"{tmp_path}/in the image"])
+    seen = NamedFolders.of(NamedOutput("parquet", f"{tmp_path}/now"), before, [f"{tmp_path}/in the snapshot"])
     table = NamedFolders.of(NamedOutput("kafka", "orders"), before)
-    unseen = NamedFolders.of(None, before, [f"{tmp_path}/in the image"])
+    unseen = NamedFolders.of(None, before, [f"{tmp_path}/in the snapshot"])
 
     assert (seen.names(f"file:{tmp_path}/now"), seen.names(f"{tmp_path}/before")) == (True, False)
     assert table.folders == ()
-    assert [unseen.names(f"{tmp_path}/{name}") for name in ("before", "in the image", "now")] == [True, True, False]
+    assert [unseen.names(f"{tmp_path}/{name}") for name in ("before", "in the snapshot", "now")] == [True, True, False]

@@ -95,7 +95,7 @@ def test_tasks_are_looked_at_only_of_a_trigger_that_lasts() -> None:
         (Stillness(WORKING.doing, at_rest=False, still_for_ms=60_001, tasks=TaskCounts(1, 1, 0, 8)), False),
         (Stillness(WORKING.doing, at_rest=False, still_for_ms=60_001, tasks=TaskCounts(1, 0, 0, 8)), True),
     ],
-    ids=["too long", "just long enough", "at rest", "a task runs", "a job waits"],
+    ids=["too long", "just long enough", "at rest", "a task runs", "a stream waits"],
 )
 def test_a_standstill_is_over_the_limit_only_where_no_task_runs(still: Stillness, is_over: bool) -> None:
     assert still.is_over(60_000) is is_over

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -22,11 +22,11 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.execution import RunRequest, execute_stream
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import keeping
 
@@ -62,7 +62,7 @@ def test_f19_a_rewound_directory_that_is_lost_is_made_again_and_not_empty(histor
     assert kind is RecoveryKind.REWIND
     assert prepared.live != first
     assert (history.batch, history.sink_batch) == (5, 5)
-    origin = history.shelf.job.catalog.jobs.get(JOB).origin
+    origin = history.shelf.stream.catalog.streams.get(STREAM).origin
     assert origin is not None
     assert (origin.kind, origin.batch_id) == (OriginKind.DIRECTORY, 5)
 
@@ -76,11 +76,11 @@ def test_f19_it_is_made_again_as_often_as_it_is_lost(history: History) -> None:
 
 
 def test_an_adopted_directory_that_is_lost_is_made_again(history: History) -> None:
-    job = history.shelf.job
-    plan = plan_recovery(recovery_facts(job, StartFrom(), predecessor_ended=False))
+    stream = history.shelf.stream
+    plan = plan_recovery(recovery_facts(stream, StartFrom(), predecessor_ended=False))
     assert plan.kind is RecoveryKind.ADOPT
-    with keeping(job.catalog, JOB) as lease:
-        prepare(job, plan, lease)
+    with keeping(stream.catalog, STREAM) as lease:
+        prepare(stream, plan, lease)
     lose(history.live)
 
     assert history.start()[0] is RecoveryKind.REWIND
@@ -89,30 +89,30 @@ def test_an_adopted_directory_that_is_lost_is_made_again(history: History) -> No
 
 @pytest.mark.parametrize("how", [lose, empty])
 def test_f19c_a_directory_restored_from_a_listed_savepoint_is_restored_again(history: History, how: Any) -> None:
-    savepoint = trigger_savepoint(history.shelf.job, ME, label="sp")
+    savepoint = trigger_savepoint(history.shelf.stream, ME, label="sp")
     history.start("sp")
     how(history.live)
 
-    plan = preview_start(history.shelf.job, StartFrom())
-    assert (plan.kind, plan.image) == (RecoveryKind.RESTORE, savepoint)
+    plan = preview_start(history.shelf.stream, StartFrom())
+    assert (plan.kind, plan.snapshot) == (RecoveryKind.RESTORE, savepoint)
     history.start()
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 
 
-def elsewhere(history: History, root: Path) -> StreamingJob:
-    """The same job in a new catalog, with storage of its own, and live directories that go with their pod."""
-    storage = FileSystemCheckpointStorage(f"file://{root}/images", 64, savepoint_path=f"file://{root}/savepoints")
-    job = replace(
-        history.shelf.job,
+def elsewhere(history: History, root: Path) -> StreamHandle:
+    """The same stream in a new catalog, with storage of its own, and live directories that go with their pod."""
+    storage = FileSystemCheckpointStorage(f"file://{root}/snapshots", 64, savepoint_path=f"file://{root}/savepoints")
+    stream = replace(
+        history.shelf.stream,
         catalog=Catalog(f"sqlite:///{root}/catalog.db"),
-        store=open_store(storage, JOB),
+        store=open_store(storage, STREAM),
         live_root=str(root / "pod"),
     )
-    job.register()
-    return job
+    stream.register()
+    return stream
 
 
-def run(job: StreamingJob, start_from: str) -> LiveDirectory:
+def run(stream: StreamHandle, start_from: str) -> LiveDirectory:
     """A run whose query cannot be started: what it would have been started on."""
     seen: list[LiveDirectory] = []
 
@@ -121,75 +121,75 @@ def run(job: StreamingJob, start_from: str) -> LiveDirectory:
         raise RuntimeError("ClassNotFoundException: kafka")
 
     with pytest.raises(RuntimeError, match="kafka"):
-        run_job(job, RunRequest("run", start_query, start_from=StartFrom.parse(start_from)))
+        execute_stream(stream, RunRequest("run", start_query, start_from=StartFrom.parse(start_from)))
     return seen[0]
 
 
 def test_f19b_a_directory_restored_from_a_location_is_restored_again(history: History, tmp_path: Path) -> None:
-    savepoint = trigger_savepoint(history.shelf.job, ME, label="sp")
+    savepoint = trigger_savepoint(history.shelf.stream, ME, label="sp")
     copy = tmp_path / "dr" / "savepoint"
     shutil.copytree((savepoint.location or "").removeprefix("file://"), copy)
-    job = elsewhere(history, tmp_path / "dr")
-    job.catalog.take_over_deployment(history.shelf.job.catalog.deployment_id)
-    first = run(job, str(copy))
+    stream = elsewhere(history, tmp_path / "dr")
+    stream.catalog.take_over_deployment(history.shelf.stream.catalog.deployment_id)
+    first = run(stream, str(copy))
     shutil.rmtree(tmp_path / "dr" / "pod")
 
-    second = run(job, "latest")
+    second = run(stream, "latest")
 
     assert second != first
     assert second.positions().commit == LAST
     assert history.sink_batch == LAST
-    job.catalog.close()
+    stream.catalog.close()
 
 
 def test_with_the_catalog_lost_a_start_over_what_is_there_is_refused_with_its_list(
     history: History, tmp_path: Path
 ) -> None:
-    image = history.shelf.checkpoint()
-    job = replace(history.shelf.job, catalog=Catalog(f"sqlite:///{tmp_path / 'another.db'}"))
+    snapshot = history.shelf.checkpoint()
+    stream = replace(history.shelf.stream, catalog=Catalog(f"sqlite:///{tmp_path / 'another.db'}"))
 
     def never(_live: LiveDirectory) -> SupervisedQuery:
         raise AssertionError("it was started")
 
     with pytest.raises(LiveDirectoryError, match="rebuild_catalog") as refused:
-        run_job(job, RunRequest("run", never))
+        execute_stream(stream, RunRequest("run", never))
 
     assert f"{history.live.url}, up to batch {LAST}" in str(refused.value)
-    assert str(image.location) in str(refused.value)
+    assert str(snapshot.location) in str(refused.value)
     assert (history.batch, history.sink_batch) == (LAST, LAST)
     with pytest.raises(StateAtRiskError, match="live-1"):
-        preview_start(job, StartFrom.parse("empty"))
-    assert preview_start(job, StartFrom.parse("empty", give_up_state=True)).kind is RecoveryKind.START_EMPTY
-    job.catalog.close()
+        preview_start(stream, StartFrom.parse("empty"))
+    assert preview_start(stream, StartFrom.parse("empty", give_up_state=True)).kind is RecoveryKind.START_EMPTY
+    stream.catalog.close()
 
 
-def test_with_the_catalog_lost_images_alone_are_told_of_too(tmp_path: Path) -> None:
+def test_with_the_catalog_lost_snapshots_alone_are_told_of_too(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path)
-    image = shelf.checkpoint()
+    snapshot = shelf.checkpoint()
     shelf.break_live_directory("missing")
-    job = replace(shelf.job, catalog=Catalog(f"sqlite:///{tmp_path / 'another.db'}"))
-    job.register()
+    stream = replace(shelf.stream, catalog=Catalog(f"sqlite:///{tmp_path / 'another.db'}"))
+    stream.register()
 
     with pytest.raises(LiveDirectoryError, match="rebuild_catalog") as refused:
-        preview_start(job, StartFrom())
+        preview_start(stream, StartFrom())
 
-    assert str(image.location) in str(refused.value)
-    job.catalog.close()
-    shelf.job.catalog.close()
+    assert str(snapshot.location) in str(refused.value)
+    stream.catalog.close()
+    shelf.stream.catalog.close()
 
 
 def test_an_empty_start_is_asked_for_by_name_and_confirmed(history: History) -> None:
-    job = history.shelf.job
+    stream = history.shelf.stream
     with pytest.raises(StateAtRiskError, match="after batch 8"):
         history.start("empty")
     with pytest.raises(StateAtRiskError, match="after batch 8"):
-        request_start(job, StartFrom.parse("empty"), ME)
+        request_start(stream, StartFrom.parse("empty"), ME)
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 
-    asked = request_start(job, StartFrom.parse("empty", give_up_state=True, accept_loss=True), ME)
+    asked = request_start(stream, StartFrom.parse("empty", give_up_state=True, accept_loss=True), ME)
     assert asked.arguments["give_up_state"] is True
     assert history.start("empty", give_up_state=True)[0] is RecoveryKind.START_EMPTY
-    origin = job.catalog.jobs.get(JOB).origin
+    origin = stream.catalog.streams.get(STREAM).origin
     assert origin is not None
     assert origin.kind is OriginKind.NOTHING
 

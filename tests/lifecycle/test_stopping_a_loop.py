@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB, Shelf
-from test_run_job_refusals import PlayedQuery, Stage
+from retention_shelf import STREAM, Shelf
+from test_run_stream_refusals import PlayedQuery, Stage
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
@@ -16,7 +16,7 @@ from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
 from dagster_ckpt.operations.operations import cancel, suspend
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.execution import RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from tests.as_writer import as_writer
 
@@ -26,46 +26,46 @@ ME = Operator("a person")
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf = Shelf.at(tmp_path).cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
-    as_writer(shelf.job.catalog, JOB).executions.end("first", ExecutionStatus.FAILED, "its process died")
+    as_writer(shelf.stream.catalog, STREAM).executions.end("first", ExecutionStatus.FAILED, "its process died")
     yield shelf
-    shelf.job.catalog.close()
+    shelf.stream.catalog.close()
 
 
 def state(shelf: Shelf) -> tuple[ExecutionStatus, bool]:
-    last = shelf.job.catalog.executions.get("first")
+    last = shelf.stream.catalog.executions.get("first")
     return last.status, last.settled
 
 
 def test_known_defect_8_a_cancel_between_two_restarts_ends_it_and_says_so(shelf: Shelf) -> None:
-    image = shelf.checkpoint()
+    snapshot = shelf.checkpoint()
 
-    said = cancel(shelf.job, ME)
+    said = cancel(shelf.stream, ME)
 
     assert "between two restarts" in said
     assert state(shelf) == (ExecutionStatus.CANCELED, True)
     # As the clean-up option says for a cancellation.
-    assert not shelf.is_whole(image)
-    assert JOB not in shelf.job.catalog.executions.unsettled_runs().values()
+    assert not shelf.is_whole(snapshot)
+    assert STREAM not in shelf.stream.catalog.executions.unsettled_runs().values()
 
 
 def test_a_suspend_between_two_restarts_ends_it_and_keeps_everything(shelf: Shelf) -> None:
-    image = shelf.checkpoint()
+    snapshot = shelf.checkpoint()
 
-    said = suspend(shelf.job, ME)
+    said = suspend(shelf.stream, ME)
 
     assert "everything is kept" in said
     assert state(shelf) == (ExecutionStatus.SUSPENDED, True)
-    assert shelf.is_whole(image)
+    assert shelf.is_whole(snapshot)
     with pytest.raises(RequestFailedError, match="does not run"):
-        suspend(shelf.job, ME)
+        suspend(shelf.stream, ME)
 
 
 @pytest.mark.parametrize("stop", [cancel, suspend])
 def test_a_restart_that_was_launched_before_does_not_begin_after_it(
     shelf: Shelf, stop: Callable[[object, Operator], str]
 ) -> None:
-    stop(shelf.job, ME)
-    stage = Stage(shelf.job, [PlayedQuery(ends=True)])
+    stop(shelf.stream, ME)
+    stage = Stage(shelf.stream, [PlayedQuery(ends=True)])
 
     with pytest.raises(RestartWithdrawnError, match="by a person between two restarts"):
         stage.run(cause=StartCause.RESTART_NEW_RUN, restart_of="first")
@@ -84,22 +84,22 @@ def test_a_restart_that_was_launched_before_does_not_begin_after_it(
 def test_a_run_that_waits_for_its_next_restart_answers(
     shelf: Shelf, kind: RequestKind, end: EndKind, status: ExecutionStatus
 ) -> None:
-    job = replace(shelf.job, restart=RestartStrategies.fixed_delay_restart(9, 3_600_000))
-    asked = job.catalog.requests.submit
-    stage = Stage(job, [PlayedQuery(error="ZeroDivisionError")])
+    stream = replace(shelf.stream, restart=RestartStrategies.fixed_delay_restart(9, 3_600_000))
+    asked = stream.catalog.requests.submit
+    stage = Stage(stream, [PlayedQuery(error="ZeroDivisionError")])
 
     def report(sentence: str) -> None:
-        if "failed" in sentence and not job.catalog.requests.pending(JOB):
-            asked(JOB, kind, origin="a person", request_id="stop")
+        if "failed" in sentence and not stream.catalog.requests.pending(STREAM):
+            asked(STREAM, kind, origin="a person", request_id="stop")
 
     outcome = _run(stage, report)
 
     assert outcome is end
-    last = job.catalog.executions.latest(JOB)
+    last = stream.catalog.executions.latest(STREAM)
     assert last is not None
     assert last.status is status
-    assert job.catalog.requests.get("stop").status is RequestStatus.COMPLETED
+    assert stream.catalog.requests.get("stop").status is RequestStatus.COMPLETED
 
 
 def _run(stage: Stage, report: Callable[[str], None]) -> EndKind:
-    return run_job(stage.job, RunRequest("run", stage.start_query, report=report)).end.kind
+    return execute_stream(stage.stream, RunRequest("run", stage.start_query, report=report)).end.kind

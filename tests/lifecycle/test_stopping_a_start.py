@@ -12,16 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from test_recovery_ladder import Ladder
-from test_run_job_refusals import PlayedQuery
+from test_run_stream_refusals import PlayedQuery
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.operations.operations import cancel, suspend
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.runtime import start_watch
-from dagster_ckpt.runtime.execution import RunRequest, run_job
+from dagster_ckpt.runtime.execution import RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -39,7 +39,7 @@ def ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ladder]:
 
 
 def unfinished(ladder: Ladder) -> list[Path]:
-    return list(Path(ladder.job.live_root.removeprefix("file://")).rglob("*.partial"))
+    return list(Path(ladder.stream.live_root.removeprefix("file://")).rglob("*.partial"))
 
 
 class AskedAt:
@@ -47,15 +47,15 @@ class AskedAt:
 
     def __init__(self, catalog: Catalog, kind: RequestKind, at: int) -> None:
         self._pending = catalog.requests.pending
-        self._ask = lambda: catalog.requests.submit(JOB, kind, arguments={}, origin="a person")
+        self._ask = lambda: catalog.requests.submit(STREAM, kind, arguments={}, origin="a person")
         self._left = at
         self.request_id: str | None = None
 
-    def __call__(self, job_id: str) -> Any:
+    def __call__(self, stream_id: str) -> Any:
         self._left -= 1
         if self._left == 0:
             self.request_id = self._ask().request_id
-        return self._pending(job_id)
+        return self._pending(stream_id)
 
 
 @pytest.mark.parametrize("start_from", ["latest", "at 10"])
@@ -71,7 +71,7 @@ def test_it_ends_at_whichever_step_it_is_asked_and_the_next_start_goes_on(
 ) -> None:
     if start_from == "latest":
         ladder.lose_live_directory()
-    catalog = ladder.job.catalog
+    catalog = ladder.stream.catalog
     steps = 0
     for at in range(1, MANY):
         asked = AskedAt(catalog, kind, at)
@@ -86,7 +86,7 @@ def test_it_ends_at_whichever_step_it_is_asked_and_the_next_start_goes_on(
         assert (outcome.end.kind, ladder.last()[0]) == (end, status)
         assert catalog.requests.get(asked.request_id).status is RequestStatus.COMPLETED
         assert unfinished(ladder) == []
-        assert catalog.leases.current(JOB) is None
+        assert catalog.leases.current(STREAM) is None
 
     assert steps > 5
     assert ladder.batches == ((12, 12) if start_from == "latest" else (10, 10))
@@ -99,7 +99,7 @@ def test_a_restore_that_takes_for_ever_is_stopped_by_the_verb(
     ladder.lose_live_directory()
     began = threading.Event()
 
-    extract = type(ladder.job.store).extract
+    extract = type(ladder.stream.store).extract
 
     def of_a_restore(store: Any, *args: Any, **how: Any) -> None:
         (never_ends if "missing" in how else partial(extract, store))(*args, **how)
@@ -117,12 +117,12 @@ def test_a_restore_that_takes_for_ever_is_stopped_by_the_verb(
 
     def person() -> None:
         began.wait(60)
-        said.append(stop(ladder.job, ME, timeout_s=60))
+        said.append(stop(ladder.stream, ME, timeout_s=60))
 
     thread = threading.Thread(target=person)
     thread.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(ladder.job.store), "extract", of_a_restore)
+        patch.setattr(type(ladder.stream.store), "extract", of_a_restore)
         outcome = ladder.run()
     thread.join()
 
@@ -135,9 +135,9 @@ def test_a_restore_that_takes_for_ever_is_stopped_by_the_verb(
 
 
 def test_a_start_that_is_asked_for_and_then_cancelled_is_answered(ladder: Ladder) -> None:
-    catalog = ladder.job.catalog
-    start = catalog.requests.submit(JOB, RequestKind.START, arguments={}, origin="a person").request_id
-    catalog.requests.submit(JOB, RequestKind.CANCEL, arguments={}, origin="a person")
+    catalog = ladder.stream.catalog
+    start = catalog.requests.submit(STREAM, RequestKind.START, arguments={}, origin="a person").request_id
+    catalog.requests.submit(STREAM, RequestKind.CANCEL, arguments={}, origin="a person")
 
     ladder.run(start_request_id=start)
 
@@ -164,7 +164,7 @@ def test_a_request_is_looked_for_twice_a_second_at_most(ladder: Ladder, monkeypa
         looks.append(now_ms)
         return False
 
-    watch = start_watch.StartWatch(ladder.job.catalog, JOB, interrupted, clock=lambda: now_ms)
+    watch = start_watch.StartWatch(ladder.stream.catalog, STREAM, interrupted, clock=lambda: now_ms)
     for now_ms in range(0, 2_000, 7):  # noqa: B007 - the clock reads it
         watch()
 
@@ -173,10 +173,10 @@ def test_a_request_is_looked_for_twice_a_second_at_most(ladder: Ladder, monkeypa
 
 def test_a_query_that_is_being_started_is_supervised(ladder: Ladder) -> None:
     """A request that comes after the last look is for the supervisor."""
-    job = replace(ladder.job)
+    stream = replace(ladder.stream)
 
     def start(live: Any) -> Any:
-        job.catalog.requests.submit(JOB, RequestKind.SUSPEND, arguments={}, origin="a person")
+        stream.catalog.requests.submit(STREAM, RequestKind.SUSPEND, arguments={}, origin="a person")
         return PlayedQuery()
 
-    assert run_job(job, RunRequest("run", start)).end.kind is EndKind.SUSPENDED
+    assert execute_stream(stream, RunRequest("run", start)).end.kind is EndKind.SUSPENDED

@@ -1,4 +1,4 @@
-"""What is kept of a job's checkpoints at its end, and while it runs: real catalog, real storage."""
+"""What is kept of a stream's checkpoints at its end, and while it runs: real catalog, real storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from retention_shelf import HOLDER, Shelf, storage_clock_ahead
 
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageStatus, ImageTrigger
+from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.recovery.retention import (
@@ -20,7 +20,7 @@ from dagster_ckpt.recovery.retention import (
     housekeeping,
     subsume,
 )
-from tests.as_writer import as_writer, keeping, set_job
+from tests.as_writer import as_writer, keeping, set_stream
 
 NONE = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 DELETE = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
@@ -47,14 +47,14 @@ MATRIX = {
     (RETAIN, FAILED): "keep",
     (RETAIN, SUSPENDED): "keep",
 }
-DELETES_IMAGES_ONLY = [case for case, what in MATRIX.items() if what == "delete"]
+DELETES_SNAPSHOTS_ONLY = [case for case, what in MATRIX.items() if what == "delete"]
 
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf = Shelf.at(tmp_path)
     yield shelf
-    shelf.job.catalog.close()
+    shelf.stream.catalog.close()
 
 
 def ids(case: object) -> str:
@@ -67,19 +67,19 @@ def test_the_clean_up_option_and_the_end_decide_about_checkpoints_and_never_abou
 ) -> None:
     first = shelf.checkpoint()
     second = shelf.checkpoint(base=first)
-    savepoints = [shelf.savepoint("mine"), shelf.savepoint("at the stop", ImageTrigger.STOP)]
+    savepoints = [shelf.savepoint("mine"), shelf.savepoint("at the stop", SnapshotTrigger.STOP)]
 
-    report = apply_terminal_retention(shelf.cleaning_up(cleanup).job, "first", state)
+    report = apply_terminal_retention(shelf.cleaning_up(cleanup).stream, "first", state)
 
     kept = [first, second] if what == "keep" else []
-    assert shelf.listed() == {image.image_id for image in (*kept, *savepoints)}
-    assert all(shelf.is_whole(image) for image in (*kept, *savepoints))
+    assert shelf.listed() == {snapshot.snapshot_id for snapshot in (*kept, *savepoints)}
+    assert all(shelf.is_whole(snapshot) for snapshot in (*kept, *savepoints))
     assert (len(report.kept), len(report.deleted)) == ((2, 0) if kept else (0, 2))
     assert shelf.reasons() == [f"{cleanup.name} at {state.value}"] * len(report.deleted)
     assert bool(shelf.data_files()) is bool(kept)
     assert shelf.live.exists() is (what != "delete with live directory")
-    assert (shelf.job.catalog.jobs.get("orders").live_directory is None) is (what == "delete with live directory")
-    execution = shelf.job.catalog.executions.get("first")
+    assert (shelf.stream.catalog.streams.get("orders").live_directory is None) is (what == "delete with live directory")
+    execution = shelf.stream.catalog.executions.get("first")
     assert (execution.status, execution.settled) == (ExecutionStatus(state.value), True)
 
 
@@ -88,17 +88,17 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
-@pytest.mark.parametrize(("cleanup", "state"), DELETES_IMAGES_ONLY, ids=ids)
-def test_the_image_that_a_start_would_need_is_kept_whatever_the_option_says(
+@pytest.mark.parametrize(("cleanup", "state"), DELETES_SNAPSHOTS_ONLY, ids=ids)
+def test_the_snapshot_that_a_start_would_need_is_kept_whatever_the_option_says(
     shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState, damage: str
 ) -> None:
     first = shelf.checkpoint()
     second = shelf.checkpoint(base=first)
     shelf.break_live_directory(damage)
 
-    report = apply_terminal_retention(shelf.cleaning_up(cleanup).job, "first", state)
+    report = apply_terminal_retention(shelf.cleaning_up(cleanup).stream, "first", state)
 
-    assert shelf.listed() == {second.image_id}
+    assert shelf.listed() == {second.snapshot_id}
     assert shelf.is_whole(second)
     assert "not whole" in report.kept[0]
 
@@ -108,7 +108,7 @@ def test_a_cancellation_that_is_to_leave_nothing_leaves_nothing_even_so(shelf: S
     shelf.checkpoint()
     shelf.break_live_directory(damage)
 
-    apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+    apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
 
     assert shelf.listed() == set()
     assert not (shelf.root / "live" / "orders").exists()
@@ -117,12 +117,12 @@ def test_a_cancellation_that_is_to_leave_nothing_leaves_nothing_even_so(shelf: S
 def test_live_directories_that_a_cancellation_deletes_are_named_and_nothing_is_pending(
     shelf: Shelf,
 ) -> None:
-    set_job(shelf.job.catalog, "orders", pending_restore='{"batch_id": 0}')
+    set_stream(shelf.stream.catalog, "orders", pending_restore='{"batch_id": 0}')
 
-    report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
 
-    assert report.live_directory_deleted == shelf.job.live_folder
-    assert shelf.job.catalog.jobs.get("orders").pending_restore is None
+    assert report.live_directory_deleted == shelf.stream.live_folder
+    assert shelf.stream.catalog.streams.get("orders").pending_restore is None
 
 
 def test_a_newer_savepoint_saves_a_lost_live_directory_as_well(shelf: Shelf) -> None:
@@ -130,41 +130,41 @@ def test_a_newer_savepoint_saves_a_lost_live_directory_as_well(shelf: Shelf) -> 
     savepoint = shelf.savepoint("mine")
     shelf.break_live_directory("missing")
 
-    apply_terminal_retention(shelf.cleaning_up(NONE).job, "first", SUSPENDED)
+    apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", SUSPENDED)
 
-    assert shelf.listed() == {savepoint.image_id}
+    assert shelf.listed() == {savepoint.snapshot_id}
 
 
 @pytest.mark.parametrize("state", TerminalState)
 def test_nothing_is_deleted_once_a_newer_execution_has_begun(shelf: Shelf, state: TerminalState) -> None:
-    image = shelf.checkpoint()
+    snapshot = shelf.checkpoint()
     shelf.execution("second")
 
-    report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", state)
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", state)
 
-    assert shelf.listed() == {image.image_id}
-    assert shelf.is_whole(image)
+    assert shelf.listed() == {snapshot.snapshot_id}
+    assert shelf.is_whole(snapshot)
     assert shelf.live.exists()
     assert "second" in report.kept[0]
-    assert not shelf.job.catalog.executions.get("second").settled
-    assert shelf.job.catalog.executions.get("first").settled
+    assert not shelf.stream.catalog.executions.get("second").settled
+    assert shelf.stream.catalog.executions.get("first").settled
 
 
 def test_a_start_that_has_not_begun_its_execution_yet_keeps_everything(shelf: Shelf) -> None:
-    image = shelf.checkpoint()
-    lease = shelf.job.catalog.leases.acquire("orders", HOLDER, 60_000)
+    snapshot = shelf.checkpoint()
+    lease = shelf.stream.catalog.leases.acquire("orders", HOLDER, 60_000)
 
-    report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
 
     assert report.deleted == ()
     assert report.kept[0].startswith("everything: ")
     assert shelf.live.exists()
-    assert shelf.listed() == {image.image_id}
+    assert shelf.listed() == {snapshot.snapshot_id}
     # So that it is asked for again.
-    assert not shelf.job.catalog.executions.get("first").settled
+    assert not shelf.stream.catalog.executions.get("first").settled
 
-    shelf.job.catalog.leases.release("orders", lease.token)
-    apply_terminal_retention(shelf.job, "first", CANCELED)
+    shelf.stream.catalog.leases.release("orders", lease.token)
+    apply_terminal_retention(shelf.stream, "first", CANCELED)
 
     assert not shelf.live.exists()
     assert shelf.listed() == set()
@@ -173,194 +173,196 @@ def test_a_start_that_has_not_begun_its_execution_yet_keeps_everything(shelf: Sh
 def test_while_it_deletes_nobody_can_start(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.checkpoint()
     holders: list[str] = []
-    discard_image = shelf.job.store.discard
+    discard_snapshot = shelf.stream.store.discard
 
     def looking(location: str, *, protected: Iterable[str] = ()) -> None:
-        lease = shelf.job.catalog.leases.current("orders")
+        lease = shelf.stream.catalog.leases.current("orders")
         assert lease is not None
         holders.append(lease.run_id)
-        discard_image(location, protected=protected)
+        discard_snapshot(location, protected=protected)
 
-    monkeypatch.setattr(shelf.job.store, "discard", looking)
-    apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+    monkeypatch.setattr(shelf.stream.store, "discard", looking)
+    apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
 
     # A start waits for a holder whose run is over.
     assert holders == ["run-first"]
-    assert shelf.job.catalog.leases.current("orders") is None
+    assert shelf.stream.catalog.leases.current("orders") is None
 
 
 def test_retention_twice_does_no_harm(shelf: Shelf) -> None:
     shelf.checkpoint()
-    job = shelf.cleaning_up(DELETE).job
-    apply_terminal_retention(job, "first", CANCELED)
+    stream = shelf.cleaning_up(DELETE).stream
+    apply_terminal_retention(stream, "first", CANCELED)
 
-    again = apply_terminal_retention(job, "first", CANCELED)
+    again = apply_terminal_retention(stream, "first", CANCELED)
 
     assert again.sentences() == ["nothing to delete"]
-    assert shelf.deletions() == ["image-1"]
+    assert shelf.deletions() == ["snapshot-1"]
 
 
 def refuse_to_delete(monkeypatch: pytest.MonkeyPatch, shelf: Shelf) -> None:
     def refuse(location: str, **_: object) -> None:
         raise StorageAccessError(f"{location} cannot be deleted: the storage is away")
 
-    monkeypatch.setattr(shelf.job.store, "discard", refuse)
+    monkeypatch.setattr(shelf.stream.store, "discard", refuse)
 
 
-def test_a_deletion_that_fails_stays_visible_and_the_job_unsettled(
+def test_a_deletion_that_fails_stays_visible_and_the_stream_unsettled(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image = shelf.checkpoint()
+    snapshot = shelf.checkpoint()
     with monkeypatch.context() as patch:
         refuse_to_delete(patch, shelf)
-        report = apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+        report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
 
     assert "the storage is away" in report.failed[0]
-    assert shelf.listed(ImageStatus.DELETING) == {image.image_id}
+    assert shelf.listed(SnapshotStatus.DELETING) == {snapshot.snapshot_id}
     assert shelf.listed() == set()
     assert shelf.live.exists()
-    assert not shelf.job.catalog.executions.get("first").settled
+    assert not shelf.stream.catalog.executions.get("first").settled
 
-    apply_terminal_retention(shelf.job, "first", CANCELED)
+    apply_terminal_retention(shelf.stream, "first", CANCELED)
 
-    assert shelf.listed(ImageStatus.DELETED) == {image.image_id}
+    assert shelf.listed(SnapshotStatus.DELETED) == {snapshot.snapshot_id}
     assert shelf.data_files() == []
     assert not shelf.live.exists()
-    assert shelf.job.catalog.executions.get("first").settled
+    assert shelf.stream.catalog.executions.get("first").settled
 
 
-def test_a_deletion_that_fails_leaves_the_job_unsettled_also_where_the_others_are_kept(
+def test_a_deletion_that_fails_leaves_the_stream_unsettled_also_where_the_others_are_kept(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = shelf.checkpoint(), shelf.checkpoint()
-    as_writer(shelf.job.catalog).mark_deleting(first.image_id)
+    as_writer(shelf.stream.catalog).mark_deleting(first.snapshot_id)
     with monkeypatch.context() as patch:
         refuse_to_delete(patch, shelf)
-        report = apply_terminal_retention(shelf.cleaning_up(RETAIN).job, "first", CANCELED)
-        swept = housekeeping(shelf.job)
+        report = apply_terminal_retention(shelf.cleaning_up(RETAIN).stream, "first", CANCELED)
+        swept = housekeeping(shelf.stream)
 
     assert (len(report.failed), len(report.kept), len(swept.failed)) == (1, 1, 1)
-    assert shelf.listed() == {second.image_id}
-    assert not shelf.job.catalog.executions.get("first").settled
+    assert shelf.listed() == {second.snapshot_id}
+    assert not shelf.stream.catalog.executions.get("first").settled
 
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
-def test_a_lost_live_directory_without_any_image_that_could_replace_it_is_no_obstacle(
+def test_a_lost_live_directory_without_any_snapshot_that_could_replace_it_is_no_obstacle(
     shelf: Shelf, damage: str
 ) -> None:
     left_behind = shelf.checkpoint()
-    as_writer(shelf.job.catalog).jobs.switch_live_directory(shelf.job.live_directory(1, 0).url, pending_restore={})
+    as_writer(shelf.stream.catalog).streams.switch_live_directory(
+        shelf.stream.live_directory(1, 0).url, pending_restore={}
+    )
     shelf.break_live_directory(damage)
 
-    report = apply_terminal_retention(shelf.cleaning_up(NONE).job, "first", FINISHED)
+    report = apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", FINISHED)
 
     assert (len(report.deleted), report.kept) == (1, ())
-    assert shelf.listed(ImageStatus.DELETED) == {left_behind.image_id}
+    assert shelf.listed(SnapshotStatus.DELETED) == {left_behind.snapshot_id}
 
 
 def test_housekeeping_leaves_what_an_attempt_that_may_take_days_has_written(shelf: Shelf) -> None:
-    written = shelf.root / "images" / "orders" / "shared" / "of-an-attempt-under-way"
+    written = shelf.root / "snapshots" / "orders" / "shared" / "of-an-attempt-under-way"
     written.parent.mkdir(parents=True)
     written.write_bytes(b"data")
     day_ms = 24 * 3_600_000
-    slow = replace(shelf.job, options=replace(shelf.job.options, timeout_ms=2 * day_ms))
+    slow = replace(shelf.stream, options=replace(shelf.stream.options, timeout_ms=2 * day_ms))
 
     with storage_clock_ahead(day_ms):
         assert housekeeping(slow).swept == ()
-        assert len(housekeeping(shelf.job).swept) == 1
+        assert len(housekeeping(shelf.stream).swept) == 1
 
 
 def test_a_deletion_that_was_cut_off_is_finished_by_housekeeping(shelf: Shelf) -> None:
     first = shelf.checkpoint()
     second = shelf.checkpoint(base=first)
-    as_writer(shelf.job.catalog).mark_deleting(first.image_id)
+    as_writer(shelf.stream.catalog).mark_deleting(first.snapshot_id)
 
-    assert housekeeping(shelf.job, dry_run=True).deleted == ("chk-1 at batch 1",)
-    assert shelf.listed(ImageStatus.DELETING) == {first.image_id}
-    report = housekeeping(shelf.job)
+    assert housekeeping(shelf.stream, dry_run=True).deleted == ("chk-1 at batch 1",)
+    assert shelf.listed(SnapshotStatus.DELETING) == {first.snapshot_id}
+    report = housekeeping(shelf.stream)
 
     assert report.deleted == ("chk-1 at batch 1",)
     assert shelf.reasons() == ["deletion that was cut off"]
-    assert shelf.listed(ImageStatus.DELETED) == {first.image_id}
+    assert shelf.listed(SnapshotStatus.DELETED) == {first.snapshot_id}
     assert shelf.is_whole(second)
-    assert shelf.deletions() == ["image-1"]
+    assert shelf.deletions() == ["snapshot-1"]
 
 
 def test_a_deletion_that_was_cut_off_is_finished_where_the_option_keeps_the_others(shelf: Shelf) -> None:
     first, second = shelf.checkpoint(), shelf.checkpoint()
-    as_writer(shelf.job.catalog).mark_deleting(first.image_id)
+    as_writer(shelf.stream.catalog).mark_deleting(first.snapshot_id)
 
-    report = apply_terminal_retention(shelf.cleaning_up(RETAIN).job, "first", CANCELED)
+    report = apply_terminal_retention(shelf.cleaning_up(RETAIN).stream, "first", CANCELED)
 
     assert len(report.deleted) == 1
     assert shelf.reasons() == ["deletion that was cut off"]
-    assert shelf.listed() == {second.image_id}
+    assert shelf.listed() == {second.snapshot_id}
 
 
 def test_housekeeping_sweeps_what_a_crashed_attempt_wrote_once_it_is_old(shelf: Shelf) -> None:
-    image = shelf.checkpoint()
+    snapshot = shelf.checkpoint()
     lost = shelf.checkpoint()
     # A crash after the data and before the metadata.
-    (shelf.root / "images" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
+    (shelf.root / "snapshots" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
     before = shelf.data_files()
 
-    assert housekeeping(shelf.job).swept == ()
+    assert housekeeping(shelf.stream).swept == ()
     assert shelf.data_files() == before
     with storage_clock_ahead(ORPHAN_AGE_MS + 1_000):
-        would = housekeeping(shelf.job, dry_run=True)
-        assert would.sentences() == ["would have removed 1 objects: no image refers to it"]
-        assert housekeeping(shelf.job).swept == would.swept
-    assert shelf.is_whole(image)
+        would = housekeeping(shelf.stream, dry_run=True)
+        assert would.sentences() == ["would have removed 1 objects: no snapshot refers to it"]
+        assert housekeeping(shelf.stream).swept == would.swept
+    assert shelf.is_whole(snapshot)
 
 
 def test_bytes_stay_for_twice_the_time_that_an_attempt_may_take(shelf: Shelf) -> None:
     timeout_ms = ORPHAN_AGE_MS
-    shelf.job = replace(shelf.job, options=replace(shelf.job.options, timeout_ms=timeout_ms))
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, timeout_ms=timeout_ms))
     lost = shelf.checkpoint()
-    (shelf.root / "images" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
+    (shelf.root / "snapshots" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
 
     # A minute around it: what was just written is as old as the clock of the disk says.
     with storage_clock_ahead(2 * timeout_ms - 60_000):
-        assert housekeeping(shelf.job).swept == ()
+        assert housekeeping(shelf.stream).swept == ()
     with storage_clock_ahead(2 * timeout_ms + 60_000):
-        assert len(housekeeping(shelf.job).swept) == 1
+        assert len(housekeeping(shelf.stream).swept) == 1
 
 
-def test_housekeeping_leaves_a_live_job_alone(shelf: Shelf) -> None:
-    image, savepoint = shelf.checkpoint(), shelf.savepoint("mine")
+def test_housekeeping_leaves_a_live_stream_alone(shelf: Shelf) -> None:
+    snapshot, savepoint = shelf.checkpoint(), shelf.savepoint("mine")
 
     with storage_clock_ahead(ORPHAN_AGE_MS + 1_000):
-        report = housekeeping(shelf.job)
+        report = housekeeping(shelf.stream)
 
     assert report.sentences() == ["nothing to delete"]
-    assert shelf.listed() == {image.image_id, savepoint.image_id}
+    assert shelf.listed() == {snapshot.snapshot_id, savepoint.snapshot_id}
     assert shelf.live.exists()
 
 
 def test_housekeeping_removes_what_a_dying_jvm_wrote_after_a_cancellation(shelf: Shelf) -> None:
-    apply_terminal_retention(shelf.cleaning_up(DELETE).job, "first", CANCELED)
+    apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
     (shelf.live / "state").mkdir(parents=True)
 
-    report = housekeeping(shelf.job)
+    report = housekeeping(shelf.stream)
 
     assert report.live_directory_deleted is not None
     assert not shelf.live.exists()
 
 
 def test_housekeeping_leaves_the_live_directories_of_whoever_holds_the_lease(shelf: Shelf) -> None:
-    set_job(shelf.job.catalog, "orders", live_directory=None)
-    lease = shelf.job.catalog.leases.acquire("orders", HOLDER, 60_000)
+    set_stream(shelf.stream.catalog, "orders", live_directory=None)
+    lease = shelf.stream.catalog.leases.acquire("orders", HOLDER, 60_000)
 
-    assert housekeeping(shelf.job).live_directory_deleted is None
+    assert housekeeping(shelf.stream).live_directory_deleted is None
     assert shelf.live.exists()
 
-    shelf.job.catalog.leases.release("orders", lease.token)
-    assert housekeeping(shelf.job).live_directory_deleted == shelf.job.live_folder
-    assert housekeeping(shelf.job).live_directory_deleted is None
+    shelf.stream.catalog.leases.release("orders", lease.token)
+    assert housekeeping(shelf.stream).live_directory_deleted == shelf.stream.live_folder
+    assert housekeeping(shelf.stream).live_directory_deleted is None
 
 
 def test_housekeeping_of_a_stream_that_nobody_has_started_does_nothing(shelf: Shelf) -> None:
-    report = housekeeping(replace(shelf.job, job_id="never"))
+    report = housekeeping(replace(shelf.stream, stream_id="never"))
 
     assert report.sentences() == ["nothing to delete"]
 
@@ -368,19 +370,19 @@ def test_housekeeping_of_a_stream_that_nobody_has_started_does_nothing(shelf: Sh
 @pytest.mark.parametrize(("num_retained", "kept"), [(1, [5]), (2, [4, 5]), (4, [2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])
 def test_checkpoints_make_room_oldest_first(tmp_path: Path, num_retained: int, kept: list[int]) -> None:
     shelf = Shelf.at(tmp_path, num_retained=num_retained)
-    image = None
+    snapshot = None
     for _ in range(5):
-        image = shelf.checkpoint(base=image)
+        snapshot = shelf.checkpoint(base=snapshot)
 
-    dropped = subsume(shelf.job)
-    report = discard(shelf.job, dropped, reason="subsumed", lease=None)
+    dropped = subsume(shelf.stream)
+    report = discard(shelf.stream, dropped, reason="subsumed", lease=None)
 
-    assert [image.number for image in dropped] == sorted(set(range(1, 6)) - set(kept))
+    assert [snapshot.number for snapshot in dropped] == sorted(set(range(1, 6)) - set(kept))
     assert report.failed == ()
-    assert shelf.deletions() == [image.image_id for image in dropped]
-    left = shelf.job.catalog.images.completed("orders")
-    assert sorted(image.number or 0 for image in left) == kept
-    assert all(shelf.is_whole(image) for image in left)
+    assert shelf.deletions() == [snapshot.snapshot_id for snapshot in dropped]
+    left = shelf.stream.catalog.snapshots.completed("orders")
+    assert sorted(snapshot.number or 0 for snapshot in left) == kept
+    assert all(shelf.is_whole(snapshot) for snapshot in left)
 
 
 @pytest.mark.parametrize("completed_at_ms", [[3, 1, 2], [1, 1, 1], [3, 2, 1]])
@@ -391,12 +393,12 @@ def test_a_clock_that_goes_back_does_not_change_which_checkpoint_is_the_newest(
     for at_ms in completed_at_ms:
         shelf.completed_at(shelf.checkpoint(), at_ms)
 
-    assert [image.number for image in subsume(shelf.job)] == [1, 2]
+    assert [snapshot.number for snapshot in subsume(shelf.stream)] == [1, 2]
 
 
 def test_only_live_directories_of_starts_before_are_deleted(shelf: Shelf) -> None:
     folder = shelf.root / "live" / "orders"
-    with keeping(shelf.job.catalog) as lease:
+    with keeping(shelf.stream.catalog) as lease:
         mine = lease.record.token
         names = [
             *("live-0", f"live-2-{mine - 1}", f"live-3-{mine - 1}.partial", f"live-9-{mine - 1}", f"live-3-{mine}"),
@@ -405,7 +407,7 @@ def test_only_live_directories_of_starts_before_are_deleted(shelf: Shelf) -> Non
         for name in names:
             (folder / name).mkdir()
 
-        delete_older_live_directories(shelf.job, shelf.job.live_directory(4, mine), lease)
+        delete_older_live_directories(shelf.stream, shelf.stream.live_directory(4, mine), lease)
 
     assert {path.name for path in folder.iterdir()} == {f"live-4-{mine}", f"live-5-{mine + 1}", "verify-1", "copy"}
 
@@ -415,7 +417,7 @@ def test_savepoints_push_checkpoints_out_only_where_they_are_counted(
     tmp_path: Path, count_savepoints: bool, subsumed: list[int]
 ) -> None:
     shelf = Shelf.at(tmp_path, num_retained=3)
-    shelf.job = replace(shelf.job, options=replace(shelf.job.options, count_savepoints=count_savepoints))
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, count_savepoints=count_savepoints))
     shelf.checkpoint()
     shelf.checkpoint()
     savepoints = [shelf.savepoint("a")]
@@ -423,11 +425,11 @@ def test_savepoints_push_checkpoints_out_only_where_they_are_counted(
     savepoints += [shelf.savepoint("b"), shelf.savepoint("c")]
     newest = shelf.checkpoint()
 
-    dropped = subsume(shelf.job)
-    discard(shelf.job, dropped, reason="subsumed", lease=None)
+    dropped = subsume(shelf.stream)
+    discard(shelf.stream, dropped, reason="subsumed", lease=None)
 
-    assert [image.number for image in dropped] == subsumed
-    assert all(shelf.is_whole(image) for image in [*savepoints, newest])
+    assert [snapshot.number for snapshot in dropped] == subsumed
+    assert all(shelf.is_whole(snapshot) for snapshot in [*savepoints, newest])
 
 
 def test_savepoints_are_never_subsumed(tmp_path: Path) -> None:
@@ -436,7 +438,7 @@ def test_savepoints_are_never_subsumed(tmp_path: Path) -> None:
     savepoint = shelf.savepoint("mine")
     shelf.checkpoint()
 
-    assert [image.number for image in subsume(shelf.job)] == [1]
+    assert [snapshot.number for snapshot in subsume(shelf.stream)] == [1]
     assert shelf.is_whole(savepoint)
 
 
@@ -446,17 +448,17 @@ def test_the_newest_checkpoint_outlives_newer_savepoints(tmp_path: Path) -> None
     shelf.savepoint("mine")
     shelf.savepoint("another")
 
-    assert subsume(shelf.job) == []
+    assert subsume(shelf.stream) == []
     assert shelf.is_whole(checkpoint)
 
 
-def test_an_image_that_an_attempt_builds_on_is_not_deleted(shelf: Shelf) -> None:
-    image = shelf.checkpoint()
+def test_a_snapshot_that_an_attempt_builds_on_is_not_deleted(shelf: Shelf) -> None:
+    snapshot = shelf.checkpoint()
 
-    report = discard(shelf.job, [image], reason="subsumed", lease=None, protected=[image.location or ""])
+    report = discard(shelf.stream, [snapshot], reason="subsumed", lease=None, protected=[snapshot.location or ""])
 
     assert "an attempt under way builds on it" in report.failed[0]
-    assert shelf.is_whole(image)
+    assert shelf.is_whole(snapshot)
 
 
 def test_a_checkpoint_that_an_attempt_builds_on_is_left_for_a_later_pass(tmp_path: Path) -> None:
@@ -464,4 +466,4 @@ def test_a_checkpoint_that_an_attempt_builds_on_is_left_for_a_later_pass(tmp_pat
     first, second = shelf.checkpoint(), shelf.checkpoint()
     shelf.checkpoint()
 
-    assert subsume(shelf.job, protected=[first.location or ""]) == [second]
+    assert subsume(shelf.stream, protected=[first.location or ""]) == [second]

@@ -1,4 +1,4 @@
-"""A restore takes its bytes from the image, or from a good live directory whose bytes are those of the image."""
+"""A restore takes its bytes from the snapshot, or from a good live directory whose bytes are those of the snapshot."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_job import GoldenJob, alter, as_zeros, with_a_flipped_bit
+from golden_stream import GoldenStream, alter, as_zeros, with_a_flipped_bit
 
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.operations import verification as image_verification
+from dagster_ckpt.operations import verification as snapshot_verification
 from dagster_ckpt.operations.operations import preview_start
-from dagster_ckpt.operations.verification import verify_image
+from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery import facts as recovery_look
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.donors import DonorCheck
@@ -27,21 +27,21 @@ STATE = (".sst", ".zip", ".changelog")
 
 
 @pytest.fixture
-def golden(tmp_path: Path) -> Iterator[GoldenJob]:
-    golden = GoldenJob(tmp_path / "job").make()
+def golden(tmp_path: Path) -> Iterator[GoldenStream]:
+    golden = GoldenStream(tmp_path / "stream").make()
     yield golden
     golden.close()
 
 
-def state_files(golden: GoldenJob) -> list[Path]:
+def state_files(golden: GoldenStream) -> list[Path]:
     return [path for path in golden.live.rglob("*") if path.suffix in STATE]
 
 
-def logs(golden: GoldenJob) -> list[Path]:
+def logs(golden: GoldenStream) -> list[Path]:
     return [path for log in ("offsets", "commits", "sources/0") for path in (golden.live / log).iterdir()]
 
 
-def linked(golden: GoldenJob, before: Path) -> set[str]:
+def linked(golden: GoldenStream, before: Path) -> set[str]:
     """Suffixes of the files of the live directory that are those of an earlier one."""
     return {
         path.suffix
@@ -53,10 +53,10 @@ def linked(golden: GoldenJob, before: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("clean", [False, True], ids=["no end recorded", "ended in order"])
-def test_a_start_from_a_named_image_takes_no_bit_that_rotted_in_the_live_directory(
-    golden: GoldenJob, *, clean: bool
+def test_a_start_from_a_named_snapshot_takes_no_bit_that_rotted_in_the_live_directory(
+    golden: GoldenStream, *, clean: bool
 ) -> None:
-    image = golden.image()
+    snapshot = golden.snapshot()
     if clean:
         golden.end()
     rotten = alter([*state_files(golden), *logs(golden)], with_a_flipped_bit)
@@ -64,24 +64,26 @@ def test_a_start_from_a_named_image_takes_no_bit_that_rotted_in_the_live_directo
     golden.start("chk-1")
 
     assert len(rotten) > 12
-    assert golden.unlike(image) == []
+    assert golden.unlike(snapshot) == []
     assert golden.status is LiveStatus.GOOD
 
 
-def test_what_is_as_the_image_has_it_is_linked_and_the_rest_is_read_from_the_image(golden: GoldenJob) -> None:
-    image = golden.image()
+def test_what_is_as_the_snapshot_has_it_is_linked_and_the_rest_is_read_from_the_snapshot(golden: GoldenStream) -> None:
+    snapshot = golden.snapshot()
     before = golden.live
     alter([path for path in state_files(golden) if path.suffix == ".zip"], with_a_flipped_bit)
 
     golden.start("chk-1")
 
-    assert golden.unlike(image) == []
+    assert golden.unlike(snapshot) == []
     assert {".sst", ".changelog"} <= linked(golden, before)
     assert ".zip" not in linked(golden, before)
 
 
-def test_after_a_loss_of_power_the_automatic_start_restores_the_image_and_not_the_zeros(golden: GoldenJob) -> None:
-    image = golden.image()
+def test_after_a_loss_of_power_the_automatic_start_restores_the_snapshot_and_not_the_zeros(
+    golden: GoldenStream,
+) -> None:
+    snapshot = golden.snapshot()
     lost = [path for path in golden.live.rglob("*") if path.suffix in (".sst", ".changelog")]
     alter([*lost, *(golden.live / "commits").iterdir()], as_zeros)
     assert golden.status is LiveStatus.BROKEN
@@ -89,13 +91,13 @@ def test_after_a_loss_of_power_the_automatic_start_restores_the_image_and_not_th
     plan, _ = golden.start()
 
     assert plan.kind is RecoveryKind.RESTORE
-    assert golden.unlike(image) == []
+    assert golden.unlike(snapshot) == []
     assert golden.status is LiveStatus.GOOD
     assert golden.start()[0].kind is RecoveryKind.RESUME
 
 
-def test_the_doctor_finds_nothing_in_what_was_restored_after_it_found_damage(golden: GoldenJob) -> None:
-    golden.image()
+def test_the_doctor_finds_nothing_in_what_was_restored_after_it_found_damage(golden: GoldenStream) -> None:
+    golden.snapshot()
     alter([golden.live / "state/0/0/3.zip"], with_a_flipped_bit)
     assert diagnose(LiveDirectory(str(golden.live))).findings
 
@@ -105,9 +107,9 @@ def test_the_doctor_finds_nothing_in_what_was_restored_after_it_found_damage(gol
 
 
 def test_a_verification_with_spark_reads_no_file_of_the_live_directory(
-    golden: GoldenJob, monkeypatch: pytest.MonkeyPatch
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image = golden.image()
+    snapshot = golden.snapshot()
     ours: list[Path] = []
     read: list[Path] = []
 
@@ -120,10 +122,10 @@ def test_a_verification_with_spark_reads_no_file_of_the_live_directory(
             ours.extend([other] if other.is_file() and other.samefile(file) else [])
         return []
 
-    monkeypatch.setattr(image_verification, "count_state_rows", count)
+    monkeypatch.setattr(snapshot_verification, "count_state_rows", count)
     session: Any = object()
 
-    assert verify_image(golden.job, image.location or "", spark=session).passed
+    assert verify_snapshot(golden.stream, snapshot.location or "", spark=session).passed
     assert len(read) > 12
     assert ours == []
 
@@ -141,52 +143,52 @@ def test_a_verification_with_spark_reads_no_file_of_the_live_directory(
     ],
 )
 def test_only_after_an_end_in_order_a_large_file_is_known_by_its_identity(
-    golden: GoldenJob,
+    golden: GoldenStream,
     monkeypatch: pytest.MonkeyPatch,
     status: ExecutionStatus | None,
     boot: str | None,
     text: str,
     check: DonorCheck,
 ) -> None:
-    golden.image()
+    golden.snapshot()
     if status is not None:
         golden.end(status)
     if boot is not None:
         monkeypatch.setattr(recovery_look, "boot_id", lambda: boot)
 
-    donor = preview_start(golden.job, StartFrom.parse(text)).donor
+    donor = preview_start(golden.stream, StartFrom.parse(text)).donor
 
     assert donor is not None
     assert (donor.live.local_path, donor.check) == (golden.live, check)
 
 
-def test_a_cancellation_after_a_failure_is_no_end_in_order(golden: GoldenJob) -> None:
-    golden.image()
+def test_a_cancellation_after_a_failure_is_no_end_in_order(golden: GoldenStream) -> None:
+    golden.snapshot()
     golden.end(ExecutionStatus.FAILED)
     golden.run_again(ExecutionStatus.CANCELED)
 
-    donor = preview_start(golden.job, StartFrom.parse("latest-checkpoint")).donor
+    donor = preview_start(golden.stream, StartFrom.parse("latest-checkpoint")).donor
 
     assert donor is not None
     assert donor.check is DonorCheck.DIGEST
 
 
-def test_a_broken_live_directory_gives_nothing(golden: GoldenJob) -> None:
-    golden.image()
+def test_a_broken_live_directory_gives_nothing(golden: GoldenStream) -> None:
+    golden.snapshot()
     golden.end()
     shutil.rmtree(golden.live / "sources")
 
-    assert preview_start(golden.job, StartFrom.parse("latest-checkpoint")).donor is None
+    assert preview_start(golden.stream, StartFrom.parse("latest-checkpoint")).donor is None
 
 
 def test_a_restore_is_flushed_before_the_catalog_switches_to_it(
-    golden: GoldenJob, monkeypatch: pytest.MonkeyPatch
+    golden: GoldenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    golden.image()
+    golden.snapshot()
     shutil.rmtree(golden.root / "live")
     flushed: set[int] = set()
     unflushed: list[Path] = []
-    flush, switch = os.fsync, golden.job.catalog.jobs.switch_live_directory
+    flush, switch = os.fsync, golden.stream.catalog.streams.switch_live_directory
 
     def fsync(descriptor: int) -> None:
         flushed.add(os.fstat(descriptor).st_ino)
@@ -200,7 +202,7 @@ def test_a_restore_is_flushed_before_the_catalog_switches_to_it(
         return switch(lease, url, **how)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(golden.job.catalog.jobs, "switch_live_directory", switch_live_directory)
+    monkeypatch.setattr(golden.stream.catalog.streams, "switch_live_directory", switch_live_directory)
     golden.start()
 
     assert golden.status is LiveStatus.GOOD

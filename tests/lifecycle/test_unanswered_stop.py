@@ -1,4 +1,4 @@
-"""A job that does not answer a request to stop is not waited for without limit; the catalog's clock says how long."""
+"""A stream that does not answer a request to stop is waited for only so long, by the catalog's clock."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ HOST = Holder("execution", "the run", "far away", 77, process_start_ticks=1, boo
 
 
 class House:
-    """A job whose run goes on and whose process does nothing of what it is asked."""
+    """A stream whose run goes on and whose process does nothing of what it is asked."""
 
     def __init__(self, folder: Path) -> None:
         self.now_ms = 1_000_000
         self.catalog = Catalog(f"sqlite:///{folder / 'catalog.db'}", clock=lambda: self.now_ms)
-        self.catalog.jobs.ensure("orders", name="orders", asset_key="orders", options={})
+        self.catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
         self.catalog.desired_states.ensure("orders", origin="definition")
         as_writer(self.catalog).executions.begin(
             "execution", run_id="the run", cause=StartCause.MANUAL, holder=HOST, code_version="1"
@@ -103,7 +103,7 @@ def test_an_upgrade_takes_its_request_back_and_is_given_up(house: House) -> None
     assert (check.verdict, "nobody has taken STOP_WITH_SAVEPOINT up" in check.sentence) == (Verdict.WARN, True)
 
 
-def test_a_job_that_takes_the_request_up_at_the_last_moment_is_upgraded(house: House) -> None:
+def test_a_stream_that_takes_the_request_up_at_the_last_moment_is_upgraded(house: House) -> None:
     ask_to_upgrade(house)
     house.now_ms += LIMIT_MS
     assert as_writer(house.catalog).requests.accept(house.request.request_id)
@@ -111,14 +111,16 @@ def test_a_job_that_takes_the_request_up_at_the_last_moment_is_upgraded(house: H
     assert (house.phase, house.request.status) == (UpgradePhase.STOPPING, RequestStatus.ACCEPTED)
     assert "was taken up, but not answered" in (house.row.alert or "")
 
-    as_writer(house.catalog).requests.resolve(house.request.request_id, RequestStatus.COMPLETED, image_id="savepoint")
+    as_writer(house.catalog).requests.resolve(
+        house.request.request_id, RequestStatus.COMPLETED, snapshot_id="savepoint"
+    )
     house.run_is_over = True
     house.look(code_version="2")
 
     assert (house.phase, house.row.alert) == (UpgradePhase.STARTING, None)
 
 
-def test_a_job_that_is_to_rest_stays_asked_and_people_are_told_once(house: House) -> None:
+def test_a_stream_that_is_to_rest_stays_asked_and_people_are_told_once(house: House) -> None:
     house.catalog.desired_states.say("orders", DesiredState.SUSPENDED, origin="a person")
     house.look()
     for _ in range(3):

@@ -1,6 +1,6 @@
 """Whenever the daemon dies between two steps, the next look goes on, and nothing is done twice.
 
-The job, its runs and the orchestrator are played; the catalog, the decisions and what carries them out are real.
+The stream, its runs and the orchestrator are played; the catalog, the decisions and what carries them out are real.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
     Holder,
-    ImageTrigger,
     RequestKind,
     RequestRecord,
     RequestStatus,
+    SnapshotTrigger,
     StartCause,
 )
 from dagster_ckpt.catalog.requests import RequestStore
@@ -32,7 +32,7 @@ from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.managed_stream import StepRun
 from dagster_ckpt.operations.reconcile_desired_state import Definition, Orchestrator, StepRuns, reconcile_desired
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-from tests.as_writer import as_writer, set_job
+from tests.as_writer import as_writer, set_stream
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot")
 CHANGES = [
@@ -60,12 +60,12 @@ class Clock:
 
 
 class World:
-    """One job whose process, runs and orchestrator are played."""
+    """One stream whose process, runs and orchestrator are played."""
 
     def __init__(self, catalog: Catalog, clock: Clock, *, works: bool, fits: bool, policy: UpgradePolicy) -> None:
         self.catalog = catalog
         self.clock = clock
-        self.job_id = f"job-{uuid.uuid4()}"
+        self.stream_id = f"stream-{uuid.uuid4()}"
         self.works, self.fits, self.policy = works, fits, policy
         self.code_version = "1"
         self.declared: DesiredState | None = DesiredState.RUNNING
@@ -74,12 +74,12 @@ class World:
         self.runs: dict[str, StepRun] = {}
         self.launched: list[StepRun] = []
         self.started_from: list[tuple[str | None, Any]] = []
-        catalog.jobs.ensure(self.job_id, name="n", asset_key="a", options={})
-        catalog.desired_states.ensure(self.job_id, origin="definition")
+        catalog.streams.ensure(self.stream_id, name="n", asset_key="a", options={})
+        catalog.desired_states.ensure(self.stream_id, origin="definition")
 
     @property
     def row(self) -> DesiredRecord:
-        row = self.catalog.desired_states.find(self.job_id)
+        row = self.catalog.desired_states.find(self.stream_id)
         assert row is not None
         return row
 
@@ -89,13 +89,13 @@ class World:
 
     @property
     def newest(self) -> ExecutionRecord:
-        execution = self.catalog.executions.latest(self.job_id)
+        execution = self.catalog.executions.latest(self.stream_id)
         assert execution is not None
         return execution
 
     def look(self) -> None:
         """One tick of the sensor."""
-        definition = Definition(self.job_id, self.declared, self.policy, self.code_version)
+        definition = Definition(self.stream_id, self.declared, self.policy, self.code_version)
         orchestrator = Orchestrator(
             run_is_over=lambda run_id: run_id in self.over,
             start_request_of=self.answers.get,
@@ -108,26 +108,28 @@ class World:
             self.launched.append(step.run)
 
     def pass_time(self) -> None:
-        """What the job's process and the launched runs do between two ticks."""
+        """What the stream's process and the launched runs do between two ticks."""
         self.clock.now_ms += 1_000
-        for request in self.catalog.requests.pending(self.job_id):
+        for request in self.catalog.requests.pending(self.stream_id):
             self._answer(request)
         row = self.row
         if row.upgrade is not None and StepRun.PREFLIGHT in self.launched and self.phase is UpgradePhase.PREFLIGHT:
             result = PreflightRecord(self.code_version, self.fits, "as the test says", 7, self.clock())
-            self.catalog.desired_states.note_preflight(self.job_id, result)
+            self.catalog.desired_states.note_preflight(self.stream_id, result)
         if row.upgrade is not None and self.phase is UpgradePhase.RESTORING and StepRun.ROLL_BACK in self.launched:
             after = replace(row.upgrade, phase=UpgradePhase.ROLLED_BACK, reason="rolled back")
             self.catalog.desired_states.advance(row, upgrade=after, alert="rolled back", request_id=row.request_id)
 
     def _answer(self, request: RequestRecord) -> None:
-        is_alive = self.catalog.executions.latest(self.job_id) is not None and self.newest.run_id not in self.over
+        is_alive = self.catalog.executions.latest(self.stream_id) is not None and self.newest.run_id not in self.over
         if request.kind is RequestKind.START:
-            assert not is_alive, "two runs of one job"
+            assert not is_alive, "two runs of one stream"
             self._start(request)
         elif is_alive:
-            image_id = self._savepoint() if request.kind is RequestKind.STOP_WITH_SAVEPOINT else None
-            as_writer(self.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED, image_id=image_id)
+            snapshot_id = self._savepoint() if request.kind is RequestKind.STOP_WITH_SAVEPOINT else None
+            as_writer(self.catalog).requests.resolve(
+                request.request_id, RequestStatus.COMPLETED, snapshot_id=snapshot_id
+            )
             ended = {RequestKind.CANCEL: ExecutionStatus.CANCELED, RequestKind.SUSPEND: ExecutionStatus.SUSPENDED}
             status = ended.get(request.kind, ExecutionStatus.FINISHED)
             self.catalog.executions.end_unheld(self.newest.execution_id, status, "asked for", settled=True)
@@ -137,28 +139,28 @@ class World:
         execution_id, run_id = str(uuid.uuid4()), str(uuid.uuid4())
         self.answers[run_id] = request.request_id
         self.started_from.append((self.code_version, request.arguments["start_from"]))
-        as_writer(self.catalog, self.job_id).executions.begin(
+        as_writer(self.catalog, self.stream_id).executions.begin(
             execution_id, run_id=run_id, cause=StartCause.MANUAL, holder=HOST, code_version=self.code_version
         )
         as_writer(self.catalog).executions.running(execution_id, live_directory="/live", recovery={})
-        set_job(self.catalog, self.job_id, live_directory="/live")
+        set_stream(self.catalog, self.stream_id, live_directory="/live")
         as_writer(self.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
         if self.works or self.code_version == "1":
             as_writer(self.catalog).executions.heartbeat(execution_id, {"batch_id": 7})
 
     def _savepoint(self) -> str:
-        image_id = str(uuid.uuid4())
-        number = self.catalog.jobs.allocate_number(self.job_id)
-        as_writer(self.catalog, self.job_id).images.begin(
-            image_id=image_id,
+        snapshot_id = str(uuid.uuid4())
+        number = self.catalog.streams.allocate_number(self.stream_id)
+        as_writer(self.catalog, self.stream_id).snapshots.begin(
+            snapshot_id=snapshot_id,
             execution_id=self.newest.execution_id,
             kind="SAVEPOINT",
             number=number,
-            trigger=ImageTrigger.STOP,
+            trigger=SnapshotTrigger.STOP,
             timeline=0,
         )
-        as_writer(self.catalog).complete(image_id, location=f"file:///{image_id}", batch_id=7)
-        return image_id
+        as_writer(self.catalog).complete(snapshot_id, location=f"file:///{snapshot_id}", batch_id=7)
+        return snapshot_id
 
     def live(self, done: Callable[[], bool]) -> None:
         """Let ticks and time pass until something is so."""
@@ -244,15 +246,15 @@ def rolled_back(world: World) -> None:
         world.pass_time()
     assert world.started_from == [("1", "latest"), ("2", "latest")], "the bad version is not started again"
     assert world.row.upgrade is not None
-    assert world.row.upgrade.image_id is not None
+    assert world.row.upgrade.snapshot_id is not None
 
 
 def suspended_and_wanted_again(world: World) -> None:
     world.declared = None
-    world.catalog.desired_states.say(world.job_id, DesiredState.SUSPENDED, origin="anna")
+    world.catalog.desired_states.say(world.stream_id, DesiredState.SUSPENDED, origin="anna")
     world.live(lambda: world.row.reached == world.row.generation)
     assert world.newest.status is ExecutionStatus.FINISHED
-    world.catalog.desired_states.say(world.job_id, DesiredState.RUNNING, origin="anna")
+    world.catalog.desired_states.say(world.stream_id, DesiredState.RUNNING, origin="anna")
     world.live(lambda: world.row.reached == world.row.generation)
     assert world.newest.status is ExecutionStatus.RUNNING
     assert len(world.started_from) == 2
@@ -260,7 +262,7 @@ def suspended_and_wanted_again(world: World) -> None:
 
 def cancelled_by_hand(world: World) -> None:
     """A person's own request; the sensor takes it over as what is wanted."""
-    world.catalog.requests.submit(world.job_id, RequestKind.CANCEL, origin="anna")
+    world.catalog.requests.submit(world.stream_id, RequestKind.CANCEL, origin="anna")
     world.pass_time()
     world.live(lambda: world.row.reached == world.row.generation and world.row.desired is DesiredState.CANCELLED)
     assert len(world.started_from) == 1
@@ -304,11 +306,11 @@ def test_a_daemon_that_dies_at_any_step_goes_on_where_it_was(
         world.look = survive  # type: ignore[method-assign]
         with pytest.MonkeyPatch.context() as patch:
             killed = killing(patch, changes)
-            # What a person or the played job changes is not the daemon's, and is not killed.
+            # What a person or the played stream changes is not the daemon's, and is not killed.
             _spare_others(patch, world)
             story(world)
         open_requests = [
-            request for request in catalog.requests.pending(world.job_id) if request.kind is not RequestKind.START
+            request for request in catalog.requests.pending(world.stream_id) if request.kind is not RequestKind.START
         ]
         assert open_requests == [], killed
         if not killed:
@@ -316,7 +318,7 @@ def test_a_daemon_that_dies_at_any_step_goes_on_where_it_was(
             return
 
 
-def test_a_rolled_back_job_goes_on_with_the_next_version(catalog: Catalog, clock: Clock) -> None:
+def test_a_rolled_back_stream_goes_on_with_the_next_version(catalog: Catalog, clock: Clock) -> None:
     world = World(catalog, clock, works=False, fits=True, policy=SAVEPOINT)
     world.live(lambda: world.row.reached == world.row.generation)
     rolled_back(world)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from retention_shelf import JOB
+from retention_shelf import STREAM
 from rewind_history import LAST, History
 
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
@@ -35,49 +35,49 @@ class Clock:
 
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
-    """A job whose holder is on a machine that nobody reaches, and has not renewed its lease."""
+    """A stream whose holder is on a machine that nobody reaches, and has not renewed its lease."""
     monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", 0.0)
     history = History(tmp_path)
     clock = Clock()
-    job = history.shelf.job
-    monkeypatch.setattr(job.catalog.database, "_clock", clock)
-    acquire(job.catalog, JOB, ELSEWHERE)
+    stream = history.shelf.stream
+    monkeypatch.setattr(stream.catalog.database, "_clock", clock)
+    acquire(stream.catalog, STREAM, ELSEWHERE)
     clock.now_ms += 60_000
     yield history
     history.close()
 
 
-def test_a_fork_into_its_job_fences_its_query_in_the_directory_that_it_runs_in(history: History) -> None:
-    job = history.shelf.job
+def test_a_fork_into_its_stream_fences_its_query_in_the_directory_that_it_runs_in(history: History) -> None:
+    stream = history.shelf.stream
     runs_in = history.live
-    original = replace(job, job_id="original", name="original", asset_key="original")
-    fork(job, original, StartFrom(), origin="a test")
-    as_writer(job.catalog, "original").jobs.restore_finished()
+    original = replace(stream, stream_id="original", name="original", asset_key="original")
+    fork(stream, original, StartFrom(), origin="a test")
+    as_writer(stream.catalog, "original").streams.restore_finished()
 
-    fork(original, job, StartFrom(), origin="a test", replace_state=True)
+    fork(original, stream, StartFrom(), origin="a test", replace_state=True)
 
     assert history.live != runs_in
     assert runs_in.fenced_at() == LAST + 1
 
 
 def test_a_clean_up_after_a_cancel_leaves_its_query_fenced(history: History) -> None:
-    job = history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION).job
+    stream = history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION).stream
     runs_in = history.live
 
-    apply_terminal_retention(job, "first", TerminalState.CANCELED)
-    housekeeping(job)
+    apply_terminal_retention(stream, "first", TerminalState.CANCELED)
+    housekeeping(stream)
 
-    assert job.catalog.jobs.get(JOB).live_directory is None
+    assert stream.catalog.streams.get(STREAM).live_directory is None
     assert runs_in.fenced_at() == LAST + 1
-    assert not acquire(job.catalog, JOB, this_holder("mine", "my run", None)).predecessor_ended
+    assert not acquire(stream.catalog, STREAM, this_holder("mine", "my run", None)).predecessor_ended
 
 
 def test_what_is_fenced_goes_with_the_clean_up_after_a_later_end(history: History) -> None:
-    job = history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION).job
-    acquired = acquire(job.catalog, JOB, this_holder("mine", "my run", None))
-    fence_predecessor(job, acquired)
-    job.catalog.leases.release(JOB, acquired.record.token)
+    stream = history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION).stream
+    acquired = acquire(stream.catalog, STREAM, this_holder("mine", "my run", None))
+    fence_predecessor(stream, acquired)
+    stream.catalog.leases.release(STREAM, acquired.record.token)
 
-    apply_terminal_retention(job, "first", TerminalState.CANCELED)
+    apply_terminal_retention(stream, "first", TerminalState.CANCELED)
 
     assert not LiveDirectory(str(history.shelf.live)).exists()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from as_writer import as_writer, keeping
-from retention_shelf import JOB, Shelf
+from retention_shelf import STREAM, Shelf
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.errors import CatalogError, ImageNotFoundError, SharedSinkError
+from dagster_ckpt.errors import CatalogError, SharedSinkError, SnapshotNotFoundError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
@@ -39,16 +39,16 @@ def log_of(folder: Path) -> dict[str, bytes]:
 def start(history: History, text: str, folder: Path) -> PreparedStart:
     """Prepare a start of a query that names a folder."""
     start_from = StartFrom.parse(text, give_up_state=text == "empty")
-    plan = operations.preview_start(history.shelf.job, start_from)
-    with keeping(history.shelf.job.catalog, JOB) as lease:
-        return prepare(history.shelf.job, plan, lease, NamedOutput("parquet", str(folder)))
+    plan = operations.preview_start(history.shelf.stream, start_from)
+    with keeping(history.shelf.stream.catalog, STREAM) as lease:
+        return prepare(history.shelf.stream, plan, lease, NamedOutput("parquet", str(folder)))
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["original goes on", "original is stopped"])
 def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alone(
     history: History, tmp_path: Path, goes_on: bool
 ) -> None:
-    savepoint = operations.trigger_savepoint(history.shelf.job, OPERATOR, label="for staging")
+    savepoint = operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="for staging")
     for batch in range(LAST + 1, LAST + (6 if goes_on else 1)):
         history.commit(batch)
     before = log_of(history.sink)
@@ -56,36 +56,40 @@ def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alon
     shutil.copytree(str(savepoint.location).removeprefix("file://"), copied)
     (tmp_path / "staging").mkdir()
     staging = Shelf.at(tmp_path / "staging")
-    as_writer(staging.job.catalog, JOB).executions.heartbeat("first", {"sinks": [f"FileSink[file:{tmp_path}/own]"]})
+    as_writer(staging.stream.catalog, STREAM).executions.heartbeat(
+        "first", {"sinks": [f"FileSink[file:{tmp_path}/own]"]}
+    )
 
     for verb in (operations.preview_start, operations.preview):
-        with pytest.raises(ImageNotFoundError, match=r"Nothing was changed.*other deployment's"):
-            verb(staging.job, StartFrom.parse(str(copied)))
-    with pytest.raises(ImageNotFoundError, match="take_over_deployment"):
-        operations.request_start(staging.job, StartFrom.parse(str(copied), accept_loss=True), OPERATOR)
+        with pytest.raises(SnapshotNotFoundError, match=r"Nothing was changed.*other deployment's"):
+            verb(staging.stream, StartFrom.parse(str(copied)))
+    with pytest.raises(SnapshotNotFoundError, match="take_over_deployment"):
+        operations.request_start(staging.stream, StartFrom.parse(str(copied), accept_loss=True), OPERATOR)
 
     assert log_of(history.sink) == before
-    staging.job.catalog.close()
+    staging.stream.catalog.close()
 
 
-def test_a_catalog_that_takes_the_place_of_a_lost_one_starts_from_its_images(history: History, tmp_path: Path) -> None:
-    savepoint = operations.trigger_savepoint(history.shelf.job, OPERATOR, label="kept")
+def test_a_catalog_that_takes_the_place_of_a_lost_one_starts_from_its_snapshots(
+    history: History, tmp_path: Path
+) -> None:
+    savepoint = operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="kept")
     (tmp_path / "after").mkdir()
     found = Shelf.at(tmp_path / "after")
-    found.job.catalog.take_over_deployment(history.shelf.job.catalog.deployment_id)
+    found.stream.catalog.take_over_deployment(history.shelf.stream.catalog.deployment_id)
 
-    plan = operations.preview_start(found.job, StartFrom.parse(str(savepoint.location)))
+    plan = operations.preview_start(found.stream, StartFrom.parse(str(savepoint.location)))
 
-    assert plan.image is not None
-    assert plan.image.image_id == savepoint.image_id
-    found.job.catalog.close()
+    assert plan.snapshot is not None
+    assert plan.snapshot.snapshot_id == savepoint.snapshot_id
+    found.stream.catalog.close()
 
 
-def test_a_catalog_that_lists_images_is_no_other_deployments(history: History) -> None:
-    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="own")
+def test_a_catalog_that_lists_snapshots_is_no_other_deployments(history: History) -> None:
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="own")
 
-    with pytest.raises(CatalogError, match="lists images of it"):
-        history.shelf.job.catalog.take_over_deployment("another")
+    with pytest.raises(CatalogError, match="lists snapshots of it"):
+        history.shelf.stream.catalog.take_over_deployment("another")
 
 
 def test_a_deployment_has_one_id_for_all_who_open_its_catalog(tmp_path: Path) -> None:
@@ -95,10 +99,10 @@ def test_a_deployment_has_one_id_for_all_who_open_its_catalog(tmp_path: Path) ->
     assert first.deployment_id == second.deployment_id != other.deployment_id
 
 
-def test_an_image_whose_folder_the_query_does_not_name_leaves_it_and_begins_a_log_in_the_new_one(
+def test_a_snapshot_whose_folder_the_query_does_not_name_leaves_it_and_begins_a_log_in_the_new_one(
     history: History, tmp_path: Path
 ) -> None:
-    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="before the move")
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="before the move")
     for batch in range(LAST + 1, LAST + 4):
         history.commit(batch)
     before, new = log_of(history.sink), tmp_path / "new"
@@ -107,19 +111,19 @@ def test_an_image_whose_folder_the_query_does_not_name_leaves_it_and_begins_a_lo
 
     assert prepared.rolled_back == ()
     assert log_of(history.sink) == before
-    # As the log of the image ends at its batch, compaction and all; no entry names a file.
+    # As the log of the snapshot ends at its batch, compaction and all; no entry names a file.
     assert log_of(new) == dict.fromkeys(["7.compact", "8"], b"v1")
 
 
 def test_a_sink_that_was_moved_is_not_gone_back_in_to_before_it_was_there(history: History, tmp_path: Path) -> None:
-    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="before the move")
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="before the move")
     old, history.sink = history.sink, tmp_path / "moved to"
     for batch in range(LAST + 1, LAST + 6):
         history.commit(batch)
     history.sinks(f"FileSink[file:{history.sink}]")
     logs = log_of(old), log_of(history.sink)
 
-    told = operations.preview(history.shelf.job, StartFrom.parse("before the move")).sinks
+    told = operations.preview(history.shelf.stream, StartFrom.parse("before the move")).sinks
     with pytest.raises(SharedSinkError, match="does not know"):
         start(history, "before the move", history.sink)
 
@@ -131,7 +135,7 @@ def test_a_sink_that_was_moved_is_not_gone_back_in_to_before_it_was_there(histor
 def test_the_log_of_another_query_is_neither_rolled_back_nor_emptied(
     history: History, tmp_path: Path, text: str
 ) -> None:
-    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="before")
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="before")
     (tmp_path / "theirs").mkdir()
     theirs = History(tmp_path / "theirs")
     logs = log_of(history.sink), log_of(theirs.sink)
@@ -144,7 +148,7 @@ def test_the_log_of_another_query_is_neither_rolled_back_nor_emptied(
 
 
 def test_a_log_that_another_query_began_in_the_same_folder_is_not_rolled_back(history: History) -> None:
-    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="before")
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="before")
     shutil.rmtree(history.sink / "_spark_metadata")
     (history.sink / "_spark_metadata").mkdir()
     (history.sink / "_spark_metadata/0").write_text('v1\n{"path":"file:///another","action":"add"}')
@@ -168,15 +172,15 @@ def test_a_log_that_is_ahead_of_the_query_is_not_gone_on_in(history: History, ah
 
 
 @pytest.mark.parametrize("spelled", [("{}", "file:{}"), ("file:{}", "{}")], ids=["as it was named", "as Spark says"])
-def test_a_folder_is_one_sink_however_image_and_catalog_spell_it(history: History, spelled: tuple[str, str]) -> None:
-    """A start notes the folder as the query names it, Spark reports it otherwise: no recovery from that image began."""
+def test_a_folder_is_one_sink_however_snapshot_and_catalog_spell_it(history: History, spelled: tuple[str, str]) -> None:
+    """A start notes the folder as the query names it, Spark reports it otherwise: no recovery from it began."""
     then, now = (f"FileSink[{each.format(history.sink)}]" for each in spelled)
     history.sinks(then)
-    operations.trigger_savepoint(history.shelf.job, OPERATOR, label="then")
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="then")
     history.sinks(now)
     history.commit(LAST + 1)
 
-    preview = operations.preview(history.shelf.job, StartFrom.parse("then"))
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("then"))
 
     assert [(sink.sink, sink.effect) for sink in preview.sinks] == [(then, SinkEffect.EXACT)]
     history.start("then")
@@ -185,7 +189,7 @@ def test_a_folder_is_one_sink_however_image_and_catalog_spell_it(history: Histor
 
 def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(history: History, tmp_path: Path) -> None:
     """A query that was begun and has planned nothing yet, in the folder of one that has written its first batch."""
-    job = history.shelf.job
+    stream = history.shelf.stream
     # Killed before the catalog was told where it writes.
     history.sinks()
     shutil.rmtree(history.shelf.live)
@@ -195,7 +199,7 @@ def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(his
     (theirs / "_spark_metadata/0").write_text('v1\n{"path":"file:///theirs","action":"add"}')
     plan = RecoveryPlan(RecoveryKind.RESUME, "it begins again")
 
-    with keeping(job.catalog, JOB) as lease, pytest.raises(SharedSinkError, match="not this stream's"):
-        prepare(job, plan, lease, NamedOutput("parquet", str(theirs)))
+    with keeping(stream.catalog, STREAM) as lease, pytest.raises(SharedSinkError, match="not this stream's"):
+        prepare(stream, plan, lease, NamedOutput("parquet", str(theirs)))
 
     assert list(log_of(theirs)) == ["0"]

@@ -22,7 +22,7 @@ from dagster_ckpt.stream import liveness
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity, boot_id, holder_liveness, this_holder
 
-JOB = "flights"
+STREAM = "flights"
 TTL_MS = 60_000
 # Of a lease that a keeper renews: long enough for a busy machine, and renewed each second.
 KEPT_MS = 3_000
@@ -85,7 +85,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def catalog(tmp_path: Path, clock: ManualClock) -> Iterator[Catalog]:
     catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=clock)
-    catalog.jobs.ensure(JOB, name=JOB, asset_key=JOB, options={})
+    catalog.streams.ensure(STREAM, name=STREAM, asset_key=STREAM, options={})
     yield catalog
     catalog.close()
 
@@ -105,7 +105,7 @@ ME = this_holder("execution-me", "run-me", None)
 
 def lease_of(holder: Holder) -> LeaseRecord:
     return LeaseRecord(
-        job_id=JOB, token=1, acquired_at_ms=0, renewed_at_ms=0, expires_at_ms=1, expired=False, **asdict(holder)
+        stream_id=STREAM, token=1, acquired_at_ms=0, renewed_at_ms=0, expires_at_ms=1, expired=False, **asdict(holder)
     )
 
 
@@ -250,7 +250,7 @@ def test_this_holder_is_this_process() -> None:
 
 
 def test_a_lease_nobody_holds_is_taken_and_nobody_was_before(catalog: Catalog) -> None:
-    acquired = acquire(catalog, JOB, ME, ttl_ms=TTL_MS)
+    acquired = acquire(catalog, STREAM, ME, ttl_ms=TTL_MS)
 
     assert acquired.predecessor_ended
     assert (acquired.record.execution_id, acquired.record.token) == ("execution-me", 1)
@@ -258,41 +258,41 @@ def test_a_lease_nobody_holds_is_taken_and_nobody_was_before(catalog: Catalog) -
 
 def test_the_lease_of_a_dead_process_is_taken_over_at_once(catalog: Catalog, spawn: Callable[[], Child]) -> None:
     child = spawn()
-    before = acquire(catalog, JOB, holder_of(child), ttl_ms=TTL_MS).record
+    before = acquire(catalog, STREAM, holder_of(child), ttl_ms=TTL_MS).record
     child.kill()
 
-    acquired = acquire(catalog, JOB, ME, ttl_ms=TTL_MS)
+    acquired = acquire(catalog, STREAM, ME, ttl_ms=TTL_MS)
 
     assert acquired.predecessor_ended
     assert acquired.record.token > before.token
     taken = [event for event in catalog.events.after(0) if event.type is EventType.LEASE_TAKEN_OVER]
     assert [event.payload["from_run"] for event in taken] == ["run-before"]
     with pytest.raises(LeaseLostError, match="run-me"):
-        catalog.leases.renew(JOB, before.token, TTL_MS)
+        catalog.leases.renew(STREAM, before.token, TTL_MS)
 
 
 def test_the_lease_of_a_live_process_is_refused_and_its_holder_named(
     catalog: Catalog, spawn: Callable[[], Child]
 ) -> None:
     child = spawn()
-    before = acquire(catalog, JOB, holder_of(child), ttl_ms=TTL_MS).record
+    before = acquire(catalog, STREAM, holder_of(child), ttl_ms=TTL_MS).record
 
     with pytest.raises(LeaseHeldError) as refusal:
-        acquire(catalog, JOB, ME, ttl_ms=TTL_MS)
+        acquire(catalog, STREAM, ME, ttl_ms=TTL_MS)
 
     text = str(refusal.value)
     for part in ("'flights'", "run run-before", f"process {child.identity.pid}", before.host, "60 s", "one writer"):
         assert part in text
-    assert catalog.leases.current(JOB) == before
+    assert catalog.leases.current(STREAM) == before
 
 
 def test_a_lease_that_ran_out_is_taken_but_proves_nothing(
     catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child]
 ) -> None:
-    acquire(catalog, JOB, holder_of(spawn()), ttl_ms=TTL_MS)
+    acquire(catalog, STREAM, holder_of(spawn()), ttl_ms=TTL_MS)
     clock.now_ms += TTL_MS
 
-    acquired = acquire(catalog, JOB, ME, ttl_ms=TTL_MS)
+    acquired = acquire(catalog, STREAM, ME, ttl_ms=TTL_MS)
 
     assert acquired.record.execution_id == "execution-me"
     assert not acquired.predecessor_ended
@@ -301,7 +301,7 @@ def test_a_lease_that_ran_out_is_taken_but_proves_nothing(
 def test_the_lease_of_a_run_that_is_recorded_as_over_is_waited_for(
     catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child]
 ) -> None:
-    acquire(catalog, JOB, replace(holder_of(spawn()), host="another-host"), ttl_ms=TTL_MS)
+    acquire(catalog, STREAM, replace(holder_of(spawn()), host="another-host"), ttl_ms=TTL_MS)
     asked: list[str] = []
 
     def holder_is_over(lease: LeaseRecord) -> bool:
@@ -309,17 +309,17 @@ def test_the_lease_of_a_run_that_is_recorded_as_over_is_waited_for(
         clock.now_ms += TTL_MS // 2
         return True
 
-    acquired = acquire(catalog, JOB, ME, ttl_ms=TTL_MS, holder_is_over=holder_is_over)
+    acquired = acquire(catalog, STREAM, ME, ttl_ms=TTL_MS, holder_is_over=holder_is_over)
 
     assert asked == ["run-before", "run-before"]
     assert not acquired.predecessor_ended
 
 
 def test_waiting_for_a_lease_can_be_interrupted(catalog: Catalog, spawn: Callable[[], Child]) -> None:
-    acquire(catalog, JOB, holder_of(spawn()), ttl_ms=TTL_MS)
+    acquire(catalog, STREAM, holder_of(spawn()), ttl_ms=TTL_MS)
 
     with pytest.raises(LeaseHeldError):
-        acquire(catalog, JOB, ME, ttl_ms=TTL_MS, holder_is_over=lambda _lease: True, interrupted=lambda: True)
+        acquire(catalog, STREAM, ME, ttl_ms=TTL_MS, holder_is_over=lambda _lease: True, interrupted=lambda: True)
 
 
 def wait_for_loss(keeper: LeaseKeeper) -> LeaseLostError:
@@ -331,34 +331,34 @@ def wait_for_loss(keeper: LeaseKeeper) -> LeaseLostError:
 
 
 def test_a_keeper_renews_and_gives_the_lease_back(catalog: Catalog, clock: ManualClock) -> None:
-    lease = acquire(catalog, JOB, ME, ttl_ms=KEPT_MS).record
+    lease = acquire(catalog, STREAM, ME, ttl_ms=KEPT_MS).record
     with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
         clock.now_ms += 50
         deadline = time.monotonic() + 120
-        while catalog.leases.current(JOB) == lease:
+        while catalog.leases.current(STREAM) == lease:
             assert time.monotonic() < deadline, "the lease was not renewed"
             time.sleep(0.01)
-        renewed = catalog.leases.current(JOB)
+        renewed = catalog.leases.current(STREAM)
         assert renewed is not None
         assert renewed.expires_at_ms == clock.now_ms + KEPT_MS
         keeper.check()
         assert keeper.lost is None
 
-    assert catalog.leases.current(JOB) is None
+    assert catalog.leases.current(STREAM) is None
 
 
 def test_a_keeper_notices_that_another_execution_took_the_lease(
     catalog: Catalog, clock: ManualClock, spawn: Callable[[], Child]
 ) -> None:
-    lease = acquire(catalog, JOB, ME, ttl_ms=KEPT_MS).record
+    lease = acquire(catalog, STREAM, ME, ttl_ms=KEPT_MS).record
     with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
-        successor = catalog.leases.acquire(JOB, holder_of(spawn()), TTL_MS, take_over=lease.token)
+        successor = catalog.leases.acquire(STREAM, holder_of(spawn()), TTL_MS, take_over=lease.token)
         lost = wait_for_loss(keeper)
         assert "run-before" in str(lost)
         with pytest.raises(LeaseLostError, match="one writer"):
             keeper.check()
 
-    assert catalog.leases.current(JOB) == successor
+    assert catalog.leases.current(STREAM) == successor
 
 
 @pytest.fixture
@@ -384,7 +384,7 @@ def test_a_keeper_without_a_catalog_gives_up_before_the_lease_runs_out(
         raise CatalogError("the database is away")
 
     monkeypatch.setattr(catalog.leases, "renew", away)
-    lease = acquire(catalog, JOB, ME, ttl_ms=KEPT_MS).record
+    lease = acquire(catalog, STREAM, ME, ttl_ms=KEPT_MS).record
     with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
         # By the second time the keeper has heard the answer of the first.
         assert asked.acquire(timeout=120)
@@ -411,7 +411,7 @@ def test_a_keeper_whose_catalog_hangs_gives_up_before_the_lease_runs_out(
         raise CatalogError("the connection was cut")
 
     monkeypatch.setattr(catalog.leases, "renew", hang)
-    lease = acquire(catalog, JOB, ME, ttl_ms=KEPT_MS).record
+    lease = acquire(catalog, STREAM, ME, ttl_ms=KEPT_MS).record
     with LeaseKeeper(catalog, lease, ttl_ms=KEPT_MS) as keeper:
         assert asked.wait(120)
         watch(0.79 * KEPT_MS / 1000)

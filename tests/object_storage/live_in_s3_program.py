@@ -1,4 +1,4 @@
-"""A job whose live directories, images and output are all in one bucket, and what becomes of it.
+"""A stream whose live directories, snapshots and output are all in one bucket, and what becomes of it.
 
 `python live_in_s3_program.py FOLDER BUCKET`; the last line is JSON.
 """
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 from small_spark import lay_file, small_spark
 
-from dagster_ckpt import CheckpointConfig, RestartStrategies, run_streaming_job
+from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb_options import ROCKSDB
@@ -25,7 +25,7 @@ from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.doctor import examine_live_directory
 from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 
 SCHEMA = "at timestamp, shop long"
@@ -34,13 +34,13 @@ CHECKPOINTING = CheckpointConfig(interval=500)
 
 @dataclass
 class Sales:
-    """The job and its places.
+    """The stream and its places.
 
     Attributes:
         spark: A session that reaches the bucket.
         folder: Input and catalog, on this machine.
         bucket: The bucket.
-        name: Id of the job.
+        name: Id of the stream.
         files: How many files there are.
     """
 
@@ -63,19 +63,19 @@ class Sales:
         self.files += files
 
     def run(self, start_from: str = "latest", *, no_safety_savepoint: bool = False) -> str:
-        """Run the job until it has taken all files; returns what it began with."""
-        run_streaming_job(
+        """Run the stream until it has taken all files; returns what it began with."""
+        run_stream(
             self.name,
             self.describe,
             catalog=self.catalog_url,
-            storage=self.images,
+            storage=self.snapshots,
             live_root=self.live_root,
             checkpointing=CHECKPOINTING,
             spark=self.spark,
             start_from=start_from,
             no_safety_savepoint=no_safety_savepoint,
         )
-        execution = self.job.catalog.executions.latest(self.name)
+        execution = self.stream.catalog.executions.latest(self.name)
         assert execution is not None
         return str((execution.recovery or {})["kind"])
 
@@ -105,9 +105,9 @@ class Sales:
         return f"sqlite:///{self.folder}.db"
 
     @property
-    def images(self) -> FileSystemCheckpointStorage:
-        """Where images go."""
-        return FileSystemCheckpointStorage(f"s3://{self.bucket}/images")
+    def snapshots(self) -> FileSystemCheckpointStorage:
+        """Where snapshots go."""
+        return FileSystemCheckpointStorage(f"s3://{self.bucket}/snapshots")
 
     @property
     def live_root(self) -> str:
@@ -115,10 +115,10 @@ class Sales:
         return f"s3a://{self.bucket}/live"
 
     @property
-    def job(self) -> StreamingJob:
-        """The job as operators see it."""
-        deployment = Deployment(self.live_root, self.catalog_url, self.images)
-        return deployment.job(
+    def stream(self) -> StreamHandle:
+        """The stream as operators see it."""
+        deployment = Deployment(self.live_root, self.catalog_url, self.snapshots)
+        return deployment.stream(
             self.name,
             catalog=deployment.open_catalog(),
             query_name=self.name,
@@ -133,30 +133,30 @@ def steps(sales: Sales) -> Iterator[dict[str, object]]:
     """One step after the other, and what came of each."""
     sales.feed(3)
     yield ran(sales, "first run", sales.run())
-    savepoint = operations.trigger_savepoint(sales.job, operations.Operator("test"))
+    savepoint = operations.trigger_savepoint(sales.stream, operations.Operator("test"))
     sales.feed(2)
     yield ran(sales, "goes on", sales.run())
     yield ran(sales, "back to the savepoint", sales.run(str(savepoint.location)))
     # A savepoint of where it stood would name the files that are then removed.
     yield ran(sales, "back to batch 4", sales.run("batch-4", no_safety_savepoint=True))
-    cleaned = clean_sinks(sales.job, dry_run=False, grace_ms=0)
+    cleaned = clean_sinks(sales.stream, dry_run=False, grace_ms=0)
     yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
-    told = sales.job.catalog.events.after(0)
+    told = sales.stream.catalog.events.after(0)
     copy = replace(sales, name="copy-of-sales")
-    fork(sales.job, copy.job, StartFrom.parse("latest"), origin="test", outputs={sales.output: copy.output})
+    fork(sales.stream, copy.stream, StartFrom.parse("latest"), origin="test", outputs={sales.output: copy.output})
     copy.feed(1)
     yield ran(copy, "goes on as a fork", copy.run())
     yield {
         "step": "end",
         "checkpoints": sum(event.type is EventType.CHECKPOINT_COMPLETED for event in told),
         "failures": [event.payload["reason"] for event in told if event.type is EventType.CHECKPOINT_FAILED],
-        "can_resume": examine_live_directory(sales.job).diagnosis.can_resume,
+        "can_resume": examine_live_directory(sales.stream).diagnosis.can_resume,
     }
 
 
 def ran(sales: Sales, what: str, began_with: str) -> dict[str, object]:
-    """How a job stands after a step."""
-    record = sales.job.catalog.jobs.get(sales.name)
+    """How a stream stands after a step."""
+    record = sales.stream.catalog.streams.get(sales.name)
     return {
         "step": what,
         "began_with": began_with,

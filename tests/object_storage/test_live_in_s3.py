@@ -1,4 +1,4 @@
-"""Live directories in an object store: a real query, its images, and every way back, beside an uninterrupted run.
+"""Live directories in an object store: a real query, its snapshots, and every way back, beside an uninterrupted run.
 
 The bucket is moto's. Hadoop's S3A and the modules of the AWS SDK that it needs come from Maven Central, without the
 SDK's bundle of half a gigabyte. Where that cannot be reached these tests fail and say so.
@@ -90,7 +90,7 @@ def steps_of(folder: Path, class_path: str, s3_options: dict[str, Any]) -> list[
 
 
 @pytest.mark.timeout(DEADLINE_S + 200)
-def test_a_job_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
+def test_a_stream_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
     tmp_path: Path, class_path: str, s3_options: dict[str, Any]
 ) -> None:
     *ran, end = steps_of(tmp_path, class_path, s3_options)

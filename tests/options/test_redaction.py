@@ -44,8 +44,8 @@ def test_a_secret_is_hidden_and_the_rest_is_left(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "abfss://container@account.dfs.core.windows.net/images",
-        "hdfs://namenode:8020/images/a@b",
+        "abfss://container@account.dfs.core.windows.net/snapshots",
+        "hdfs://namenode:8020/snapshots/a@b",
         "s3://bucket/a@b/chk-1",
         "file:///data/streams",
         "the state is kept by other keys than the new code groups or joins by",

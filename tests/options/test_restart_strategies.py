@@ -57,7 +57,7 @@ def test_jitter_fills_its_range_and_stays_in_it(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "gives_up" in c], ids=named)
-def test_a_job_is_given_up_with_the_reason(case: dict[str, Any]) -> None:
+def test_a_stream_is_given_up_with_the_reason(case: dict[str, Any]) -> None:
     (decision,) = decisions(case, times=1)
     assert isinstance(decision, GiveUp)
     assert case["gives_up"] in decision.reason
@@ -70,7 +70,7 @@ def test_an_impossible_strategy_never_decides(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CONTRACT["impossible"], ids=lambda case: case["rejects"])
-def test_an_impossible_strategy_is_refused_before_the_job_starts(case: dict[str, Any]) -> None:
+def test_an_impossible_strategy_is_refused_before_the_stream_starts(case: dict[str, Any]) -> None:
     with pytest.raises((OptionError, OptionTypeError), match=case["rejects"]):
         effective_restart_strategy(strategy_of(case), checkpointing_enabled=True)
 
@@ -83,7 +83,7 @@ def test_thousands_of_failures_in_a_row_overflow_nothing() -> None:
 
 
 def test_a_strategy_is_not_asked_before_a_failure() -> None:
-    with pytest.raises(OptionError, match="only after the job has failed"):
+    with pytest.raises(OptionError, match="only after the stream has failed"):
         FailureHistory(())
 
 
@@ -128,7 +128,7 @@ def test_a_fallback_takes_the_deployments_strategy() -> None:
     assert found is deployment
 
 
-def test_a_jobs_own_strategy_holds_over_the_deployments() -> None:
+def test_a_streams_own_strategy_holds_over_the_deployments() -> None:
     own = RestartStrategies.no_restart()
     deployment = RestartStrategies.fixed_delay_restart(3, 1_000)
     assert effective_restart_strategy(own, deployment=deployment, checkpointing_enabled=True) is own

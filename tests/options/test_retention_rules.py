@@ -12,8 +12,8 @@ from dagster_ckpt.policies.retention import (
     Retained,
     RetainedKind,
     deletes_live_directory,
-    image_to_recover_from,
-    images_to_keep_at,
+    snapshot_to_recover_from,
+    snapshots_to_keep_at,
     subsumed,
 )
 
@@ -37,7 +37,7 @@ def queue(names: list[str]) -> list[Retained]:
 def test_what_is_kept_at_the_end_follows_the_policy(case: dict[str, Any]) -> None:
     state = TerminalState(case["state"])
     cleanup = ExternalizedCheckpointCleanup[case["cleanup"]]
-    assert images_to_keep_at(state, cleanup) is case["keeps"]
+    assert snapshots_to_keep_at(state, cleanup) is case["keeps"]
     assert deletes_live_directory(state, cleanup) is case["live_directory_deleted"]
 
 
@@ -46,16 +46,16 @@ def test_the_retention_table_is_complete() -> None:
     assert told == {(c.name, s.value) for c in ExternalizedCheckpointCleanup for s in TerminalState}
 
 
-def test_a_live_directory_is_never_deleted_where_its_images_are_kept() -> None:
+def test_a_live_directory_is_never_deleted_where_its_snapshots_are_kept() -> None:
     for state in TerminalState:
         for cleanup in ExternalizedCheckpointCleanup:
-            assert not (images_to_keep_at(state, cleanup) and deletes_live_directory(state, cleanup))
+            assert not (snapshots_to_keep_at(state, cleanup) and deletes_live_directory(state, cleanup))
 
 
 @pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "leaves" in c], ids=lambda case: case["says"])
-def test_a_new_image_takes_the_place_of_old_ones(case: dict[str, Any]) -> None:
-    leaves = subsumed(queue(case["images"]), case["num_retained"], count_savepoints=True)
-    assert [image.image_id for image in leaves] == case["leaves"]
+def test_a_new_snapshot_takes_the_place_of_old_ones(case: dict[str, Any]) -> None:
+    leaves = subsumed(queue(case["snapshots"]), case["num_retained"], count_savepoints=True)
+    assert [snapshot.snapshot_id for snapshot in leaves] == case["leaves"]
 
 
 @given(
@@ -63,20 +63,20 @@ def test_a_new_image_takes_the_place_of_old_ones(case: dict[str, Any]) -> None:
     num_retained=st.integers(1, 5),
 )
 def test_savepoints_push_no_checkpoint_out_unless_they_are_counted(kinds: list[str], num_retained: int) -> None:
-    images = queue([f"{kind}{number}" for number, kind in enumerate(kinds)])
-    checkpoints = [image for image in images if image.kind is RetainedKind.CHECKPOINT]
+    snapshots = queue([f"{kind}{number}" for number, kind in enumerate(kinds)])
+    checkpoints = [snapshot for snapshot in snapshots if snapshot.kind is RetainedKind.CHECKPOINT]
 
-    assert subsumed(images, num_retained) == checkpoints[:-num_retained]
+    assert subsumed(snapshots, num_retained) == checkpoints[:-num_retained]
     assert subsumed(checkpoints, num_retained, count_savepoints=True) == checkpoints[:-num_retained]
 
 
 @pytest.mark.parametrize("case", [c for c in SUBSUMPTION if "rejects" in c], ids=lambda case: case["says"])
-def test_fewer_than_one_retained_image_is_rejected(case: dict[str, Any]) -> None:
+def test_fewer_than_one_retained_snapshot_is_rejected(case: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=case["rejects"]):
-        subsumed(queue(case["images"]), case["num_retained"])
+        subsumed(queue(case["snapshots"]), case["num_retained"])
 
 
 @pytest.mark.parametrize("case", RECOVERY, ids=lambda case: case["says"])
-def test_a_recovery_takes_the_newest_image_of_its_preference(case: dict[str, Any]) -> None:
-    image = image_to_recover_from(queue(case["images"]), prefer_checkpoint=case["prefer_checkpoint"])
-    assert (image and image.image_id) == case["takes"]
+def test_a_recovery_takes_the_newest_snapshot_of_its_preference(case: dict[str, Any]) -> None:
+    snapshot = snapshot_to_recover_from(queue(case["snapshots"]), prefer_checkpoint=case["prefer_checkpoint"])
+    assert (snapshot and snapshot.snapshot_id) == case["takes"]

@@ -27,8 +27,8 @@ def test_what_a_history_has_no_room_for_leaves(case: dict[str, Any]) -> None:
 
     left = leaving_history(taken, history, now_ms=NOW_MS)
 
-    assert [leaving.image_id for leaving in left] == list(case["leaves"])
-    assert all(leaving.reason.startswith(case["leaves"][leaving.image_id]) for leaving in left)
+    assert [leaving.snapshot_id for leaving in left] == list(case["leaves"])
+    assert all(leaving.reason.startswith(case["leaves"][leaving.snapshot_id]) for leaving in left)
 
 
 @pytest.mark.parametrize("limits", [{"max_count": 0}, {"max_age_ms": 0}, {"max_count": -1}])

@@ -13,7 +13,7 @@ from dagster_ckpt.config.heap_state_backends import FsStateBackend, HashMapState
 from dagster_ckpt.config.option_description import Effect
 from dagster_ckpt.config.predefined_options import OPTIONS_SET, PredefinedOptions, spark_settings_of
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend, RocksDBStateBackend
-from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend, storage_of_job
+from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend, storage_of_stream
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
 ROCKSDB = "spark.sql.streaming.stateStore.rocksdb."
@@ -64,7 +64,7 @@ def test_the_provider_is_a_class_of_the_installed_spark(name: str) -> None:
         assert entry in classes.namelist()
 
 
-def test_the_older_backends_say_where_images_live() -> None:
+def test_the_older_backends_say_where_snapshots_live() -> None:
     memory = MADE["memory"]().checkpoint_storage()
     assert memory == JobManagerCheckpointStorage("file:///c", 7, savepoint_path="file:///s")
     fs = MADE["fs"]().checkpoint_storage()
@@ -78,16 +78,16 @@ def test_the_older_backends_say_where_images_live() -> None:
 @pytest.mark.parametrize("name", ["hashmap", "embedded", "custom"])
 def test_the_newer_backends_leave_that_to_the_storage(name: str) -> None:
     assert MADE[name]().checkpoint_storage() is None
-    with pytest.raises(OptionError, match="says nothing of where images live"):
+    with pytest.raises(OptionError, match="says nothing of where snapshots live"):
         RocksDBStateBackend(checkpoint_stream_backend=MADE[name]())
 
 
-def test_a_backend_that_names_a_place_comes_before_the_jobs_storage_and_the_deployments() -> None:
-    job, deployment = JobManagerCheckpointStorage(), FileSystemCheckpointStorage("file:///deployment")
+def test_a_backend_that_names_a_place_comes_before_the_streams_storage_and_the_deployments() -> None:
+    stream, deployment = JobManagerCheckpointStorage(), FileSystemCheckpointStorage("file:///deployment")
     named = MADE["fs"]().checkpoint_storage()
-    assert storage_of_job(job, MADE["fs"](), deployment) == named
-    assert storage_of_job(job, MADE["embedded"](), deployment) == job
-    assert storage_of_job(None, MADE["hashmap"](), deployment) == deployment
+    assert storage_of_stream(stream, MADE["fs"](), deployment) == named
+    assert storage_of_stream(stream, MADE["embedded"](), deployment) == stream
+    assert storage_of_stream(None, MADE["hashmap"](), deployment) == deployment
 
 
 @pytest.mark.parametrize(

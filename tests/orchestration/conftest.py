@@ -54,6 +54,6 @@ def catalog(
 ) -> Iterator[Catalog]:
     catalog = catalog_resource.catalog()
     for stream in (orders, payments):
-        register(catalog, stream.job_id)
+        register(catalog, stream.stream_id)
     yield catalog
     catalog.close()

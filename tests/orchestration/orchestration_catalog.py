@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionRecord, Holder, ImageRecord, ImageTrigger, StartCause
+from dagster_ckpt.catalog.records import ExecutionRecord, Holder, SnapshotRecord, SnapshotTrigger, StartCause
 from tests.as_writer import as_writer
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot", jvm_pid=None)
@@ -26,29 +26,29 @@ FIGURES = {
 _numbers = itertools.count(1)
 
 
-def register(catalog: Catalog, job_id: str) -> None:
-    catalog.jobs.ensure(job_id, name=job_id, asset_key=job_id, options={})
+def register(catalog: Catalog, stream_id: str) -> None:
+    catalog.streams.ensure(stream_id, name=stream_id, asset_key=stream_id, options={})
 
 
-def take_image(catalog: Catalog, job_id: str, *, kind: str = "CHECKPOINT", **facts: Any) -> ImageRecord:
-    image = begin_image(catalog, job_id, kind=kind)
-    return as_writer(catalog).complete(image.image_id, **{**FIGURES, **facts})
+def take_snapshot(catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT", **facts: Any) -> SnapshotRecord:
+    snapshot = begin_snapshot(catalog, stream_id, kind=kind)
+    return as_writer(catalog).complete(snapshot.snapshot_id, **{**FIGURES, **facts})
 
 
-def begin_image(catalog: Catalog, job_id: str, *, kind: str = "CHECKPOINT") -> ImageRecord:
-    return as_writer(catalog, job_id).images.begin(
-        image_id=str(uuid.uuid4()),
+def begin_snapshot(catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT") -> SnapshotRecord:
+    return as_writer(catalog, stream_id).snapshots.begin(
+        snapshot_id=str(uuid.uuid4()),
         execution_id=None,
         kind=kind,
         number=next(_numbers),
-        trigger=ImageTrigger.PERIODIC,
+        trigger=SnapshotTrigger.PERIODIC,
         timeline=0,
     )
 
 
 def begin_execution(
     catalog: Catalog,
-    job_id: str,
+    stream_id: str,
     run_id: str,
     *,
     cause: StartCause = StartCause.MANUAL,
@@ -56,7 +56,7 @@ def begin_execution(
     code_version: str | None = None,
 ) -> ExecutionRecord:
     execution_id = str(uuid.uuid4())
-    as_writer(catalog, job_id).executions.begin(
+    as_writer(catalog, stream_id).executions.begin(
         execution_id, run_id=run_id, cause=cause, holder=HOST, code_version=code_version
     )
     if running:

@@ -17,24 +17,24 @@ TTL_MS = 600_000
 ENDS = {RequestKind.CANCEL: ExecutionStatus.CANCELED, RequestKind.SUSPEND: ExecutionStatus.SUSPENDED}
 
 
-def main(url: str, job_id: str) -> None:
+def main(url: str, stream_id: str) -> None:
     """Live until the catalog asks for an end."""
     catalog = Catalog(url)
-    order = start_order(catalog, job_id, otherwise=StartFrom())
+    order = start_order(catalog, stream_id, otherwise=StartFrom())
     print(f"starting from {order.start_from}", flush=True)
     execution_id = str(uuid.uuid4())
     run_id = order.run_id or "none"
     holder = this_holder(execution_id, run_id, None)
-    lease = catalog.leases.acquire(job_id, holder, TTL_MS)
-    as_writer(catalog, job_id).executions.begin(execution_id, run_id=run_id, cause=order.cause, holder=holder)
+    lease = catalog.leases.acquire(stream_id, holder, TTL_MS)
+    as_writer(catalog, stream_id).executions.begin(execution_id, run_id=run_id, cause=order.cause, holder=holder)
     as_writer(catalog).executions.running(execution_id, live_directory="file:///live", recovery={})
     if order.request_id is not None:
         as_writer(catalog).requests.resolve(order.request_id, RequestStatus.COMPLETED)
     while True:
-        for request in catalog.requests.pending(job_id):
+        for request in catalog.requests.pending(stream_id):
             if request.kind in ENDS:
                 as_writer(catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
-                catalog.leases.release(job_id, lease.token)
+                catalog.leases.release(stream_id, lease.token)
                 catalog.executions.settle(execution_id, ENDS[request.kind])
                 return
         time.sleep(0.1)

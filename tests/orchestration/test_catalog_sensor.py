@@ -1,4 +1,4 @@
-"""Every completed image becomes one event on its streaming asset, whenever the daemon dies."""
+"""Every completed snapshot becomes one event on its streaming asset, whenever the daemon dies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from orchestration_catalog import FIGURES, begin_execution, begin_image, take_image
+from orchestration_catalog import FIGURES, begin_execution, begin_snapshot, take_snapshot
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -65,24 +65,24 @@ def daemon(
 
 
 def on_asset(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[Any]:
-    """Image ids on an asset, oldest first; "foreign" for a materialization of other code."""
+    """Snapshot ids on an asset, oldest first; "foreign" for a materialization of other code."""
     found: list[Any] = []
     for record in instance.fetch_materializations(key, limit=2000, ascending=True).records:
         assert record.asset_materialization is not None
-        entry = record.asset_materialization.metadata.get("dagster_ckpt/image_id")
+        entry = record.asset_materialization.metadata.get("dagster_ckpt/snapshot_id")
         found.append(entry.value if entry else "foreign")
     return found
 
 
-def ids(images: Sequence[Any]) -> list[str]:
-    return [image.image_id for image in images]
+def ids(snapshots: Sequence[Any]) -> list[str]:
+    return [snapshot.snapshot_id for snapshot in snapshots]
 
 
 @pytest.mark.parametrize("kind", ["CHECKPOINT", "SAVEPOINT"])
-def test_a_completed_image_is_reported_with_numbers_that_the_page_plots(
+def test_a_completed_snapshot_is_reported_with_numbers_that_the_page_plots(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, kind: str
 ) -> None:
-    image = take_image(catalog, "orders", kind=kind)
+    snapshot = take_snapshot(catalog, "orders", kind=kind)
 
     [materialization] = daemon.tick().asset_events
 
@@ -100,7 +100,7 @@ def test_a_completed_image_is_reported_with_numbers_that_the_page_plots(
         "duration_ms": 350,
         "full_bytes": 5_000_000_000,
         "incremental_bytes": 1234,
-        "number": image.number,
+        "number": snapshot.number,
         "timeline": 0,
         "watermark_ms": 1357095845678,
     }
@@ -112,7 +112,7 @@ def test_a_completed_image_is_reported_with_numbers_that_the_page_plots(
 
 def test_nothing_that_only_begins_is_reported(daemon: Daemon, catalog: Catalog) -> None:
     begin_execution(catalog, "orders", "run")
-    begin_image(catalog, "orders")
+    begin_snapshot(catalog, "orders")
 
     result = daemon.tick()
 
@@ -121,23 +121,23 @@ def test_nothing_that_only_begins_is_reported(daemon: Daemon, catalog: Catalog) 
     assert SensorCursor.parse(result.cursor).sequence == catalog.events.latest_sequence()
 
 
-def test_images_of_a_job_of_another_code_location_are_left_to_it(
+def test_snapshots_of_a_job_of_another_code_location_are_left_to_it(
     instance: dg.DagsterInstance,
     catalog_resource: CheckpointCatalogResource,
     catalog: Catalog,
     orders: StreamingAsset,
 ) -> None:
-    take_image(catalog, "shop.payments")
-    mine = take_image(catalog, "orders")
+    take_snapshot(catalog, "shop.payments")
+    mine = take_snapshot(catalog, "orders")
     daemon = Daemon(instance, build_catalog_sensor([orders]), catalog_resource)
 
     daemon.tick()
 
-    assert on_asset(instance, orders.key) == [mine.image_id]
+    assert on_asset(instance, orders.key) == [mine.snapshot_id]
 
 
-def test_an_image_without_a_watermark_is_reported_without_one(daemon: Daemon, catalog: Catalog) -> None:
-    take_image(catalog, "orders", watermark=None, state_rows=None)
+def test_a_snapshot_without_a_watermark_is_reported_without_one(daemon: Daemon, catalog: Catalog) -> None:
+    take_snapshot(catalog, "orders", watermark=None, state_rows=None)
 
     [materialization] = daemon.tick().asset_events
 
@@ -150,8 +150,8 @@ def test_a_daemon_that_dies_in_the_middle_of_a_tick_reports_the_rest_and_nothing
 ) -> None:
     of_orders, of_payments = [], []
     for _ in range(3):
-        of_orders.append(take_image(catalog, "orders"))
-        of_payments.append(take_image(catalog, "shop.payments"))
+        of_orders.append(take_snapshot(catalog, "orders"))
+        of_payments.append(take_snapshot(catalog, "shop.payments"))
 
     assert len(daemon.tick(dies_after=stored).asset_events) == 6
     assert len(daemon.tick().asset_events) == 6 - stored
@@ -166,9 +166,9 @@ def test_a_daemon_that_dies_in_the_middle_of_a_tick_reports_the_rest_and_nothing
 def test_materializations_by_other_code_hide_none_of_ours(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, foreign: int, before: int
 ) -> None:
-    earlier = [take_image(catalog, "orders") for _ in range(before)]
+    earlier = [take_snapshot(catalog, "orders") for _ in range(before)]
     daemon.tick()
-    images = [take_image(catalog, "orders") for _ in range(3)]
+    snapshots = [take_snapshot(catalog, "orders") for _ in range(3)]
     daemon.tick(dies_after=2)
     for _ in range(foreign):
         daemon.instance.report_runless_asset_event(dg.AssetMaterialization(orders.key))
@@ -177,9 +177,9 @@ def test_materializations_by_other_code_hide_none_of_ours(
 
     assert on_asset(daemon.instance, orders.key) == [
         *ids(earlier),
-        *ids(images[:2]),
+        *ids(snapshots[:2]),
         *["foreign"] * foreign,
-        images[2].image_id,
+        snapshots[2].snapshot_id,
     ]
 
 
@@ -188,9 +188,9 @@ def test_a_cursor_that_a_person_resets_reports_nothing_twice(
 ) -> None:
     for limit in ("EVENTS_PER_TICK", "EVENTS_IN_FIRST_TICK"):
         monkeypatch.setattr(f"dagster_ckpt.orchestration.sensors.catalog_sensor.{limit}", 2)
-    images = [take_image(catalog, "orders") for _ in range(5)]
+    snapshots = [take_snapshot(catalog, "orders") for _ in range(5)]
     for _ in range(2):
-        as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+        as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "orders").snapshot_id, "the disk is full")
     for _ in range(4):
         daemon.tick()
     daemon.cursor = None
@@ -198,19 +198,19 @@ def test_a_cursor_that_a_person_resets_reports_nothing_twice(
     for _ in range(4):
         assert daemon.tick().asset_events == []
 
-    assert on_asset(daemon.instance, orders.key) == ids(images)
+    assert on_asset(daemon.instance, orders.key) == ids(snapshots)
 
 
 def test_what_a_tick_was_asked_for_again_is_not_reported_twice(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset
 ) -> None:
     daemon.tick()
-    first = take_image(catalog, "orders")
-    as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+    first = take_snapshot(catalog, "orders")
+    as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "orders").snapshot_id, "the disk is full")
     daemon.tick(dies_after=2)
     # On the page somebody tries the sensor, before the daemon is back.
     daemon.evaluate()
-    second = take_image(catalog, "orders")
+    second = take_snapshot(catalog, "orders")
 
     assert [type(event) for event in daemon.tick().asset_events] == [dg.AssetMaterialization]
 
@@ -220,7 +220,7 @@ def test_what_a_tick_was_asked_for_again_is_not_reported_twice(
 def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images = [take_image(catalog, "orders")]
+    snapshots = [take_snapshot(catalog, "orders")]
     daemon.tick()
 
     def refuse(*_: object, **__: object) -> None:
@@ -230,27 +230,27 @@ def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
         for name in ("get_asset_records", "fetch_materializations", "fetch_observations"):
             patch.setattr(type(daemon.instance), name, refuse)
         for _ in range(2):
-            images.append(take_image(catalog, "orders"))
-            as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+            snapshots.append(take_snapshot(catalog, "orders"))
+            as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "orders").snapshot_id, "the disk is full")
             daemon.tick()
 
     newest = daemon.instance.get_latest_materialization_event(orders.key)
     assert newest is not None
     assert newest.asset_materialization is not None
     assert newest.asset_materialization.metadata["dagster_ckpt/checkpoints_since_report"].value == 1
-    assert on_asset(daemon.instance, orders.key) == ids(images)
+    assert on_asset(daemon.instance, orders.key) == ids(snapshots)
 
 
-def test_images_of_a_catalog_that_was_made_anew_are_reported(
+def test_snapshots_of_a_catalog_that_was_made_anew_are_reported(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset
 ) -> None:
-    before = [take_image(catalog, "orders") for _ in range(3)]
+    before = [take_snapshot(catalog, "orders") for _ in range(3)]
     daemon.tick()
     with catalog.database.writing() as connection:
         connection.execute(text("DELETE FROM events"))
-        connection.execute(text("DELETE FROM images"))
+        connection.execute(text("DELETE FROM snapshots"))
         connection.execute(text("UPDATE event_counter SET last_sequence = 0"))
-    after = [take_image(catalog, "orders") for _ in range(2)]
+    after = [take_snapshot(catalog, "orders") for _ in range(2)]
 
     daemon.tick(dies_after=1)
     daemon.tick()
@@ -263,34 +263,34 @@ def test_more_events_than_a_tick_takes_come_with_the_next_ones(
 ) -> None:
     monkeypatch.setattr("dagster_ckpt.orchestration.sensors.catalog_sensor.EVENTS_IN_FIRST_TICK", 2)
     monkeypatch.setattr("dagster_ckpt.orchestration.sensors.catalog_sensor.EVENTS_PER_TICK", 4)
-    images = [take_image(catalog, "orders") for _ in range(7)]
+    snapshots = [take_snapshot(catalog, "orders") for _ in range(7)]
 
     assert [len(daemon.tick().asset_events) for _ in range(4)] == [2, 4, 1, 0]
 
-    assert on_asset(daemon.instance, orders.key) == ids(images)
+    assert on_asset(daemon.instance, orders.key) == ids(snapshots)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE images SET properties = 'not JSON', trigger = 'SUPERSTITION', status = '?' WHERE image_id = :id",
-        "UPDATE images SET watermark = 'yesterday, about noon' WHERE image_id = :id",
-        "UPDATE images SET batch_id = 'many', rows = NULL WHERE image_id = :id",
-        "UPDATE events SET payload = '{cut o' WHERE image_id = :id",
-        "DELETE FROM images WHERE image_id = :id",
+        "UPDATE snapshots SET properties = 'not JSON', trigger = 'SUPERSTITION', status = '?' WHERE snapshot_id = :id",
+        "UPDATE snapshots SET watermark = 'yesterday, about noon' WHERE snapshot_id = :id",
+        "UPDATE snapshots SET batch_id = 'many', rows = NULL WHERE snapshot_id = :id",
+        "UPDATE events SET payload = '{cut o' WHERE snapshot_id = :id",
+        "DELETE FROM snapshots WHERE snapshot_id = :id",
     ],
 )
 def test_a_broken_row_is_reported_as_far_as_it_goes_and_holds_nothing_up(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, damage: str
 ) -> None:
-    images = [take_image(catalog, "orders") for _ in range(3)]
+    snapshots = [take_snapshot(catalog, "orders") for _ in range(3)]
     with catalog.database.writing() as connection:
-        connection.execute(text(damage), {"id": images[1].image_id})
+        connection.execute(text(damage), {"id": snapshots[1].snapshot_id})
 
     daemon.tick(dies_after=2)
     daemon.tick()
 
-    assert on_asset(daemon.instance, orders.key) == ids(images)
+    assert on_asset(daemon.instance, orders.key) == ids(snapshots)
 
 
 class TestDownstream:
@@ -307,9 +307,9 @@ class TestDownstream:
     def start(self, daemon: Daemon) -> str:
         return daemon.instance.create_run_for_job(summary_job, status=dg.DagsterRunStatus.STARTED).run_id
 
-    def test_it_starts_once_for_all_the_images_of_a_tick(self, daemon: Daemon, catalog: Catalog) -> None:
+    def test_it_starts_once_for_all_the_snapshots_of_a_tick(self, daemon: Daemon, catalog: Catalog) -> None:
         for _ in range(3):
-            take_image(catalog, "orders")
+            take_snapshot(catalog, "orders")
 
         [request] = daemon.tick().run_requests
 
@@ -319,18 +319,18 @@ class TestDownstream:
     def test_a_daemon_that_dies_before_the_cursor_asks_with_the_same_run_key(
         self, daemon: Daemon, catalog: Catalog
     ) -> None:
-        take_image(catalog, "orders")
+        take_snapshot(catalog, "orders")
 
         [first] = daemon.tick(dies_after=1).run_requests
         [again] = daemon.tick().run_requests
 
         assert first.run_key == again.run_key
 
-    def test_it_waits_for_a_run_in_progress_and_then_starts_without_a_further_image(
+    def test_it_waits_for_a_run_in_progress_and_then_starts_without_a_further_snapshot(
         self, daemon: Daemon, catalog: Catalog
     ) -> None:
         run_id = self.start(daemon)
-        take_image(catalog, "orders")
+        take_snapshot(catalog, "orders")
 
         assert daemon.tick().run_requests == []
         assert daemon.tick().run_requests == []
@@ -353,17 +353,17 @@ class TestDownstream:
         monkeypatch.setattr("dagster_ckpt.orchestration.sensors.catalog_sensor.wall_clock_ms", lambda: now_ms)
         sensor = build_catalog_sensor([orders], downstream=summary_job, downstream_interval_seconds=60)
         daemon = Daemon(instance, sensor, catalog_resource)
-        take_image(catalog, "orders")
+        take_snapshot(catalog, "orders")
         assert len(daemon.tick().run_requests) == 1
-        take_image(catalog, "orders")
+        take_snapshot(catalog, "orders")
 
         now_ms += 59_999
         assert daemon.tick().run_requests == []
         now_ms += 1
         assert len(daemon.tick().run_requests) == 1
 
-    def test_images_that_a_dying_daemon_has_stored_still_start_it(self, daemon: Daemon, catalog: Catalog) -> None:
-        take_image(catalog, "orders")
+    def test_snapshots_that_a_dying_daemon_has_stored_still_start_it(self, daemon: Daemon, catalog: Catalog) -> None:
+        take_snapshot(catalog, "orders")
         daemon.tick(dies_after=1)
 
         result = daemon.tick()

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from orchestration_catalog import begin_execution, take_image
+from orchestration_catalog import begin_execution, take_snapshot
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -27,7 +27,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import UpgradeSettings
-from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG, RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG
+from dagster_ckpt.orchestration.runs.run_config import RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG, STREAM_ID_TAG
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from tests.as_writer import as_writer
@@ -93,7 +93,7 @@ class Location:
 
     def runs(self, request: Any, code_version: str, status: DagsterRunStatus = DagsterRunStatus.STARTED) -> Any:
         """The run of a start goes so far that its query runs."""
-        run = dg.DagsterRun(request.job_name, status=status, tags={JOB_ID_TAG: "clicks", **request.tags})
+        run = dg.DagsterRun(request.job_name, status=status, tags={STREAM_ID_TAG: "clicks", **request.tags})
         execution = begin_execution(
             self.catalog, "clicks", self.instance.add_run(run).run_id, code_version=code_version
         )
@@ -102,7 +102,7 @@ class Location:
 
     def set_desired_state(self, state: str) -> Any:
         job = self.definitions.resolve_job_def("set_desired_state_job")
-        config = {"ops": {"set_desired_state": {"config": {"job_id": "clicks", "state": state}}}}
+        config = {"ops": {"set_desired_state": {"config": {"stream_id": "clicks", "state": state}}}}
         return job.execute_in_process(config, instance=self.instance)
 
     @property
@@ -119,7 +119,7 @@ def location(instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogRe
 
 def test_a_stream_whose_row_cannot_be_read_keeps_no_other_from_being_started(location: Location) -> None:
     location.load("1", beside=["broken"])
-    location.catalog.jobs.ensure("broken", name="broken", asset_key="broken", options={})
+    location.catalog.streams.ensure("broken", name="broken", asset_key="broken", options={})
     with location.catalog.database.writing() as connection:
         connection.execute(text("UPDATE jobs SET pending_restore = 'nothing that can be read'"))
 
@@ -177,13 +177,13 @@ def test_a_cancelled_wish_for_a_stream_at_rest_is_a_run_that_cleans_up(location:
     [clean_up] = location.ticks()
     assert clean_up.job_name == "apply_retention_job"
     config = clean_up.run_config["ops"]["apply_retention"]["config"]
-    assert config == {"job_id": "clicks", "execution_id": execution.execution_id, "state": "CANCELED"}
+    assert config == {"stream_id": "clicks", "execution_id": execution.execution_id, "state": "CANCELED"}
 
 
 def test_another_code_version_is_tried_by_a_run_of_the_streams_own_job(location: Location) -> None:
     [request] = location.ticks()
     location.runs(request, "1")
-    take_image(location.catalog, "clicks")
+    take_snapshot(location.catalog, "clicks")
     location.load("2")
 
     [trial] = location.ticks()
@@ -199,7 +199,7 @@ def test_another_code_version_is_tried_by_a_run_of_the_streams_own_job(location:
 def test_a_dead_run_of_the_old_code_is_not_restarted_with_code_that_was_not_tried(location: Location) -> None:
     [request] = location.ticks()
     location.runs(request, "1", DagsterRunStatus.FAILURE)
-    take_image(location.catalog, "clicks")
+    take_snapshot(location.catalog, "clicks")
     location.load("2")
     assert [request.tags.get(RESTART_OF_TAG) for request in location.ticks()] == [None]
 

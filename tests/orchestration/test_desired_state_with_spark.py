@@ -72,7 +72,7 @@ class Deployment:
             dg.Definitions(
                 resources={
                     "pyspark": dg.ResourceDefinition.hardcoded_resource(_Session(self.spark)),
-                    "checkpoint_storage": CheckpointStorageResource(path=f"file://{self.root}/images"),
+                    "checkpoint_storage": CheckpointStorageResource(path=f"file://{self.root}/snapshots"),
                     "state_backend": StateBackendResource(live_directory=str(self.root / "live")),
                     "checkpoint_catalog": self.resource,
                 }
@@ -101,7 +101,7 @@ class Deployment:
 
     def say(self, **config: Any) -> None:
         job = self.definitions.resolve_job_def("set_desired_state_job")
-        said = {"ops": {"set_desired_state": {"config": {"job_id": "orders", **config}}}}
+        said = {"ops": {"set_desired_state": {"config": {"stream_id": "orders", **config}}}}
         assert job.execute_in_process(said, instance=self.instance).success
 
     def feed(self, files: int) -> None:
@@ -155,7 +155,7 @@ class Deployment:
 
     def has_read_all(self) -> bool:
         """Whether the query that runs has committed every file and waits for more."""
-        live = LiveDirectory(self.catalog.jobs.get("orders").live_directory or "")
+        live = LiveDirectory(self.catalog.streams.get("orders").live_directory or "")
         sources = [int(name.removesuffix(".compact")) for name in live.folder.list("sources/0")]
         positions = live.positions()
         progress = (self.newest.progress if self.newest is not None else None) or {}
@@ -241,9 +241,9 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     assert (preflight.passed, preflight.code_version) == (True, "3")
     assert "was replayed on a copy" in preflight.reason
     assert deployment.newest.code_version == "3"
-    savepoint = deployment.row.upgrade.image_id if deployment.row.upgrade is not None else None
+    savepoint = deployment.row.upgrade.snapshot_id if deployment.row.upgrade is not None else None
     assert savepoint is not None
-    assert deployment.catalog.images.get(savepoint).kind == "SAVEPOINT"
+    assert deployment.catalog.snapshots.get(savepoint).kind == "SAVEPOINT"
     deployment.feed(2)
     deployment.until(deployment.has_read_all)
 

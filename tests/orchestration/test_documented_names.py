@@ -19,7 +19,7 @@ OURS = {*dagster_ckpt.__all__, *flink.__all__, *orchestration.__all__}
 # What everybody knows from Python, and what never leaves the package.
 NOT_EXPLAINED = {
     *(errors.CkptError, errors.OptionError, errors.OptionTypeError),
-    *(errors.CutOvertakenError, errors.ImageAbortedError),
+    *(errors.CutOvertakenError, errors.SnapshotAbortedError),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
-from orchestration_catalog import begin_image, take_image
+from orchestration_catalog import begin_snapshot, take_snapshot
 from test_catalog_sensor import Daemon
 from test_rewind_jobs import Streams
 
@@ -64,7 +64,7 @@ class House:
         )
 
     def checkpoint(self, batch_id: int) -> None:
-        take_image(self.catalog, "orders", batch_id=batch_id)
+        take_snapshot(self.catalog, "orders", batch_id=batch_id)
         self.daemon.tick()
 
     def make(self, *names: str) -> str:
@@ -141,7 +141,7 @@ def test_a_failed_attempt_starts_nothing(house: House) -> None:
     house.checkpoint(640)
     house.make("revenue", "counts")
     cursor = dg.evaluate_automation_conditions(house.definitions, house.instance).cursor
-    as_writer(house.catalog).images.fail(begin_image(house.catalog, "orders").image_id, "the disk is full")
+    as_writer(house.catalog).snapshots.fail(begin_snapshot(house.catalog, "orders").snapshot_id, "the disk is full")
     assert len(house.daemon.tick().asset_events) == 1
 
     assert dg.evaluate_automation_conditions(house.definitions, house.instance, cursor=cursor).total_requested == 0
@@ -154,9 +154,9 @@ def test_an_asset_records_which_checkpoint_it_has_read(house: House) -> None:
     [record] = house.instance.fetch_materializations(dg.AssetKey("revenue"), limit=5).records
     assert record.asset_materialization is not None
     entries = {name: entry.value for name, entry in record.asset_materialization.metadata.items()}
-    image = house.catalog.images.completed("orders")[0]
+    snapshot = house.catalog.snapshots.completed("orders")[0]
     assert entries["dagster_ckpt/read_job"] == "orders"
-    assert entries["dagster_ckpt/read_image"] == image.image_id
+    assert entries["dagster_ckpt/read_snapshot"] == snapshot.snapshot_id
     assert (entries["dagster_ckpt/read_batch"], entries["dagster_ckpt/read_timeline"]) == (640, 0)
 
 
@@ -233,7 +233,7 @@ defs = dg.Definitions.merge(
         resources={{
             "pyspark": "unused",
             "checkpoint_catalog": CheckpointCatalogResource(url="{url}"),
-            "checkpoint_storage": CheckpointStorageResource(path="file://{root}/images"),
+            "checkpoint_storage": CheckpointStorageResource(path="file://{root}/snapshots"),
             "state_backend": StateBackendResource(live_directory="{root}/live"),
         }},
     ),
@@ -251,10 +251,10 @@ def test_the_preview_of_a_rewind_lists_them_in_the_code_location_of_the_run(
     Streams(tmp_path, catalog, catalog_resource, [orders, payments])
     (tmp_path / "location.py").write_text(CODE_LOCATION.format(url=catalog_resource.url, root=tmp_path))
     location = ReconstructableRepository.for_file(str(tmp_path / "location.py"), "defs")
-    read = ReadCheckpoint("orders", "image", batch_id=3, timeline=0, exactly=True).metadata()
+    read = ReadCheckpoint("orders", "snapshot", batch_id=3, timeline=0, exactly=True).metadata()
     with dg.instance_for_test() as instance:
         instance.report_runless_asset_event(dg.AssetMaterialization("revenue", metadata=read))
-        preview = {"job_id": "orders", "start_from": "batch-1"}
+        preview = {"stream_id": "orders", "start_from": "batch-1"}
         result = dg.execute_job(
             location.get_reconstructable_job("preview_rewind_job"),
             instance,

@@ -41,7 +41,7 @@ class Driven:
 
     def __init__(self, folder: Path, resource: CheckpointCatalogResource, instance: dg.DagsterInstance) -> None:
         self.instance, self.catalog, self._folder, self._resource = instance, resource.catalog(), folder, resource
-        self.pretended = (sys.executable, str(DRIVER), resource.url, "{job_id}")
+        self.pretended = (sys.executable, str(DRIVER), resource.url, "{stream_id}")
         self.trouble: list[str] = []
         self._watchers: list[threading.Thread] = []
 

@@ -13,7 +13,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from dagster_ckpt.orchestration.component.component import StreamingJobsComponent
+from dagster_ckpt.orchestration.component.component import StreamsComponent
 
 PAGE = Path(__file__).parents[2] / "docs/components.md"
 EXAMPLE = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)[0]
@@ -69,8 +69,8 @@ def loaded(attributes: dict[str, Any]) -> str:
     """What loading it says."""
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(
-            component_cls=StreamingJobsComponent,
-            defs_yaml_contents={"type": "dagster_ckpt.orchestration.StreamingJobsComponent", "attributes": attributes},
+            component_cls=StreamsComponent,
+            defs_yaml_contents={"type": "dagster_ckpt.orchestration.StreamsComponent", "attributes": attributes},
         )
         with (
             pytest.raises(Exception, match="Error while loading") as error,
@@ -99,7 +99,7 @@ def test_loading_names_it_at_its_line_with_the_nearest_right_name(place: str, wr
 
 @pytest.mark.parametrize(("place", "wrong", "right"), MISSPELLED, ids=str)
 def test_the_schema_that_dg_check_yaml_reads_names_it(place: str, wrong: str, right: str) -> None:
-    validator = Draft202012Validator(StreamingJobsComponent.model().model_json_schema())
+    validator = Draft202012Validator(StreamsComponent.model().model_json_schema())
     attributes = with_field(place, wrong)
 
     told = [error for error in validator.iter_errors(attributes) if repr(wrong) in error.message]
@@ -110,13 +110,13 @@ def test_the_schema_that_dg_check_yaml_reads_names_it(place: str, wrong: str, ri
 
 
 def test_the_example_of_the_page_is_right_for_the_schema() -> None:
-    validator = Draft202012Validator(StreamingJobsComponent.model().model_json_schema())
+    validator = Draft202012Validator(StreamsComponent.model().model_json_schema())
 
     assert [error.message for error in validator.iter_errors(yaml.safe_load(EXAMPLE)["attributes"])] == []
 
 
 def test_any_part_may_be_a_template() -> None:
-    validator = Draft202012Validator(StreamingJobsComponent.model().model_json_schema())
+    validator = Draft202012Validator(StreamsComponent.model().model_json_schema())
     part = "{{ shared }}"
 
     for attributes in (

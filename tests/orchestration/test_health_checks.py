@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from orchestration_catalog import begin_execution, begin_image, register, take_image
+from orchestration_catalog import begin_execution, begin_snapshot, register, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
@@ -70,7 +70,7 @@ def test_a_verdict_is_reported_when_it_changes_with_its_reason_and_severity(watc
     watch.tick()
     for expected in (dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR):
         while True:
-            as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+            as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "orders").snapshot_id, "the disk is full")
             news = watch.tick()
             if news:
                 break
@@ -78,7 +78,7 @@ def test_a_verdict_is_reported_when_it_changes_with_its_reason_and_severity(watc
         assert where == ("orders", "consecutive_failures")
         assert (evaluation.passed, evaluation.severity) == (False, expected)
         assert "the disk is full" in (evaluation.description or "")
-    take_image(catalog, "orders", full_bytes=5)
+    take_snapshot(catalog, "orders", full_bytes=5)
 
     news = watch.tick()
 
@@ -107,9 +107,9 @@ def test_what_nobody_knows_does_not_pass(watch: Watch) -> None:
 
 def test_several_evaluations_of_one_check_stay_apart_in_its_history(watch: Watch, catalog: Catalog) -> None:
     watch.tick()
-    as_writer(catalog).images.fail(begin_image(catalog, "orders").image_id, "the disk is full")
+    as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "orders").snapshot_id, "the disk is full")
     watch.tick()
-    take_image(catalog, "orders")
+    take_snapshot(catalog, "orders")
     watch.tick()
 
     key = dg.AssetCheckKey(dg.AssetKey("orders"), "consecutive_failures")
@@ -253,7 +253,7 @@ class TestAStreamThatWritesSeveralAssets:
         watch = Watch(instance, catalog_resource, [sorted_orders], checks=[HealthCheck.CONSECUTIVE_FAILURES])
         first = watch.tick()
         for _ in range(3):
-            as_writer(catalog).images.fail(begin_image(catalog, "sorted_orders").image_id, "the disk is full")
+            as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "sorted_orders").snapshot_id, "the disk is full")
         news = watch.tick()
 
         assert {key: each.passed for key, each in first.items()} == {

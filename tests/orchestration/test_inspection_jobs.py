@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.operations import operations
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
@@ -22,14 +22,14 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
 from tests.as_writer import as_writer
 
 
 @pytest.fixture
 def resources(tmp_path: Path, catalog_resource: CheckpointCatalogResource) -> dict[str, Any]:
     return {
-        "checkpoint_storage": CheckpointStorageResource(path=f"file://{tmp_path}/images"),
+        "checkpoint_storage": CheckpointStorageResource(path=f"file://{tmp_path}/snapshots"),
         "state_backend": StateBackendResource(live_directory=str(tmp_path / "live")),
         "checkpoint_catalog": catalog_resource,
     }
@@ -54,8 +54,8 @@ def live(tmp_path: Path, catalog: Catalog) -> Path:
 
 
 @pytest.fixture
-def savepoint(live: Path, orders: StreamingAsset, resources: dict[str, Any]) -> ImageRecord:
-    job = streaming_job(orders, SimpleNamespace(**resources))
+def savepoint(live: Path, orders: StreamingAsset, resources: dict[str, Any]) -> SnapshotRecord:
+    job = stream_handle(orders, SimpleNamespace(**resources))
     taken = operations.trigger_savepoint(job, operations.Operator("a test"), label="before")
     job.catalog.close()
     return taken
@@ -66,7 +66,7 @@ def run(
 ) -> dg.ExecuteInProcessResult:
     job = next(job for job in build_inspection_jobs([orders]) if job.name == f"{op}_job")
     return job.execute_in_process(
-        run_config={"ops": {op: {"config": {"job_id": "orders", **config}}}},
+        run_config={"ops": {op: {"config": {"stream_id": "orders", **config}}}},
         resources=resources,
         instance=instance,
         raise_on_error=False,
@@ -84,7 +84,7 @@ def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 
 
 def test_a_healthy_directory_is_a_green_run(
-    orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: ImageRecord
+    orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: SnapshotRecord
 ) -> None:
     result = run(orders, resources, instance, "doctor")
 
@@ -94,16 +94,16 @@ def test_a_healthy_directory_is_a_green_run(
     assert json.loads(json.dumps(record)) == record
     page = shown(result)
     assert page["dagster_ckpt/findings"] == "Nothing."
-    assert page["dagster_ckpt/image"] == savepoint.location
+    assert page["dagster_ckpt/snapshot"] == savepoint.location
     assert page["dagster_ckpt/replayed_batches"] == 0
 
 
-def test_a_broken_directory_is_a_red_run_with_a_table_of_findings_and_the_image_to_use(
+def test_a_broken_directory_is_a_red_run_with_a_table_of_findings_and_the_snapshot_to_use(
     orders: StreamingAsset,
     resources: dict[str, Any],
     instance: dg.DagsterInstance,
     live: Path,
-    savepoint: ImageRecord,
+    savepoint: SnapshotRecord,
 ) -> None:
     (live / "offsets" / "0").unlink()
 
@@ -112,7 +112,7 @@ def test_a_broken_directory_is_a_red_run_with_a_table_of_findings_and_the_image_
     assert not result.success
     page = shown(result)
     assert "| ERROR | PREVIOUS_OFFSET_MISSING | offsets/0 |" in page["dagster_ckpt/findings"]
-    assert f"start_from={savepoint.image_id}" in page["dagster_ckpt/summary"]
+    assert f"start_from={savepoint.snapshot_id}" in page["dagster_ckpt/summary"]
     assert page["dagster_ckpt/can_resume"] is False
 
 
@@ -126,7 +126,7 @@ def test_a_report_alone_stays_green(
     assert result.success
     record = result.output_for_node("doctor")
     assert [item["code"] for item in record["findings"]] == ["COMMIT_LOG_LOST"]
-    assert record["image"]["image_id"] is None
+    assert record["snapshot"]["snapshot_id"] is None
 
 
 def test_another_directory_can_be_examined(
@@ -137,37 +137,41 @@ def test_another_directory_can_be_examined(
     assert [item["code"] for item in result.output_for_node("doctor")["findings"]] == ["DIRECTORY_MISSING"]
 
 
-@pytest.mark.parametrize("image", ["latest", "all", "before"])
-def test_a_good_image_is_a_green_run(
-    orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: ImageRecord, image: str
+@pytest.mark.parametrize("snapshot", ["latest", "all", "before"])
+def test_a_good_snapshot_is_a_green_run(
+    orders: StreamingAsset,
+    resources: dict[str, Any],
+    instance: dg.DagsterInstance,
+    savepoint: SnapshotRecord,
+    snapshot: str,
 ) -> None:
-    result = run(orders, resources, instance, "verify_images", image=image)
+    result = run(orders, resources, instance, "verify_snapshots", snapshot=snapshot)
 
     assert result.success
-    assert [item["location"] for item in result.output_for_node("verify_images")] == [savepoint.location]
+    assert [item["location"] for item in result.output_for_node("verify_snapshots")] == [savepoint.location]
     page = shown(result)
     assert (page["dagster_ckpt/good"], page["dagster_ckpt/broken"]) == (1, 0)
-    assert f"| good | 1 | {savepoint.location} |" in page["dagster_ckpt/images"]
+    assert f"| good | 1 | {savepoint.location} |" in page["dagster_ckpt/snapshots"]
 
 
-def test_a_broken_image_is_a_red_run_that_says_what_is_wrong(
-    orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: ImageRecord
+def test_a_broken_snapshot_is_a_red_run_that_says_what_is_wrong(
+    orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: SnapshotRecord
 ) -> None:
     metadata = Path((savepoint.location or "").removeprefix("file://")) / "_metadata"
     metadata.write_bytes(metadata.read_bytes()[:-3])
 
-    result = run(orders, resources, instance, "verify_images")
+    result = run(orders, resources, instance, "verify_snapshots")
 
     assert not result.success
     page = shown(result)
     assert (page["dagster_ckpt/good"], page["dagster_ckpt/broken"]) == (0, 1)
-    assert "BROKEN" in page["dagster_ckpt/images"]
+    assert "BROKEN" in page["dagster_ckpt/snapshots"]
 
 
-def test_an_image_that_does_not_exist_is_refused_with_those_that_do(
-    orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: ImageRecord
+def test_a_snapshot_that_does_not_exist_is_refused_with_those_that_do(
+    orders: StreamingAsset, resources: dict[str, Any], instance: dg.DagsterInstance, savepoint: SnapshotRecord
 ) -> None:
-    result = run(orders, resources, instance, "verify_images", image="never-taken")
+    result = run(orders, resources, instance, "verify_snapshots", snapshot="never-taken")
 
     failure = next(event for event in result.all_events if event.is_step_failure)
     description = failure.step_failure_data.user_failure_data

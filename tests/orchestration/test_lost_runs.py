@@ -15,7 +15,7 @@ from orchestration_catalog import register
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, StartCause
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG
+from dagster_ckpt.orchestration.runs.run_config import STREAM_ID_TAG
 from dagster_ckpt.orchestration.runs.run_status import Silences, report_lost_runs
 from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS, this_holder
 from tests.as_writer import as_writer
@@ -37,9 +37,13 @@ class Lost:
         self.silences = Silences(lambda: self.later_ms)
 
     def run(
-        self, pid: int | None = NOBODY, *, status: DagsterRunStatus = DagsterRunStatus.STARTED, job_id: str = "orders"
+        self,
+        pid: int | None = NOBODY,
+        *,
+        status: DagsterRunStatus = DagsterRunStatus.STARTED,
+        stream_id: str = "orders",
     ) -> str:
-        run = self.instance.add_run(dg.DagsterRun("orders_stream", status=status, tags={JOB_ID_TAG: job_id}))
+        run = self.instance.add_run(dg.DagsterRun("orders_stream", status=status, tags={STREAM_ID_TAG: stream_id}))
         if pid is not None:
             event = EngineEventData({"pid": dg.MetadataValue.text(str(pid))})
             self.instance.report_engine_event("Started process for run", run, event)
@@ -186,7 +190,7 @@ def test_a_sign_of_life_begins_the_silence_anew(lost: Lost) -> None:
 
 
 def test_runs_that_are_not_ours_or_have_no_process_yet_are_none_of_this(lost: Lost) -> None:
-    lost.run(job_id="elsewhere")
+    lost.run(stream_id="elsewhere")
     lost.run(None)
     lost.run(status=DagsterRunStatus.STARTING)
 

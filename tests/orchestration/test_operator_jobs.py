@@ -17,14 +17,14 @@ from dagster_ckpt.orchestration.resources.resources import (
 
 
 @pytest.mark.parametrize(
-    ("job_id", "told"),
+    ("stream_id", "told"),
     [
-        ("nope", "No streaming asset with job id 'nope' in this code location. It has: orders."),
-        ("orders", "knows no job 'orders'"),
+        ("nope", "No streaming asset with stream id 'nope' in this code location. It has: orders."),
+        ("orders", "knows no stream 'orders'"),
     ],
 )
 def test_a_savepoint_of_a_stream_that_does_not_exist_or_was_never_started(
-    instance: dg.DagsterInstance, orders: StreamingAsset, tmp_path: Path, job_id: str, told: str
+    instance: dg.DagsterInstance, orders: StreamingAsset, tmp_path: Path, stream_id: str, told: str
 ) -> None:
     definitions = dg.Definitions.merge(
         stream_definitions(orders),
@@ -40,7 +40,7 @@ def test_a_savepoint_of_a_stream_that_does_not_exist_or_was_never_started(
     job = definitions.resolve_job_def("trigger_savepoint_job")
 
     with pytest.raises(dg.Failure) as raised:
-        job.execute_in_process({"ops": {"trigger_savepoint": {"config": {"job_id": job_id}}}}, instance=instance)
+        job.execute_in_process({"ops": {"trigger_savepoint": {"config": {"stream_id": stream_id}}}}, instance=instance)
 
     assert told in str(raised.value.description)
     assert not raised.value.allow_retries

@@ -28,7 +28,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
-from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 
 ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {
@@ -212,7 +212,7 @@ def test_a_storage_set_in_code_takes_from_the_deployment_what_it_leaves_unset() 
     )
 
 
-def test_transfer_threads_are_the_threads_of_the_store_that_images_go_to(tmp_path: Path) -> None:
+def test_transfer_threads_are_the_threads_of_the_store_that_snapshots_go_to(tmp_path: Path) -> None:
     @streaming_asset()
     def orders(context: Any) -> Any: ...
 
@@ -221,7 +221,7 @@ def test_transfer_threads_are_the_threads_of_the_store_that_images_go_to(tmp_pat
         state_backend=StateBackendResource(live_directory="/live", transfer_threads=7),
         checkpoint_catalog=CheckpointCatalogResource(url=f"sqlite:///{tmp_path}/catalog.db"),
     )
-    job = streaming_job(orders, resources)
+    job = stream_handle(orders, resources)
     assert job.backend == resources.state_backend.backend()
     assert job.store._layout.transfer_threads == 7
 

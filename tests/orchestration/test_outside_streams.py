@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from orchestration_catalog import HOST, begin_execution, register, take_image
+from orchestration_catalog import HOST, begin_execution, register, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
@@ -58,9 +58,9 @@ class TestDeclared:
         declared = stream(launch)
 
         (spec,) = declared.asset.specs
-        assert (declared.job_id, declared.name) == ("web.clicks", "web__clicks")
+        assert (declared.stream_id, declared.name) == ("web.clicks", "web__clicks")
         assert spec.key == dg.AssetKey(["web", "clicks"])
-        assert spec.metadata["dagster_ckpt/job_id"] == "web.clicks"
+        assert spec.metadata["dagster_ckpt/stream_id"] == "web.clicks"
         assert spec.metadata["dagster_ckpt/interval_ms"] == 1000
         assert (spec.description, spec.code_version, list(spec.owners)) == ("What people click on.", "3", ["team:web"])
         assert {"spark", "streaming"} <= set(spec.kinds)
@@ -88,7 +88,7 @@ class TestDeclared:
 
     def test_a_job_id_that_cannot_name_a_folder_is_refused(self) -> None:
         with pytest.raises(OptionError, match="cannot name a folder"):
-            external_streaming_asset("clicks", job_id="../clicks")
+            external_streaming_asset("clicks", stream_id="../clicks")
 
     @pytest.mark.parametrize("command", ["spark-submit clicks.py", (), ("spark-submit", "{user}"), ("x", "{")])
     def test_a_command_that_could_not_be_run_is_refused(self, command: Any) -> None:
@@ -96,14 +96,16 @@ class TestDeclared:
             DriverLaunch(command, log_directory="/tmp")
 
     def test_a_command_names_its_job_and_its_request(self) -> None:
-        launch = DriverLaunch(("submit", "--name={job_id}", "x.REQUEST={start_request}", "{{}}"), log_directory="/tmp")
+        launch = DriverLaunch(
+            ("submit", "--name={stream_id}", "x.REQUEST={start_request}", "{{}}"), log_directory="/tmp"
+        )
 
-        assert launch.words(job_id="j", start_request="r") == ["submit", "--name=j", "x.REQUEST=r", "{}"]
+        assert launch.words(stream_id="j", start_request="r") == ["submit", "--name=j", "x.REQUEST=r", "{}"]
 
     def test_its_checkpoints_are_on_the_asset(
         self, catalog: Catalog, catalog_resource: CheckpointCatalogResource, instance: dg.DagsterInstance
     ) -> None:
-        take_image(catalog, "web.clicks")
+        take_snapshot(catalog, "web.clicks")
         context = dg.build_sensor_context(instance, resources={"checkpoint_catalog": catalog_resource})
 
         events = build_catalog_sensor([stream(None)]).evaluate_tick(context).asset_events

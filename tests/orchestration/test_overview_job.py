@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from orchestration_catalog import HOST, begin_execution, take_image
+from orchestration_catalog import HOST, begin_execution, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
@@ -34,7 +34,7 @@ class Shown:
 
     def show(self, **config: object) -> dict[str, dg.MetadataValue]:
         result = self._job.execute_in_process(
-            {"ops": {"show_stream": {"config": {"job_id": "orders", **config}}}}, resources=self._resources
+            {"ops": {"show_stream": {"config": {"stream_id": "orders", **config}}}}, resources=self._resources
         )
         (output,) = [event for event in result.all_events if event.is_successful_output]
         return dict(output.step_output_data.metadata)
@@ -51,27 +51,27 @@ def table(value: dg.MetadataValue) -> list[dict[str, object]]:
     return [dict(record.data) for record in value.records]
 
 
-def test_its_images_are_a_table_newest_first(shown: Shown, catalog: Catalog) -> None:
-    take_image(catalog, "orders", batch_id=3)
-    take_image(catalog, "orders", batch_id=4, kind="SAVEPOINT", rows=None)
+def test_its_snapshots_are_a_table_newest_first(shown: Shown, catalog: Catalog) -> None:
+    take_snapshot(catalog, "orders", batch_id=3)
+    take_snapshot(catalog, "orders", batch_id=4, kind="SAVEPOINT", rows=None)
 
     metadata = shown.show()
 
-    newest, older = table(metadata["dagster_ckpt/images"])
+    newest, older = table(metadata["dagster_ckpt/snapshots"])
     assert (newest["batch"], newest["kind"], newest["rows"]) == (4, "SAVEPOINT", "-")
     assert (older["batch"], older["bytes"], older["duration ms"]) == (3, 5_000_000_000, 350)
-    assert metadata["dagster_ckpt/image_count"].value == 2
-    assert metadata["dagster_ckpt/image_bytes_written"].value == 2 * 1234
+    assert metadata["dagster_ckpt/snapshot_count"].value == 2
+    assert metadata["dagster_ckpt/snapshot_bytes_written"].value == 2 * 1234
 
 
 def test_the_rows_of_a_table_are_limited_and_the_count_is_not(shown: Shown, catalog: Catalog) -> None:
     for _ in range(3):
-        take_image(catalog, "orders")
+        take_snapshot(catalog, "orders")
 
     metadata = shown.show(limit=2)
 
-    assert len(table(metadata["dagster_ckpt/images"])) == 2
-    assert metadata["dagster_ckpt/image_count"].value == 3
+    assert len(table(metadata["dagster_ckpt/snapshots"])) == 2
+    assert metadata["dagster_ckpt/snapshot_count"].value == 3
 
 
 def test_where_it_runs_what_it_started_from_and_the_link_to_sparks_page(shown: Shown, catalog: Catalog) -> None:
@@ -109,7 +109,7 @@ def test_a_stream_that_does_not_run_has_no_link_to_a_page_that_is_gone(shown: Sh
 def test_a_launched_driver_has_a_log(shown: Shown, catalog: Catalog) -> None:
     catalog.launches.record(
         "request",
-        job_id="orders",
+        stream_id="orders",
         run_id="r",
         host="here",
         boot_id="b",
@@ -128,5 +128,5 @@ def test_a_launched_driver_has_a_log(shown: Shown, catalog: Catalog) -> None:
 def test_a_stream_that_was_never_started_is_an_error_that_says_so(
     tmp_path: Path, catalog_resource: CheckpointCatalogResource, orders: StreamingAsset
 ) -> None:
-    with pytest.raises(dg.Failure, match="knows no job 'orders'"):
+    with pytest.raises(dg.Failure, match="knows no stream 'orders'"):
         Shown(tmp_path, catalog_resource, orders).show()

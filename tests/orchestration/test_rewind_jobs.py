@@ -21,7 +21,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import _start_run
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
@@ -37,13 +37,13 @@ class Streams:
         self.catalog = catalog
         self.resources = {
             "checkpoint_catalog": resource,
-            "checkpoint_storage": CheckpointStorageResource(path=f"file://{root}/images"),
+            "checkpoint_storage": CheckpointStorageResource(path=f"file://{root}/snapshots"),
             "state_backend": StateBackendResource(live_directory=str(root / "live")),
         }
         self.jobs = {job.name: job for job in build_rewind_jobs(streams)}
         orders = streams[0]
         with dg.build_resources(self.resources) as opened:
-            self.orders = streaming_job(orders, opened)
+            self.orders = stream_handle(orders, opened)
         live = self.orders.live_directory(1, 0)
         for batch in range(4):
             part = f"part-00000-00000000-0000-0000-0000-00000000000{batch}.parquet"
@@ -104,28 +104,30 @@ def streams(
 def test_the_preview_is_a_table_of_what_is_undone_and_of_what_each_sink_does(streams: Streams) -> None:
     streams.wrote(f"FileSink[file:{streams.root}/out]", "ForeachBatchSink")
 
-    shown, _ = streams.launch("preview_rewind_job", job_id="orders", start_from="batch-1")
+    shown, _ = streams.launch("preview_rewind_job", stream_id="orders", start_from="batch-1")
 
     assert "| committed batches processed again | 2 |" in shown["dagster_ckpt/rewind"]
     assert "| processing time gone through again | 2 minutes |" in shown["dagster_ckpt/rewind"]
     assert "| source 0 | 2 files |" in shown["dagster_ckpt/rewind"]
     assert f"| FileSink[file:{streams.root}/out] | EXACT |" in shown["dagster_ckpt/sinks"]
     assert "| ForeachBatchSink | UNKNOWN |" in shown["dagster_ckpt/sinks"]
-    assert (shown["dagster_ckpt/left_images"], shown["dagster_ckpt/may_lose_rows"]) == ("none", False)
+    assert (shown["dagster_ckpt/left_snapshots"], shown["dagster_ckpt/may_lose_rows"]) == ("none", False)
 
 
 def test_what_cannot_be_gone_back_to_fails_with_our_own_words(streams: Streams) -> None:
-    _, why = streams.launch("preview_rewind_job", fails=True, job_id="orders", start_from="batch-7")
+    _, why = streams.launch("preview_rewind_job", fails=True, stream_id="orders", start_from="batch-7")
 
     assert "it can to batches 0 to 3" in why
 
 
 def test_a_fork_shows_where_it_goes_on_and_where_it_must_not_write(streams: Streams) -> None:
-    shown, _ = streams.launch("fork_stream_job", job_id="orders", into_job_id="shop/payments", start_from="batch-2")
+    shown, _ = streams.launch(
+        "fork_stream_job", stream_id="orders", into_stream_id="shop/payments", start_from="batch-2"
+    )
 
     assert "| goes on after batch | 2 |" in shown["dagster_ckpt/fork"]
     assert f"| must not write to | file:{streams.root}/out |" in shown["dagster_ckpt/fork"]
-    assert streams.catalog.jobs.get("shop.payments").live_directory is not None
+    assert streams.catalog.streams.get("shop.payments").live_directory is not None
 
 
 def test_cleaning_is_a_dry_run_unless_told_otherwise(streams: Streams) -> None:
@@ -133,12 +135,12 @@ def test_cleaning_is_a_dry_run_unless_told_otherwise(streams: Streams) -> None:
     orphan.unlink()
     (streams.root / "live/orders/live-1-0/commits/3").unlink()
 
-    listed, _ = streams.launch("clean_sink_job", job_id="orders", grace_hours=0)
+    listed, _ = streams.launch("clean_sink_job", stream_id="orders", grace_hours=0)
     assert (listed["dagster_ckpt/removable_files"], listed["dagster_ckpt/deleted"]) == (1, False)
     assert "would be deleted" in listed["dagster_ckpt/orphans"]
     assert len(list((streams.root / "out").glob("part-*"))) == 4
 
-    deleted, _ = streams.launch("clean_sink_job", job_id="orders", grace_hours=0, dry_run=False)
+    deleted, _ = streams.launch("clean_sink_job", stream_id="orders", grace_hours=0, dry_run=False)
     assert (deleted["dagster_ckpt/removable_bytes"], deleted["dagster_ckpt/deleted"]) == (4, True)
     assert len(list((streams.root / "out").glob("part-*"))) == 3
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from orchestration_catalog import take_image
+from orchestration_catalog import take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
@@ -49,7 +49,7 @@ def test_a_schedule_asks_with_its_name_and_its_history(
     [request] = evaluate(schedule, "2026-03-10T22:00").run_requests
 
     config = request.run_config["ops"]["trigger_savepoint"]["config"]
-    assert config == {"job_id": "orders", "label": "scheduled-2026-03-10T22-00", "history": history}
+    assert config == {"stream_id": "orders", "label": "scheduled-2026-03-10T22-00", "history": history}
     assert dg.validate_run_config(job, request.run_config)
 
 
@@ -76,18 +76,18 @@ def test_a_code_location_names_schedules_by_cron_or_in_full(orders: StreamingAss
     assert crons["payments_nightly"] == "0 4 * * *"
 
 
-def test_only_streams_with_an_image_are_verified_by_schedule(
+def test_only_streams_with_a_snapshot_are_verified_by_schedule(
     catalog: Catalog,
     catalog_resource: CheckpointCatalogResource,
     orders: StreamingAsset,
     payments: StreamingAsset,
 ) -> None:
-    take_image(catalog, "orders")
+    take_snapshot(catalog, "orders")
     definitions = stream_definitions(orders, payments)
     [schedule] = [each for each in definitions.schedules or () if each.name == "checkpoint_verification_schedule"]
     assert isinstance(schedule, dg.ScheduleDefinition)
 
     requests = evaluate(schedule, "2026-03-10T04:30", checkpoint_catalog=catalog_resource).run_requests
 
-    configs = [request.run_config["ops"]["verify_images"]["config"] for request in requests]
-    assert configs == [{"job_id": "orders", "image": "latest", "deep": True}]
+    configs = [request.run_config["ops"]["verify_snapshots"]["config"] for request in requests]
+    assert configs == [{"stream_id": "orders", "snapshot": "latest", "deep": True}]

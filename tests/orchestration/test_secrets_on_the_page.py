@@ -18,7 +18,7 @@ from planted_secrets import Planted
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
-from dagster_ckpt.orchestration.component.component import StreamingJobsComponent
+from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.component.in_yaml import with_values
 from dagster_ckpt.orchestration.component.query import Sink
 from dagster_ckpt.orchestration.resources.resources import (
@@ -67,7 +67,7 @@ def in_yaml(variable: str) -> str:
 
 RESOURCES = {
     "spark_config": {"spark.hadoop.fs.s3a.secret.key": in_yaml("S3A_SECRET"), "spark.sql.shuffle.partitions": 2},
-    "checkpoint_storage": {"path": "s3://bucket/images", "storage_options": {"secret": in_yaml("S3_SECRET")}},
+    "checkpoint_storage": {"path": "s3://bucket/snapshots", "storage_options": {"secret": in_yaml("S3_SECRET")}},
     "state_backend": {
         "live_directory": "s3a://bucket/live",
         "kind": "CUSTOM",
@@ -88,9 +88,9 @@ STREAM = {
 def loaded(attributes: dict[str, Any]) -> dg.Definitions:
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(
-            component_cls=StreamingJobsComponent,
+            component_cls=StreamsComponent,
             defs_path="streams",
-            defs_yaml_contents={"type": "dagster_ckpt.StreamingJobsComponent", "attributes": attributes},
+            defs_yaml_contents={"type": "dagster_ckpt.StreamsComponent", "attributes": attributes},
         )
         assert yaml.safe_load((Path(path) / "defs.yaml").read_text())["attributes"] == attributes
         with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
@@ -114,7 +114,7 @@ def test_env_var_in_python_is_a_name_on_the_page_and_the_value_in_a_run() -> Non
     resources = {
         "pyspark": SparkSessionResource(spark_config={"spark.hadoop.fs.s3a.secret.key": dg.EnvVar("S3A_SECRET")}),
         "checkpoint_storage": CheckpointStorageResource(
-            path="s3://bucket/images", storage_options={"secret": dg.EnvVar("S3_SECRET")}
+            path="s3://bucket/snapshots", storage_options={"secret": dg.EnvVar("S3_SECRET")}
         ),
         "state_backend": StateBackendResource(
             live_directory="/live",

@@ -12,10 +12,10 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from orchestration_catalog import register, take_image
+from orchestration_catalog import register, take_snapshot
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.errors import JobNotFoundError, OptionError
+from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
@@ -27,12 +27,12 @@ from dagster_ckpt.orchestration.resources.resources import (
 from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
 from dagster_ckpt.orchestration.runs import stream_run
 from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
-from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.runtime.execution import Outcome, RunRequest
 from dagster_ckpt.runtime.supervision import EndKind, QueryEnd
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 SPEC = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=1000))
 GOOD, BAD = dg.AssetKey(["shop", "good"]), dg.AssetKey(["shop", "bad"])
@@ -114,15 +114,15 @@ class Session:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StreamingJob, RunRequest]]:
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StreamHandle, RunRequest]]:
     """What the lifecycle was asked to run; every stream ends by itself at once."""
-    asked: list[tuple[StreamingJob, RunRequest]] = []
+    asked: list[tuple[StreamHandle, RunRequest]] = []
 
-    def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
+    def execute_stream(job: StreamHandle, request: RunRequest) -> Outcome:
         asked.append((job, request))
         return Outcome(QueryEnd(EndKind.ENDED_BY_ITSELF, "as the test says"), "the execution")
 
-    monkeypatch.setattr(stream_run, "run_job", run_job)
+    monkeypatch.setattr(stream_run, "execute_stream", execute_stream)
     monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
     monkeypatch.setattr(stream_run, "jvm_process", lambda _spark: None)
     monkeypatch.setattr(stream_run, "apply_terminal_retention", lambda *_: RetentionReport())
@@ -153,7 +153,7 @@ def test_every_form_runs_the_same_job_and_is_told_where_to_start(
     assert start(stream, resources, instance, {"start_from": "chk-7"}) == (DagsterRunStatus.SUCCESS, "")
 
     [(job, request)] = ran
-    assert (job.job_id, job.name) == ("orders", "orders")
+    assert (job.stream_id, job.name) == ("orders", "orders")
     assert job.options == CheckpointConfig(interval=1000).options
     assert "chk-7" in str(request.start_from)
 
@@ -165,10 +165,10 @@ def test_operators_see_the_job_as_its_run_does(
     stream = form()
     start(stream, resources, instance)
 
-    seen = streaming_job(stream, Bundle(resources))
+    seen = stream_handle(stream, Bundle(resources))
 
     [(job, _)] = ran
-    told = ("job_id", "name", "asset_key", "options", "restart", "code_version", "live_root")
+    told = ("stream_id", "name", "asset_key", "options", "restart", "code_version", "live_root")
     assert [getattr(seen, each) for each in told] == [getattr(job, each) for each in told]
 
 
@@ -179,18 +179,18 @@ def test_a_stream_is_found_by_its_job_id_and_by_the_key_of_each_asset(form: Call
     assert stream.keys == WRITES.get(form, (dg.AssetKey("orders"),))
     for name in ["orders", *(key.to_user_string() for key in stream.keys)]:
         assert find_stream([stream], name) is stream
-    with pytest.raises(JobNotFoundError, match="'shop/ugly'"):
+    with pytest.raises(StreamNotFoundError, match="'shop/ugly'"):
         find_stream([stream], "shop/ugly")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_completed_image_is_reported_once_on_every_asset(
+def test_a_completed_snapshot_is_reported_once_on_every_asset(
     form: Callable[[], Stream], instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource
 ) -> None:
     stream = form()
     catalog = catalog_resource.catalog()
     register(catalog, "orders")
-    image = take_image(catalog, "orders")
+    snapshot = take_snapshot(catalog, "orders")
     context = dg.build_sensor_context(instance, resources={"checkpoint_catalog": catalog_resource})
     sensor = build_catalog_sensor([stream])
 
@@ -201,7 +201,7 @@ def test_a_completed_image_is_reported_once_on_every_asset(
     catalog.close()
 
     assert [event.asset_key for event in first] == list(stream.keys)
-    assert {event.metadata["dagster_ckpt/image_id"].value for event in first} <= {image.image_id}
+    assert {event.metadata["dagster_ckpt/snapshot_id"].value for event in first} <= {snapshot.snapshot_id}
     assert [event.asset_key for event in rest] == list(stream.keys[1:]), "a tick that was cut off loses no asset"
 
 
@@ -210,7 +210,7 @@ class TestSeveralAssets:
         good, bad = in_several_assets().asset.specs
 
         assert (good.kinds, bad.kinds) == ({"spark", "streaming"}, {"delta"})
-        assert good.metadata["dagster_ckpt/job_id"] == bad.metadata["dagster_ckpt/job_id"] == "orders"
+        assert good.metadata["dagster_ckpt/stream_id"] == bad.metadata["dagster_ckpt/stream_id"] == "orders"
         assert good.skippable
         assert bad.skippable
 
@@ -349,7 +349,7 @@ class TestNothingElseStartsAStreamAgain:
             result = dg.materialize([asset], resources=resources, instance=instance, raise_on_error=False, tags=tags)
 
         failures = [event.step_failure_data for event in result.all_events if event.is_step_failure]
-        assert [job.job_id for job, _ in ran] == ([] if refused else ["orders"])
+        assert [job.stream_id for job, _ in ran] == ([] if refused else ["orders"])
         if refused:
             assert 'dagster/max_retries: "0"' in failures[0].user_failure_data.description
 

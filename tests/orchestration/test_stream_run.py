@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from orchestration_catalog import HOST, begin_execution, take_image
+from orchestration_catalog import HOST, begin_execution, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import PreflightRecord
@@ -33,16 +33,16 @@ from dagster_ckpt.orchestration.resources.resources import (
 from dagster_ckpt.orchestration.runs import preflight_run, stream_run
 from dagster_ckpt.orchestration.runs.run_config import (
     GAVE_UP_TAG,
-    JOB_ID_TAG,
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
     START_REQUEST_TAG,
+    STREAM_ID_TAG,
 )
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.runtime.execution import Outcome, RunRequest
 from dagster_ckpt.runtime.supervision import EndKind, QueryEnd
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from tests.as_writer import as_writer
 
 EXECUTION = "the execution"
@@ -63,13 +63,13 @@ class Stage:
         self.instance = instance
         self.retained: list[tuple[str, TerminalState]] = []
         self.request: RunRequest | None = None
-        self.ran: StreamingJob | None = None
+        self.ran: StreamHandle | None = None
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
         monkeypatch.setattr(stream_run, "jvm_process", lambda _spark: None)
         monkeypatch.setattr(stream_run, "apply_terminal_retention", self._retain)
 
-    def _retain(self, job: StreamingJob, execution_id: str, state: TerminalState) -> RetentionReport:
+    def _retain(self, job: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
         self.retained.append((execution_id, state))
         return RetentionReport()
 
@@ -85,16 +85,16 @@ class Stage:
     ) -> tuple[dg.DagsterRun, Any]:
         """The run as it is recorded in the end, and the failure of its step, if it failed."""
 
-        def run_job(job: StreamingJob, request: RunRequest) -> Outcome:
+        def execute_stream(job: StreamHandle, request: RunRequest) -> Outcome:
             self.request, self.ran = request, job
             job.register()
-            if not job.catalog.executions.of_job(job.job_id):
-                as_writer(job.catalog, job.job_id).executions.begin(
+            if not job.catalog.executions.of_stream(job.stream_id):
+                as_writer(job.catalog, job.stream_id).executions.begin(
                     EXECUTION, run_id=request.run_id, cause=request.cause, holder=HOST
                 )
             return Outcome(life(request), EXECUTION, gave_up="All restarts are used up.")
 
-        self._monkeypatch.setattr(stream_run, "run_job", run_job)
+        self._monkeypatch.setattr(stream_run, "execute_stream", execute_stream)
         result = self.job.execute_in_process(
             {
                 "ops": {
@@ -159,7 +159,7 @@ def stage(
 
 class TestEnds:
     def test_stopped_with_a_savepoint_is_a_success_and_finished(self, stage: Stage, catalog: Catalog) -> None:
-        savepoint = take_image(catalog, "orders", kind="SAVEPOINT")
+        savepoint = take_snapshot(catalog, "orders", kind="SAVEPOINT")
 
         run, failure = stage.run(ends(EndKind.FINISHED, savepoint=savepoint))
 
@@ -200,7 +200,7 @@ class TestEnds:
         assert run.tags[GAVE_UP_TAG] == "All restarts are used up."
         assert any("has failed for good" in entry.message for entry in stage.instance.all_logs(run.run_id))
         [event] = [event for event in catalog.events.after(0) if event.type is EventType.GAVE_UP]
-        assert (event.job_id, event.payload) == ("orders", {"reason": "All restarts are used up."})
+        assert (event.stream_id, event.payload) == ("orders", {"reason": "All restarts are used up."})
 
     def test_whatever_breaks_is_a_failure_that_dagster_does_not_retry_in_the_same_process(self, stage: Stage) -> None:
         def break_down(_request: RunRequest) -> QueryEnd:
@@ -232,12 +232,12 @@ class TestEnds:
 
     def test_our_own_errors_are_failures_with_their_message(self, stage: Stage) -> None:
         def refuse(_request: RunRequest) -> QueryEnd:
-            raise LeaseHeldError("Job 'orders' is being written by another run.")
+            raise LeaseHeldError("Stream 'orders' is being written by another run.")
 
         run, failure = stage.run(refuse)
 
         assert run.status is DagsterRunStatus.FAILURE
-        assert failure.description == "Job 'orders' is being written by another run."
+        assert failure.description == "Stream 'orders' is being written by another run."
         assert failure.metadata["dagster_ckpt/end"].value == "LeaseHeldError"
         assert stage.retained == []
 
@@ -348,7 +348,7 @@ class TestRequest:
 
     def test_a_run_says_whose_it_is_however_it_was_launched(self, stage: Stage) -> None:
         run, _ = stage.run(ends(EndKind.SUSPENDED))
-        assert run.tags[JOB_ID_TAG] == "orders"
+        assert run.tags[STREAM_ID_TAG] == "orders"
 
     def test_a_run_that_was_asked_for_answers_its_request(self, stage: Stage) -> None:
         assert self.requested(stage, **{START_REQUEST_TAG: "the request"}).start_request_id == "the request"
@@ -378,8 +378,8 @@ class TestRequest:
 def test_a_run_that_only_tries_the_code_starts_nothing_and_ends_as_the_trial_did(
     stage: Stage, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, passed: bool, status: DagsterRunStatus
 ) -> None:
-    def tried(job: StreamingJob, *_: Any, **__: Any) -> PreflightRecord:
-        return PreflightRecord("2", passed, f"{job.job_id} has another key", 7, 1)
+    def tried(job: StreamHandle, *_: Any, **__: Any) -> PreflightRecord:
+        return PreflightRecord("2", passed, f"{job.stream_id} has another key", 7, 1)
 
     monkeypatch.setattr(preflight_run, "preflight", tried)
     monkeypatch.setattr(preflight_run, "apply_state_backend", lambda _spark, _backend: None)

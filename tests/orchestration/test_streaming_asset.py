@@ -24,7 +24,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendKind,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
 
 OPERATOR_JOBS = [
     "trigger_checkpoint_job",
@@ -39,7 +39,7 @@ OPERATOR_JOBS = [
     "promote_checkpoint_job",
     "rebuild_catalog_job",
     "doctor_job",
-    "verify_images_job",
+    "verify_snapshots_job",
     "verify_state_job",
     "preview_rewind_job",
     "fork_stream_job",
@@ -71,33 +71,33 @@ def definitions(resources: dict[str, Any], orders: StreamingAsset, payments: Str
 
 class TestDecorator:
     def test_the_job_id_is_the_asset_key_joined_by_dots(self, orders: StreamingAsset, payments: StreamingAsset) -> None:
-        assert (orders.job_id, orders.key) == ("orders", dg.AssetKey("orders"))
-        assert (payments.job_id, payments.key) == ("shop.payments", dg.AssetKey(["shop", "payments"]))
+        assert (orders.stream_id, orders.key) == ("orders", dg.AssetKey("orders"))
+        assert (payments.stream_id, payments.key) == ("shop.payments", dg.AssetKey(["shop", "payments"]))
 
     def test_a_job_id_of_its_own_stays_when_the_asset_is_renamed(self) -> None:
-        @streaming_asset(job_id="orders", name="orders_v2", key_prefix=["shop", "eu"])
+        @streaming_asset(stream_id="orders", name="orders_v2", key_prefix=["shop", "eu"])
         def renamed(context: Any) -> Any: ...
 
-        assert renamed.job_id == "orders"
+        assert renamed.stream_id == "orders"
         assert renamed.key == dg.AssetKey(["shop", "eu", "orders_v2"])
         assert renamed.start_job.name == "orders_v2_stream"
 
-    @pytest.mark.parametrize("job_id", ["../up", "a/b", ".hidden", "with space", "x" * 129, "orders\n"])
-    def test_a_job_id_that_cannot_name_a_folder_is_refused(self, job_id: str) -> None:
+    @pytest.mark.parametrize("stream_id", ["../up", "a/b", ".hidden", "with space", "x" * 129, "orders\n"])
+    def test_a_job_id_that_cannot_name_a_folder_is_refused(self, stream_id: str) -> None:
         with pytest.raises(OptionError, match="cannot name a folder"):
 
-            @streaming_asset(job_id=job_id)
+            @streaming_asset(stream_id=stream_id)
             def stream(context: Any) -> Any: ...
 
     def test_a_standstill_is_not_a_matter_of_seconds(self) -> None:
-        with pytest.raises(OptionError, match="standstill_timeout_ms of job 'anything' is 29999"):
+        with pytest.raises(OptionError, match="standstill_timeout_ms of stream 'anything' is 29999"):
             streaming_asset(standstill_timeout_ms=29_999)
 
     def test_the_job_of_a_stream_allows_as_long_a_standstill_as_the_stream(self, resources: dict[str, Any]) -> None:
         @streaming_asset(standstill_timeout_ms=30_000)
         def stream(context: Any) -> Any: ...
 
-        assert streaming_job(stream, Bundle(resources)).standstill_timeout_ms == 30_000
+        assert stream_handle(stream, Bundle(resources)).standstill_timeout_ms == 30_000
 
     def test_a_function_without_parameters_is_refused(self) -> None:
         with pytest.raises(OptionError, match="takes no parameters"):
@@ -111,7 +111,7 @@ class TestDecorator:
         for tags in (job.tags, job.get_node_named("orders").definition.tags):
             assert tags["dagster/max_runtime"] == "0"
             assert tags["dagster/max_retries"] == "0"
-        assert job.tags["dagster_ckpt/job_id"] == "orders"
+        assert job.tags["dagster_ckpt/stream_id"] == "orders"
 
     def test_every_parameter_after_the_context_is_a_resource(self) -> None:
         @streaming_asset()
@@ -131,7 +131,7 @@ class TestDecorator:
             """Orders as they come."""
 
         metadata = stream.asset.metadata_by_key[stream.key]
-        assert metadata["dagster_ckpt/job_id"] == "stream"
+        assert metadata["dagster_ckpt/stream_id"] == "stream"
         assert metadata["dagster_ckpt/interval_ms"] == 5000
         assert "xponential" in metadata["dagster_ckpt/restart_strategy"]
         assert metadata["team"] == "sales"
@@ -173,10 +173,10 @@ class TestDefinitions:
         }
 
     def test_two_streams_of_one_job_id_are_refused(self, orders: StreamingAsset) -> None:
-        @streaming_asset(job_id="orders")
+        @streaming_asset(stream_id="orders")
         def other(context: Any) -> Any: ...
 
-        with pytest.raises(OptionError, match="share a job id"):
+        with pytest.raises(OptionError, match="share a stream id"):
             stream_definitions(orders, other)
 
     def test_a_schedule_for_a_stream_that_is_not_there_is_refused(self, orders: StreamingAsset) -> None:
@@ -198,14 +198,14 @@ class TestDefinitions:
         job = definitions.resolve_job_def("trigger_checkpoint_job")
 
         result = job.execute_in_process(
-            {"ops": {"trigger_checkpoint": {"config": {"job_id": "ordres"}}}}, raise_on_error=False
+            {"ops": {"trigger_checkpoint": {"config": {"stream_id": "ordres"}}}}, raise_on_error=False
         )
 
         [failure] = [event for event in result.all_events if event.is_step_failure]
         description = failure.step_failure_data.user_failure_data.description
         assert "'ordres'" in description
         assert "orders, shop.payments" in description
-        assert failure.step_failure_data.user_failure_data.metadata["dagster_ckpt/error"].value == "JobNotFoundError"
+        assert failure.step_failure_data.user_failure_data.metadata["dagster_ckpt/error"].value == "StreamNotFoundError"
 
     @pytest.mark.parametrize(
         ("name", "op"), [("trigger_savepoint_job", "trigger_savepoint"), ("cancel_stream_job", "cancel_stream")]
@@ -214,7 +214,7 @@ class TestDefinitions:
         self, definitions: dg.Definitions, name: str, op: str
     ) -> None:
         result = definitions.resolve_job_def(name).execute_in_process(
-            {"ops": {op: {"config": {"job_id": "orders"}}}}, raise_on_error=False
+            {"ops": {op: {"config": {"stream_id": "orders"}}}}, raise_on_error=False
         )
 
         [failure] = [event for event in result.all_events if event.is_step_failure]
@@ -253,7 +253,7 @@ class TestResources:
         with pytest.raises(
             (OptionError, StorageAccessError), match=re.escape(repr(path)) if "://" not in path else path
         ):
-            streaming_job(orders, Bundle({**resources, "checkpoint_storage": CheckpointStorageResource(path=path)}))
+            stream_handle(orders, Bundle({**resources, "checkpoint_storage": CheckpointStorageResource(path=path)}))
 
     @pytest.mark.parametrize("threshold", [-2, 1_048_577])
     def test_a_threshold_out_of_range_is_refused(self, threshold: int) -> None:

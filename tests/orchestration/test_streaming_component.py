@@ -1,4 +1,4 @@
-"""Streaming jobs in YAML: the example of docs/components.md runs and restarts, and mistakes are told by their field."""
+"""Streams in YAML: the example of docs/components.md runs and restarts, and mistakes are told by their field."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from dagster.components.core.component_tree import ComponentTree
 from dagster.components.resolved.errors import ResolutionException
 from dagster.components.testing import create_defs_folder_sandbox
 from dagster_shared.libraries import DagsterLibraryRegistry
-from orchestration_catalog import begin_image, register
+from orchestration_catalog import begin_snapshot, register
 from pyspark.sql import DataFrame, SparkSession
 from small_spark import lay_file, small_spark
 
@@ -25,7 +25,7 @@ from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.orchestration._compat import plan_outside_runs
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
-from dagster_ckpt.orchestration.component.component import StreamingJobsComponent
+from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.component.health import Health
 from dagster_ckpt.orchestration.component.stream import EveryMinute
 from dagster_ckpt.orchestration.resources.resources import (
@@ -59,19 +59,19 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
-def component(**attributes: Any) -> StreamingJobsComponent:
-    made = StreamingJobsComponent.resolve_from_dict(attributes)
-    assert isinstance(made, StreamingJobsComponent)
+def component(**attributes: Any) -> StreamsComponent:
+    made = StreamsComponent.resolve_from_dict(attributes)
+    assert isinstance(made, StreamsComponent)
     return made
 
 
-def a_job(**more: Any) -> dict[str, Any]:
+def a_stream(**more: Any) -> dict[str, Any]:
     job = {"name": "rates", "sources": [{"name": "rates", "format": "rate"}], "sink": {"format": "console"}, **more}
     return {name: value for name, value in job.items() if value is not None}
 
 
 def stream_of(**more: Any) -> Stream:
-    [stream] = component(streams=[a_job(**more)]).all_streams()
+    [stream] = component(streams=[a_stream(**more)]).all_streams()
     return stream
 
 
@@ -88,7 +88,7 @@ class TestTheExampleOfThePage:
     def definitions(self, home: Path) -> Iterator[dg.Definitions]:
         with create_defs_folder_sandbox() as sandbox:
             path = sandbox.scaffold_component(
-                component_cls=StreamingJobsComponent, defs_yaml_contents=yaml.safe_load(EXAMPLE)
+                component_cls=StreamsComponent, defs_yaml_contents=yaml.safe_load(EXAMPLE)
             )
             with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
                 yield definitions
@@ -101,7 +101,7 @@ class TestTheExampleOfThePage:
         assert spec.kinds == {"spark", "parquet"}
         assert spec.tags["tier"] == "gold"
         assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey(["shop", "landing"])]
-        assert spec.metadata["dagster_ckpt/job_id"] == "hourly_orders"
+        assert spec.metadata["dagster_ckpt/stream_id"] == "hourly_orders"
         assert spec.metadata["dagster_ckpt/interval_ms"] == 60_000
         assert spec.freshness_policy is not None
         schedule = definitions.resolve_schedule_def("hourly_orders_savepoint_schedule")
@@ -116,7 +116,7 @@ class TestTheExampleOfThePage:
                 land(home, hours)
                 assert run(definitions, instance, "hourly_orders_stream")
                 if hours.start == 0:
-                    config = {"trigger_savepoint": {"config": {"job_id": "hourly_orders", "label": "by-hand"}}}
+                    config = {"trigger_savepoint": {"config": {"stream_id": "hourly_orders", "label": "by-hand"}}}
                     assert run(definitions, instance, "trigger_savepoint_job", config)
                     shutil.rmtree(home / "live")
 
@@ -149,14 +149,14 @@ def run(definitions: dg.Definitions, instance: dg.DagsterInstance, job: str, ops
 
 
 def restored_from(home: Path) -> str | None:
-    """The label of the image that the newest execution began with."""
+    """The label of the snapshot that the newest execution began with."""
     from dagster_ckpt.catalog.catalog import Catalog
 
     catalog = Catalog(f"sqlite:///{home}/catalog.db")
     execution = catalog.executions.latest("hourly_orders")
     assert execution is not None
-    [image] = [each for each in catalog.images.completed("hourly_orders") if each.label == "by-hand"]
-    label = image.label if image.image_id in json.dumps(execution.recovery) else None
+    [snapshot] = [each for each in catalog.snapshots.completed("hourly_orders") if each.label == "by-hand"]
+    label = snapshot.label if snapshot.snapshot_id in json.dumps(execution.recovery) else None
     catalog.close()
     return label
 
@@ -166,7 +166,7 @@ class TestFields:
         "settings", [EveryMinute, RestartSettings, UpgradeSettings, CheckpointStorageResource, StateBackendResource]
     )
     def test_settings_take_every_option_by_the_same_name_and_description(self, settings: type[Any]) -> None:
-        schema = StreamingJobsComponent.model().model_json_schema()["$defs"][f"{settings.__name__}InYaml"]
+        schema = StreamsComponent.model().model_json_schema()["$defs"][f"{settings.__name__}InYaml"]
 
         assert set(schema["properties"]) == set(settings.model_fields)
         assert all(
@@ -175,7 +175,7 @@ class TestFields:
         )
 
     def test_every_field_of_a_stream_is_described(self) -> None:
-        definitions = StreamingJobsComponent.model().model_json_schema()["$defs"]
+        definitions = StreamsComponent.model().model_json_schema()["$defs"]
         ours = [
             "Source",
             "Transform",
@@ -187,7 +187,7 @@ class TestFields:
             "StreamingJobDeclarationModel",
             "StreamResourcesModel",
         ]
-        top = StreamingJobsComponent.model().model_json_schema()["properties"]
+        top = StreamsComponent.model().model_json_schema()["properties"]
         assert all(len(field.get("description", "")) > 15 for field in top.values())
         for model in ours:
             for name, field in definitions[model]["properties"].items():
@@ -219,14 +219,14 @@ class TestFields:
         assert stream_of(checkpointing={"interval": None}).options.interval_ms is None
 
     def test_a_job_id_of_its_own_and_several_assets(self) -> None:
-        stream = stream_of(job_id="old-name", assets=[{"key": "shop/good"}, {"key": "shop/bad"}])
+        stream = stream_of(stream_id="old-name", assets=[{"key": "shop/good"}, {"key": "shop/bad"}])
 
-        assert stream.job_id == "old-name"
+        assert stream.stream_id == "old-name"
         assert [key.to_user_string() for key in stream.keys] == ["shop/good", "shop/bad"]
 
     def test_text_that_looks_like_a_number_stays_text_and_numbers_become_text(self) -> None:
         made = component(
-            streams=[a_job()],
+            streams=[a_stream()],
             resources={
                 "spark_config": {"spark.sql.shuffle.partitions": 2, "spark.ui.enabled": False},
                 "checkpoint_storage": {"path": "s3://bucket/c", "storage_options": {"secret": "00123"}},
@@ -241,9 +241,9 @@ class TestFields:
     def test_streams_of_python_join_those_of_yaml(self) -> None:
         path = f"{__name__}:written_in_python"
 
-        streams = component(streams=[a_job()], declared_in_python=[path]).all_streams()
+        streams = component(streams=[a_stream()], declared_in_python=[path]).all_streams()
 
-        assert [stream.job_id for stream in streams] == ["rates", "written_in_python"]
+        assert [stream.stream_id for stream in streams] == ["rates", "written_in_python"]
 
 
 class TestHealth:
@@ -257,9 +257,9 @@ class TestHealth:
         catalog = resource.catalog()
         register(catalog, "rates-1")
         for _ in range(4):
-            as_writer(catalog).images.fail(begin_image(catalog, "rates-1").image_id, "the disk is full")
+            as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "rates-1").snapshot_id, "the disk is full")
         made = component(
-            streams=[a_job(job_id="rates-1", health=health)],
+            streams=[a_stream(stream_id="rates-1", health=health)],
             health_checks=["consecutive_failures"],
             resources={
                 "spark_config": {},
@@ -286,7 +286,7 @@ class TestDownstream:
     ) -> None:
         monkeypatch.setenv("STREAMS_HOME", str(tmp_path))
         with create_defs_folder_sandbox() as sandbox, dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-            for made, text in ((StreamingJobsComponent, EXAMPLE), (dg.PythonScriptComponent, DOWNSTREAM)):
+            for made, text in ((StreamsComponent, EXAMPLE), (dg.PythonScriptComponent, DOWNSTREAM)):
                 sandbox.scaffold_component(component_cls=made, defs_yaml_contents=yaml.safe_load(text))
             with sandbox.build_all_defs() as definitions:
                 stream = dg.AssetKey(["shop", "hourly_orders"])
@@ -333,7 +333,7 @@ class TestMistakes:
             ({"freshness": {"fail_after_ms": 5}}, ["freshness", "60000"]),
             ({"health": {"max_age": 5}}, ["health", "max_age"]),
             ({"health": {"failures_to_warn": 4}}, ["health", "failures_to_fail is 3"]),
-            ({"job_id": "../up"}, ["job_id", "cannot name a folder"]),
+            ({"stream_id": "../up"}, ["stream_id", "cannot name a folder"]),
             ({"assets": [{"key": "a", "partitions_def": {"type": "static", "partition_keys": ["x"]}}]}, ["partitions"]),
             ({"sink": None}, ["sink", "required"]),
         ],
@@ -375,14 +375,14 @@ class TestQueries:
     def test_a_transformation_is_sql_or_a_function_or_none(
         self, spark: SparkSession, transform: dict[str, str] | None, columns: list[str]
     ) -> None:
-        [declared] = component(streams=[a_job(transform=transform)]).streams
+        [declared] = component(streams=[a_stream(transform=transform)]).streams
 
         assert described(declared, spark)._df.columns == columns
 
     def test_several_sources_are_given_in_their_order(self, spark: SparkSession) -> None:
         sources = [{"name": name, "format": "rate", "options": {"rowsPerSecond": 1}} for name in ("left", "right")]
         transform = {"function": f"{__name__}:doubled"}
-        [declared] = component(streams=[a_job(sources=sources, transform=transform)]).streams
+        [declared] = component(streams=[a_stream(sources=sources, transform=transform)]).streams
 
         assert described(declared, spark)._df.columns == ["timestamp", "value"]
 
@@ -393,7 +393,7 @@ class TestQueries:
         sink = {"foreach_batch": f"{__name__}:keep", "output_mode": "update"}
         watermark = {"column": "timestamp", "delay": "1 minute"}
         sources = [{"name": "rates", "format": "rate", "watermark": watermark}]
-        [declared] = component(streams=[a_job(sources=sources, sink=sink, trigger=trigger)]).streams
+        [declared] = component(streams=[a_stream(sources=sources, sink=sink, trigger=trigger)]).streams
 
         assert described(declared, spark) is not None
 
@@ -408,7 +408,7 @@ class TestDg:
     def test_what_is_scaffolded_can_be_loaded_as_it_is(self) -> None:
         with create_defs_folder_sandbox() as sandbox:
             path = sandbox.scaffold_component(
-                component_cls=StreamingJobsComponent, scaffold_params={"job": "clicks", "data_directory": "/data"}
+                component_cls=StreamsComponent, scaffold_params={"job": "clicks", "data_directory": "/data"}
             )
             with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
                 dg.Definitions.validate_loadable(definitions)
@@ -427,6 +427,4 @@ class TestDg:
         project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
         [module] = project["project"]["entry-points"]["dagster_dg_cli.registry_modules"].values()
 
-        assert dict(get_package_objects_in_module(sys.modules[module])) == {
-            "StreamingJobsComponent": StreamingJobsComponent
-        }
+        assert dict(get_package_objects_in_module(sys.modules[module])) == {"StreamsComponent": StreamsComponent}

@@ -88,7 +88,7 @@ def test_two_tables_of_one_query_are_exact_through_a_restart_and_told_of_alike(
             for file in files:
                 lay_file(tmp_path / "landing", file, [{"number": file * 10 + row} for row in range(10)])
             assert definitions.resolve_job_def("orders_stream").execute_in_process(instance=instance).success
-        savepoint = {"trigger_savepoint": {"config": {"job_id": TABLES[1]}}}
+        savepoint = {"trigger_savepoint": {"config": {"stream_id": TABLES[1]}}}
         job = definitions.resolve_job_def("trigger_savepoint_job")
         assert job.execute_in_process({"ops": savepoint}, instance=instance).success
         context = dg.build_sensor_context(instance, resources={"checkpoint_catalog": parts["checkpoint_catalog"]})
@@ -99,8 +99,8 @@ def test_two_tables_of_one_query_are_exact_through_a_restart_and_told_of_alike(
         for table in TABLES
     }
     assert written == {"good": list(range(0, 50, 2)), "bad": list(range(1, 50, 2))}
-    images = {table: [event.metadata for event in told if event.asset_key == dg.AssetKey(table)] for table in TABLES}
-    assert images["good"] == images["bad"] != []
-    assert images["good"][-1]["dagster_ckpt/kind"].value == "SAVEPOINT"
+    snapshots = {table: [event.metadata for event in told if event.asset_key == dg.AssetKey(table)] for table in TABLES}
+    assert snapshots["good"] == snapshots["bad"] != []
+    assert snapshots["good"][-1]["dagster_ckpt/kind"].value == "SAVEPOINT"
     if form is of_ones_own:
         assert (tmp_path / "ends").read_text() == "ENDED_BY_ITSELF\n" * 2

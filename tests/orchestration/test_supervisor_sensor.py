@@ -28,9 +28,9 @@ from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.runs.run_config import (
     GAVE_UP_TAG,
-    JOB_ID_TAG,
     RESTART_OF_TAG,
     START_REQUEST_TAG,
+    STREAM_ID_TAG,
     StreamRunConfig,
 )
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
@@ -74,13 +74,15 @@ class Supervised:
         )
 
     def run(self, status: DagsterRunStatus, **tags: str) -> dg.DagsterRun:
-        return self.instance.add_run(dg.DagsterRun("orders_stream", status=status, tags={JOB_ID_TAG: "orders", **tags}))
+        return self.instance.add_run(
+            dg.DagsterRun("orders_stream", status=status, tags={STREAM_ID_TAG: "orders", **tags})
+        )
 
     def execution(
-        self, status: DagsterRunStatus, *, job_id: str = "orders", cause: StartCause = StartCause.MANUAL
+        self, status: DagsterRunStatus, *, stream_id: str = "orders", cause: StartCause = StartCause.MANUAL
     ) -> ExecutionRecord:
         """An execution that the catalog believes to run, in a run that Dagster recorded with `status`."""
-        return begin_execution(self.catalog, job_id, self.run(status).run_id, cause=cause)
+        return begin_execution(self.catalog, stream_id, self.run(status).run_id, cause=cause)
 
     def failed_for_good(self) -> ExecutionRecord:
         """The last of as many failures as the strategy of `orders` allows, and one more."""
@@ -103,8 +105,8 @@ def supervised(
 ) -> Iterator[Supervised]:
     catalog = Catalog(catalog_resource.url, clock=clock)
     monkeypatch.setattr(CheckpointCatalogResource, "catalog", lambda _self: catalog)
-    for job_id in ("orders", "shop.payments", "elsewhere"):
-        register(catalog, job_id)
+    for stream_id in ("orders", "shop.payments", "elsewhere"):
+        register(catalog, stream_id)
     yield Supervised(instance, catalog_resource, clock, [orders, payments])
     catalog.close()
 
@@ -151,7 +153,7 @@ class TestRestart:
 
         assert request.job_name == "orders_stream"
         assert request.tags[RESTART_OF_TAG] == execution.execution_id
-        assert request.tags[JOB_ID_TAG] == "orders"
+        assert request.tags[STREAM_ID_TAG] == "orders"
         # Without a start_from of its own, the run goes on from the latest state.
         assert not request.run_config
 
@@ -222,7 +224,7 @@ class TestRestart:
 
     def test_each_stream_is_judged_by_its_own_strategy(self, supervised: Supervised, clock: Clock) -> None:
         supervised.execution(DagsterRunStatus.FAILURE)
-        supervised.execution(DagsterRunStatus.FAILURE, job_id="shop.payments")
+        supervised.execution(DagsterRunStatus.FAILURE, stream_id="shop.payments")
         supervised.tick()
         # Flink's default with checkpointing is an exponential delay that begins with a second.
         clock.now_ms += 2000
@@ -245,7 +247,7 @@ class TestRetention:
 
         assert request.job_name == "apply_retention_job"
         assert self.config(request) == {
-            "job_id": "orders",
+            "stream_id": "orders",
             "execution_id": execution.execution_id,
             "state": "FAILED",
         }
@@ -394,7 +396,7 @@ class TestStart:
         config = {"start_from": "mine", **told}
         assert request.run_config == {"ops": {"orders": {"config": config}}}
         assert StreamRunConfig(**config).claim_mode is RecoveryClaimMode(asked)
-        assert request.tags[JOB_ID_TAG] == "orders"
+        assert request.tags[STREAM_ID_TAG] == "orders"
         assert supervised.tick()[0].run_key == request.run_key
 
     def test_a_start_that_is_answered_or_withdrawn_is_not_launched(self, supervised: Supervised) -> None:
@@ -424,7 +426,7 @@ class TestStart:
 
 
 def test_a_job_of_another_code_location_is_left_to_it(supervised: Supervised) -> None:
-    execution = supervised.execution(DagsterRunStatus.FAILURE, job_id="elsewhere")
+    execution = supervised.execution(DagsterRunStatus.FAILURE, stream_id="elsewhere")
     supervised.catalog.requests.submit("elsewhere", RequestKind.START, origin="a test")
 
     assert supervised.tick() == []

@@ -8,11 +8,11 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from orchestration_catalog import begin_execution, begin_image, register, take_image
+from orchestration_catalog import begin_execution, begin_snapshot, register, take_snapshot
 from test_catalog_sensor import Daemon, ids, on_asset
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionStatus, ImageRecord
+from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
@@ -44,10 +44,10 @@ class Story:
         self.key = orders.key
         self.daemon = Daemon(instance, build_catalog_sensor([orders]), resource)
 
-    def checkpoints(self, count: int, *, every_s: int, **facts: Any) -> list[ImageRecord]:
+    def checkpoints(self, count: int, *, every_s: int, **facts: Any) -> list[SnapshotRecord]:
         taken = []
         for _ in range(count):
-            taken.append(take_image(self.catalog, "orders", **facts))
+            taken.append(take_snapshot(self.catalog, "orders", **facts))
             self.clock.now_ms += every_s * 1000
         return taken
 
@@ -70,11 +70,11 @@ def story(
 
 
 def test_one_checkpoint_a_minute_is_reported_with_what_came_since_the_one_before(story: Story) -> None:
-    images = story.checkpoints(13, every_s=10, rows=100, incremental_bytes=7)
+    snapshots = story.checkpoints(13, every_s=10, rows=100, incremental_bytes=7)
 
     story.daemon.tick()
 
-    assert on_asset(story.instance, story.key) == ids([images[0], images[6], images[12]])
+    assert on_asset(story.instance, story.key) == ids([snapshots[0], snapshots[6], snapshots[12]])
     first, second, third = story.metadata()
     assert "checkpoints_since_report" not in first
     for each in (second, third):
@@ -85,12 +85,12 @@ def test_one_checkpoint_a_minute_is_reported_with_what_came_since_the_one_before
 def test_a_daemon_that_dies_in_the_middle_of_a_tick_reports_what_it_would_have_reported(
     story: Story, stored: int
 ) -> None:
-    images = story.checkpoints(13, every_s=10)
+    snapshots = story.checkpoints(13, every_s=10)
 
     story.daemon.tick(dies_after=stored)
     story.daemon.tick()
 
-    assert on_asset(story.instance, story.key) == ids([images[0], images[6], images[12]])
+    assert on_asset(story.instance, story.key) == ids([snapshots[0], snapshots[6], snapshots[12]])
     assert story.daemon.tick().asset_events == []
 
 
@@ -99,11 +99,11 @@ def test_it_does_not_matter_how_events_fall_into_ticks(
     story: Story, monkeypatch: pytest.MonkeyPatch, events_per_tick: int
 ) -> None:
     monkeypatch.setattr("dagster_ckpt.orchestration.sensors.catalog_sensor.EVENTS_PER_TICK", events_per_tick)
-    images = story.checkpoints(13, every_s=10)
+    snapshots = story.checkpoints(13, every_s=10)
     for _ in range(13):
         story.daemon.tick()
 
-    assert on_asset(story.instance, story.key) == ids([images[0], images[6], images[12]])
+    assert on_asset(story.instance, story.key) == ids([snapshots[0], snapshots[6], snapshots[12]])
     assert [each.get("checkpoints_since_report") for each in story.metadata()] == [None, 6, 6]
     # A person resets the cursor: nothing is reported twice, and nothing that was left out before.
     story.daemon.cursor = None
@@ -113,20 +113,20 @@ def test_it_does_not_matter_how_events_fall_into_ticks(
 
 def test_the_last_checkpoint_of_a_stream_that_stops_is_on_its_asset(story: Story) -> None:
     execution = begin_execution(story.catalog, "orders", "run")
-    images = story.checkpoints(3, every_s=5)
+    snapshots = story.checkpoints(3, every_s=5)
     story.daemon.tick()
-    assert on_asset(story.instance, story.key) == ids(images[:1])
+    assert on_asset(story.instance, story.key) == ids(snapshots[:1])
 
     story.catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.CANCELED, "a person stopped it")
     story.daemon.tick()
 
-    assert on_asset(story.instance, story.key) == ids([images[0], images[2]])
+    assert on_asset(story.instance, story.key) == ids([snapshots[0], snapshots[2]])
     assert story.daemon.tick().asset_events == []
 
 
 def test_a_failed_attempt_is_an_observation_once_and_no_materialization(story: Story) -> None:
     for _ in range(3):
-        as_writer(story.catalog).images.fail(begin_image(story.catalog, "orders").image_id, "the disk is full")
+        as_writer(story.catalog).snapshots.fail(begin_snapshot(story.catalog, "orders").snapshot_id, "the disk is full")
 
     [observation] = story.daemon.tick(dies_after=1).asset_events
     assert isinstance(observation, dg.AssetObservation)

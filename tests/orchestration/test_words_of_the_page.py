@@ -103,11 +103,11 @@ def test_every_field_has_a_default_but_those_that_name_something() -> None:
     needed = {path for path, field in OP_FIELDS.items() if field.is_required}
 
     assert {path.split(".")[-1] for path in needed} <= {
-        "job_id",
+        "stream_id",
         "savepoint",
         "start_from",
-        "into_job_id",
-        "image",
+        "into_stream_id",
+        "snapshot",
         "schedule",
         "state",
     }

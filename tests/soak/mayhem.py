@@ -22,7 +22,7 @@ class Mayhem:
 
     Args:
         stage: The Dagster instance.
-        streams: Job ids of the streams.
+        streams: Stream ids of the streams.
         random: Decides everything, so that a seed gives the same sequence of blows.
         tell: Told each blow.
     """

@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG
+from dagster_ckpt.orchestration.runs.run_config import STREAM_ID_TAG
 from examples.flights.compare import compare_tables
 from examples.flights.drill import Feed, run_uninterrupted
 from examples.flights.streams import final_watermarks
@@ -97,16 +97,18 @@ def await_caught_up(stage: Stage, mayhem: Mayhem, stream: str, watermark: str) -
 
 
 def stop_with_savepoint(stage: Stage, stream: str) -> None:
-    run_id = stage.launch("stop_with_savepoint_job", {"ops": {"stop_with_savepoint": {"config": {"job_id": stream}}}})
+    run_id = stage.launch(
+        "stop_with_savepoint_job", {"ops": {"stop_with_savepoint": {"config": {"stream_id": stream}}}}
+    )
     assert stage.dev.await_end(run_id, timeout_s=240) is dg.DagsterRunStatus.SUCCESS
     stage.wait_for(
-        lambda: all(run.is_finished for run in runs_of_streams(stage) if run.tags[JOB_ID_TAG] == stream),
+        lambda: all(run.is_finished for run in runs_of_streams(stage) if run.tags[STREAM_ID_TAG] == stream),
         f"the runs of {stream} to be recorded as over",
     )
 
 
 def runs_of_streams(stage: Stage) -> list[dg.DagsterRun]:
-    return [run for stream in STREAMS for run in stage.instance.get_runs(dg.RunsFilter(tags={JOB_ID_TAG: stream}))]
+    return [run for stream in STREAMS for run in stage.instance.get_runs(dg.RunsFilter(tags={STREAM_ID_TAG: stream}))]
 
 
 def tell_since(began: float, sentence: str) -> None:

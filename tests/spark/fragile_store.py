@@ -1,4 +1,4 @@
-"""A store of images whose process can be killed at any step that changes the storage."""
+"""A store of snapshots whose process can be killed at any step that changes the storage."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 from dagster_ckpt.io.memory_objects import MemorySpace
 from dagster_ckpt.io.objects import nothing
-from dagster_ckpt.snapshot.object_store import ObjectImageStore, StoreLayout
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 
-JOB_ROOT, SAVEPOINT_ROOT = "mem://images/job", "mem://savepoints"
+STREAM_ROOT, SAVEPOINT_ROOT = "mem://snapshots/stream", "mem://savepoints"
 # As the options name it, where it counts: small files lie in data objects, as they do in a query of some size.
 INLINE_THRESHOLDS = (0, 400, None)
 
@@ -24,14 +24,14 @@ class Storage:
     """Outlives the processes that use it."""
 
     def __init__(self, inline_threshold: int | None) -> None:
-        self.spaces = {root: _FragileSpace(root, self) for root in (JOB_ROOT, SAVEPOINT_ROOT)}
-        self._layout = StoreLayout("job", JOB_ROOT, SAVEPOINT_ROOT, inline_threshold)
+        self.spaces = {root: _FragileSpace(root, self) for root in (STREAM_ROOT, SAVEPOINT_ROOT)}
+        self._layout = StoreLayout("stream", STREAM_ROOT, SAVEPOINT_ROOT, inline_threshold)
         self._steps_left: int | None = None
         self._is_applied = False
 
-    def process(self) -> ObjectImageStore:
+    def process(self) -> ObjectSnapshotStore:
         """A fresh process's store."""
-        return ObjectImageStore(replace(self._layout), self.spaces.__getitem__)
+        return ObjectSnapshotStore(replace(self._layout), self.spaces.__getitem__)
 
     def objects(self) -> set[str]:
         """URLs of everything there is."""

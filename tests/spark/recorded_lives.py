@@ -1,8 +1,8 @@
 """The lives of real queries, kept batch by batch, to be played again in milliseconds.
 
-A recording holds hard links to every file that Spark wrote, so that inodes and times, by which images tell files apart,
-are those of the real directory. It has a main timeline and branches of it: real resumes after an early batch, with
-larger batches, so that the same names hold other content there.
+A recording holds hard links to every file that Spark wrote, so that inodes and times, by which snapshots tell files
+apart, are those of the real directory. It has a main timeline and branches of it: real resumes after an early batch,
+with larger batches, so that the same names hold other content there.
 """
 
 from __future__ import annotations

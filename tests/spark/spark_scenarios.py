@@ -1,4 +1,4 @@
-"""Real queries for the tests of this room: input, state format, and images taken while they run."""
+"""Real queries for the tests of this room: input, state format, and snapshots taken while they run."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def stateless(left: DataFrame, right: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class TakenImage:
-    """What an image of a cut would hold, in memory."""
+class TakenSnapshot:
+    """What a snapshot of a cut would hold, in memory."""
 
     batch_id: int
     in_flight: int | None
@@ -161,27 +161,27 @@ class TakenImage:
         return made
 
 
-def take_image(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None = None) -> TakenImage:
+def take_snapshot(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None = None) -> TakenSnapshot:
     return until_not_overtaken(lambda: _take(live, carry_in_flight=carry_in_flight, output=output))
 
 
-def _take(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None) -> TakenImage:
+def _take(live: LiveDirectory, *, carry_in_flight: bool, output: Path | None) -> TakenSnapshot:
     sinks = (f"FileSink[file:{output}]",) if output else ()
     with staged_cut(live, carry_in_flight=carry_in_flight, sinks=sinks) as staged:
         files = {}
         for file in staged.hold(staged.files):
             files[file.path] = file.read()
             assert len(files[file.path]) == file.size
-        return TakenImage(staged.cut.batch_id, staged.cut.in_flight, files, staged.cut.properties["sinks"])
+        return TakenSnapshot(staged.cut.batch_id, staged.cut.in_flight, files, staged.cut.properties["sinks"])
 
 
-def images_of_a_running_query(spark: SparkSession, work: Workload, live: LiveDirectory) -> list[TakenImage]:
-    """Feed a query one file after the other, and take one image after the other while it works on each.
+def snapshots_of_a_running_query(spark: SparkSession, work: Workload, live: LiveDirectory) -> list[TakenSnapshot]:
+    """Feed a query one file after the other, and take one snapshot after the other while it works on each.
 
     None is taken of the last file: a query that Spark starts again gives the rows that only wait for the watermark with
     its next data, not before.
     """
-    images: dict[tuple[int, int | None], TakenImage] = {}
+    snapshots: dict[tuple[int, int | None], TakenSnapshot] = {}
     output = work.output if work.mode == "append" else None
     work.hold_back_input()
     session = work.session(spark)
@@ -196,16 +196,16 @@ def images_of_a_running_query(spark: SparkSession, work: Workload, live: LiveDir
                     continue
                 seen = now
                 with suppress(NothingCommittedError):
-                    image = take_image(live, carry_in_flight=True, output=output)
-                    images.setdefault((image.batch_id, image.in_flight), image)
-            image = take_image(live, carry_in_flight=False, output=output)
-            images.setdefault((image.batch_id, None), image)
+                    snapshot = take_snapshot(live, carry_in_flight=True, output=output)
+                    snapshots.setdefault((snapshot.batch_id, snapshot.in_flight), snapshot)
+            snapshot = take_snapshot(live, carry_in_flight=False, output=output)
+            snapshots.setdefault((snapshot.batch_id, None), snapshot)
         work.feed(FILES - 1)
         session.streams.get(query.query_id).processAllAvailable()
     finally:
         query.stop()
     assert query.exception() is None, query.exception()
-    return [images[key] for key in sorted(images, key=lambda key: (key[0], key[1] or 0))]
+    return [snapshots[key] for key in sorted(snapshots, key=lambda key: (key[0], key[1] or 0))]
 
 
 def run_to_the_end(spark: SparkSession, work: Workload, live: LiveDirectory, *, files_per_batch: int = 1) -> None:

@@ -117,7 +117,7 @@ def test_a_file_that_is_not_what_a_snapshot_has_is_damaged(live: Path, kind: str
         for name, data in files().items()
         if name.startswith("live-1/")
     ]
-    snapshot = KnownSnapshot("file:///images/chk-2", 4, entries)
+    snapshot = KnownSnapshot("file:///snapshots/chk-2", 4, entries)
     assert examined(live, snapshot).findings == ()
     data = bytearray(path.read_bytes())
     digit = next(at for at in reversed(range(len(data))) if chr(data[at]).isdecimal())

@@ -1,4 +1,4 @@
-"""What an image says of its query, as far as the live directory shows it."""
+"""What a snapshot says of its query, as far as the live directory shows it."""
 
 import json
 from importlib import metadata
@@ -17,7 +17,7 @@ def files(tmp_path: Path) -> LiveFiles:
     return LiveFiles(tmp_path / "live-0")
 
 
-def test_an_image_names_the_place_of_every_source(files: LiveFiles) -> None:
+def test_a_snapshot_names_the_place_of_every_source(files: LiveFiles) -> None:
     files.batches(1)
     files.offsets(1, '{"logOffset":1}', "-", '{"orders":{"0":7}}', "any text")
 
@@ -29,7 +29,7 @@ def test_an_image_names_the_place_of_every_source(files: LiveFiles) -> None:
     }
 
 
-def test_an_image_names_the_settings_that_spark_pins(files: LiveFiles) -> None:
+def test_a_snapshot_names_the_settings_that_spark_pins(files: LiveFiles) -> None:
     files.batches(1, partitions=3)
 
     assert cut(files.live, carry_in_flight=False).properties["conf"] == {
@@ -38,7 +38,7 @@ def test_an_image_names_the_settings_that_spark_pins(files: LiveFiles) -> None:
     }
 
 
-def test_an_image_names_every_operator_with_its_stores_and_formats(files: LiveFiles) -> None:
+def test_a_snapshot_names_every_operator_with_its_stores_and_formats(files: LiveFiles) -> None:
     join = "spark.sql.streaming.join.stateFormatVersion"
     files.batches(0, partitions=2)
     conf = {
@@ -65,7 +65,7 @@ def test_an_image_names_every_operator_with_its_stores_and_formats(files: LiveFi
     ]
 
 
-def test_an_image_names_the_format_of_each_log(files: LiveFiles) -> None:
+def test_a_snapshot_names_the_format_of_each_log(files: LiveFiles) -> None:
     files.batches(0)
     assert cut(files.live, carry_in_flight=False).properties["formats"] == {
         "offset_log": 1,
@@ -113,13 +113,13 @@ def test_a_commit_of_version_3_tells_its_sinks(files: LiveFiles) -> None:
     assert properties["watermark_ms"] == 5
 
 
-def test_an_image_names_the_spark_of_its_reader(files: LiveFiles) -> None:
+def test_a_snapshot_names_the_spark_of_its_reader(files: LiveFiles) -> None:
     files.batches(0)
 
     assert cut(files.live, carry_in_flight=False).properties["pyspark_of_reader"] == metadata.version("pyspark")
 
 
-def test_what_an_image_says_is_json(files: LiveFiles) -> None:
+def test_what_a_snapshot_says_is_json(files: LiveFiles) -> None:
     files.batches(1)
 
     properties = cut(files.live, carry_in_flight=False).properties

@@ -1,4 +1,4 @@
-"""Images that Spark's executors copy are those that the driver would have copied."""
+"""Snapshots that Spark's executors copy are those that the driver would have copied."""
 
 import os
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from live_files import HDFS, LiveFiles
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.errors import CutOvertakenError, ImageAbortedError
+from dagster_ckpt.errors import CutOvertakenError, SnapshotAbortedError
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.executor_copy import ExecutorCopy, executors_above
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
@@ -36,8 +36,8 @@ def files(tmp_path: Path) -> LiveFiles:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ImageStore:
-    return open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job")
+def store(tmp_path: Path) -> SnapshotStore:
+    return open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots"), "stream")
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ def executors(spark: SparkSession) -> ExecutorCopy:
     return found
 
 
-def header(live: LiveDirectory) -> ImageHeader:
-    return ImageHeader(
-        image_id="1",
-        job_id="job",
-        kind=ImageKind.CHECKPOINT,
+def header(live: LiveDirectory) -> SnapshotHeader:
+    return SnapshotHeader(
+        snapshot_id="1",
+        stream_id="stream",
+        kind=SnapshotKind.CHECKPOINT,
         number=1,
         created_at_ms=0,
         batch_id=1,
@@ -61,7 +61,7 @@ def header(live: LiveDirectory) -> ImageHeader:
 
 
 def test_what_executors_copied_is_restored(
-    files: LiveFiles, store: ImageStore, executors: ExecutorCopy, tmp_path: Path
+    files: LiveFiles, store: SnapshotStore, executors: ExecutorCopy, tmp_path: Path
 ) -> None:
     with staged_cut(files.live, carry_in_flight=False) as staged:
         stored = store.write_checkpoint(header(files.live), staged.files, runner=executors)
@@ -83,26 +83,26 @@ def test_what_executors_copied_is_restored(
     assert materialize(LiveDirectory(str(tmp_path / "restored")), fill).batch_id == 1
 
 
-def test_little_is_copied_by_the_driver(files: LiveFiles, store: ImageStore, executors: ExecutorCopy) -> None:
+def test_little_is_copied_by_the_driver(files: LiveFiles, store: SnapshotStore, executors: ExecutorCopy) -> None:
     few = ExecutorCopy(executors.context, above_bytes=10**9)
     with staged_cut(files.live, carry_in_flight=False) as staged:
         stored = store.write_checkpoint(header(files.live), staged.files, runner=few)
     assert len(store.manifest(stored.location).objects) == 1
 
 
-def test_a_file_that_an_executor_misses_ends_the_image_without_a_trace(
-    files: LiveFiles, store: ImageStore, executors: ExecutorCopy, tmp_path: Path
+def test_a_file_that_an_executor_misses_ends_the_snapshot_without_a_trace(
+    files: LiveFiles, store: SnapshotStore, executors: ExecutorCopy, tmp_path: Path
 ) -> None:
     with staged_cut(files.live, carry_in_flight=False) as staged:
         files.remove("state/0/7/2.delta")
         with pytest.raises(CutOvertakenError, match=r"state/0/7/2\.delta vanished"):
             store.write_checkpoint(header(files.live), staged.files, runner=executors)
     assert store.checkpoints() == []
-    assert not list((tmp_path / "images").rglob("*.pack"))
+    assert not list((tmp_path / "snapshots").rglob("*.pack"))
 
 
-def test_an_image_given_up_while_executors_copy_leaves_no_trace(
-    files: LiveFiles, store: ImageStore, executors: ExecutorCopy, tmp_path: Path
+def test_a_snapshot_given_up_while_executors_copy_leaves_no_trace(
+    files: LiveFiles, store: SnapshotStore, executors: ExecutorCopy, tmp_path: Path
 ) -> None:
     asked: list[bool] = []
 
@@ -120,10 +120,10 @@ def test_an_image_given_up_while_executors_copy_leaves_no_trace(
         pipe = next(file for file in staged.files if file.path == "state/0/7/2.delta")
         pipe.size = 30_000  # type: ignore[misc]
         wanted = [*wanted, pipe]
-        with pytest.raises(ImageAbortedError, match="given up"):
+        with pytest.raises(SnapshotAbortedError, match="given up"):
             store.write_checkpoint(
                 header(files.live), wanted, runner=executors, should_abort=abort_once_the_executors_work
             )
     assert asked[-1]
     assert store.checkpoints() == []
-    assert not list((tmp_path / "images").rglob("_metadata"))
+    assert not list((tmp_path / "snapshots").rglob("_metadata"))

@@ -82,10 +82,10 @@ def test_a_hole_in_the_log_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch", [0, 6, 8, 9, 10, 11, 18, 19, 23])
 def test_after_a_roll_back_readers_see_the_rows_up_to_the_batch(tmp_path: Path, batch: int) -> None:
     write_log(tmp_path, batch)
-    image = entries(tmp_path, batch)
+    snapshot = entries(tmp_path, batch)
     write_log(tmp_path, 23)
 
-    roll_back(f"file:{tmp_path}", batch, image, still_mine=nullcontext)
+    roll_back(f"file:{tmp_path}", batch, snapshot, still_mine=nullcontext)
 
     assert visible(tmp_path) == [line(b, "a") for b in range(batch + 1)]
     left = {path.name for path in (tmp_path / "_spark_metadata").iterdir()}
@@ -95,22 +95,22 @@ def test_after_a_roll_back_readers_see_the_rows_up_to_the_batch(tmp_path: Path, 
 
 def test_entries_that_spark_deleted_after_compacting_them_come_back(tmp_path: Path) -> None:
     write_log(tmp_path, 7)
-    image = entries(tmp_path, 7)
+    snapshot = entries(tmp_path, 7)
     write_log(tmp_path, 21)
     for batch in range(9):
         (tmp_path / f"_spark_metadata/{batch}").unlink()
 
-    roll_back(str(tmp_path), 7, image, still_mine=nullcontext)
+    roll_back(str(tmp_path), 7, snapshot, still_mine=nullcontext)
 
     assert visible(tmp_path) == [line(b, "a") for b in range(8)]
 
 
 def test_a_roll_forward_to_another_timeline_gives_exactly_its_rows(tmp_path: Path) -> None:
     write_log(tmp_path, 14)
-    image = entries(tmp_path, 14)
+    snapshot = entries(tmp_path, 14)
     write_log(tmp_path, 17, timeline="b", first=5, interval=4)
 
-    roll_back(str(tmp_path), 14, image, still_mine=nullcontext)
+    roll_back(str(tmp_path), 14, snapshot, still_mine=nullcontext)
 
     assert visible(tmp_path) == [line(b, "a") for b in range(15)]
     assert not (tmp_path / "_spark_metadata/.10.crc").exists(), "a stale checksum would hide good bytes"
@@ -156,8 +156,8 @@ class CrashingCalls:
 def test_a_roll_back_cut_off_anywhere_is_finished_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, timeline: str
 ) -> None:
-    write_log(tmp_path / "image", batch)
-    image = entries(tmp_path / "image", batch)
+    write_log(tmp_path / "snapshot", batch)
+    snapshot = entries(tmp_path / "snapshot", batch)
     step = 0
     crashed = True
     while crashed:
@@ -169,12 +169,12 @@ def test_a_roll_back_cut_off_anywhere_is_finished_by_the_next(
             patched.setattr(LocalFolder, "write", calls.around(LocalFolder.write))
             patched.setattr(LocalFolder, "delete", calls.around(LocalFolder.delete))
             try:
-                roll_back(str(sink), batch, image, still_mine=nullcontext)
+                roll_back(str(sink), batch, snapshot, still_mine=nullcontext)
                 crashed = False
             except Crash:
                 step += 1
         visible(sink)  # no hole, whenever it was cut off
-        roll_back(str(sink), batch, image, still_mine=nullcontext)
+        roll_back(str(sink), batch, snapshot, still_mine=nullcontext)
         assert visible(sink) == [line(b, "a") for b in range(batch + 1)], f"after a crash at step {step}"
     assert step > 10
 

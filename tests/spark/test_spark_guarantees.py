@@ -26,9 +26,9 @@ EXACTLY, AT_LEAST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
         ),
         (ExecutionMode.MICRO_BATCH, [FILE_SINK, CONSOLE], (EXACTLY, AT_LEAST, True), "ConsoleTable.* does not know"),
         (ExecutionMode.MICRO_BATCH, [], (EXACTLY, AT_LEAST, True), "not known which sinks"),
-        (ExecutionMode.ASYNC_PROGRESS, [FILE_SINK], (AT_LEAST, AT_LEAST, False), "Only aligned images"),
-        (ExecutionMode.CONTINUOUS, [DELTA], (AT_LEAST, AT_LEAST, False), "Only aligned images"),
-        (ExecutionMode.REAL_TIME, [DELTA], (EXACTLY, AT_LEAST, False), "real-time.*Only aligned images"),
+        (ExecutionMode.ASYNC_PROGRESS, [FILE_SINK], (AT_LEAST, AT_LEAST, False), "Only aligned snapshots"),
+        (ExecutionMode.CONTINUOUS, [DELTA], (AT_LEAST, AT_LEAST, False), "Only aligned snapshots"),
+        (ExecutionMode.REAL_TIME, [DELTA], (EXACTLY, AT_LEAST, False), "real-time.*Only aligned snapshots"),
     ],
 )
 def test_what_holds_depends_on_the_mode_and_the_sinks(
@@ -61,7 +61,7 @@ def files(tmp_path: Path) -> LiveFiles:
     return LiveFiles(tmp_path / "live-0")
 
 
-def test_an_image_of_micro_batches_tells_their_guarantee(files: LiveFiles) -> None:
+def test_a_snapshot_of_micro_batches_tells_their_guarantee(files: LiveFiles) -> None:
     files.batches(2)
 
     properties = cut(files.live, carry_in_flight=False, sinks=(CONSOLE,)).properties

@@ -21,7 +21,7 @@ from spark_scenarios import (
     Workload,
     aggregation,
     run_to_the_end,
-    take_image,
+    take_snapshot,
 )
 
 from dagster_ckpt.config.state_backend import StateBackend
@@ -76,7 +76,7 @@ class Killed:
         self.live = LiveDirectory(str(folder / "live-1"))
         self.fresh = LiveDirectory(str(folder / "live-2"))
         run_part(spark, self.work, self.live, 0, FED)
-        self.image = take_image(self.live, carry_in_flight=False, output=self.work.output)
+        self.snapshot = take_snapshot(self.live, carry_in_flight=False, output=self.work.output)
         commits = folder / "live-1/commits"
         self.cut_off = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
         (commits / str(self.cut_off)).unlink()
@@ -167,11 +167,11 @@ def test_other_starts_bring_the_sink_back(killed: Killed, expected: list[str], h
         clone(killed.live, killed.fresh, at_batch=killed.cut_off - 2)
         roll_back_to_own_past(killed.sinks, killed.cut_off - 2, still_mine=nullcontext)
     elif how == "restored":
-        killed.image.restore(killed.fresh)
+        killed.snapshot.restore(killed.fresh)
     else:
-        image = take_image(killed.live, carry_in_flight=True, output=killed.work.output)
-        assert image.in_flight == killed.cut_off
-        image.restore(killed.fresh)
+        snapshot = take_snapshot(killed.live, carry_in_flight=True, output=killed.work.output)
+        assert snapshot.in_flight == killed.cut_off
+        snapshot.restore(killed.fresh)
 
     assert settle_in_flight(killed.fresh, killed.sinks, still_mine=nullcontext) == []
     assert killed.goes_on(killed.fresh) == expected

@@ -46,12 +46,12 @@ def test_a_file_that_is_not_there_is_told_from_one_that_cannot_be_linked(tree: P
 
 
 def entries(tree: Path, *paths: str) -> list[FileEntry]:
-    """What an image says of files as they are now."""
+    """What a snapshot says of files as they are now."""
     versions = {path: LocalFolder(tree).version(path) for path in paths}
     return [FileEntry("0" * 64, path, *(size, None, token), None, 0) for path, (size, token) in versions.items()]
 
 
-def test_files_that_are_still_those_of_an_image_are_linked(tree: Path, tmp_path: Path) -> None:
+def test_files_that_are_still_those_of_a_snapshot_are_linked(tree: Path, tmp_path: Path) -> None:
     old = LocalFolder(tree)
     same, replaced, gone = wanted = entries(tree, "metadata", "state/0/1/2.changelog", "state/0/1/SSTs/a.sst")
     # Of the same length, and of the same time.

@@ -15,7 +15,7 @@ from spark_scenarios import (
     aggregation,
     join,
     run_to_the_end,
-    take_image,
+    take_snapshot,
 )
 
 from dagster_ckpt.config.state_backend import StateBackend
@@ -46,13 +46,13 @@ def test_without_any_one_file_of_a_cut_the_directory_is_broken(
     work = Workload(build, backend, tmp_path)
     original = LiveDirectory(f"{tmp_path}/live-0")
     run_to_the_end(spark, work, original, files_per_batch=2)
-    image = take_image(original, carry_in_flight=False)
+    snapshot = take_snapshot(original, carry_in_flight=False)
     restored = LiveDirectory(f"{tmp_path}/live-1")
-    materialize(restored, image.fill)
-    assert {path for path, _ in restored.folder.files()} == set(image.files)
+    materialize(restored, snapshot.fill)
+    assert {path for path, _ in restored.folder.files()} == set(snapshot.files)
 
     # Spark does without its own checksums, with a warning.
-    needed = [path for path in image.files if not path.endswith(".crc")]
+    needed = [path for path in snapshot.files if not path.endswith(".crc")]
     assert len(needed) > 8
     for path in needed:
         data = restored.folder.read(path)

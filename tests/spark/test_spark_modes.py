@@ -1,4 +1,4 @@
-"""Images of queries in each of Spark's ways to execute one, and of sources and logs of other kinds, resumed.
+"""Snapshots of queries in each of Spark's ways to execute one, and of sources and logs of other kinds, resumed.
 
 Real-time mode runs only on sources such as Kafka, so here its decisions are tested (test_spark_guarantees.py).
 """
@@ -16,11 +16,11 @@ from spark_scenarios import (
     HEAP,
     ROCKSDB_V2,
     SCHEMA,
-    TakenImage,
+    TakenSnapshot,
     Workload,
-    images_of_a_running_query,
     run_to_the_end,
-    take_image,
+    snapshots_of_a_running_query,
+    take_snapshot,
 )
 
 from dagster_ckpt.errors import NothingCommittedError
@@ -93,7 +93,7 @@ def test_a_query_with_later_versions_of_its_logs_is_resumed_exactly(
 ) -> None:
     load = work(tmp_path)
     original = LiveDirectory(f"file://{tmp_path}/live-0")
-    images = images_of_a_running_query(spark, load, original)
+    snapshots = snapshots_of_a_running_query(spark, load, original)
     expected = load.rows(spark)
     properties = cut(original, carry_in_flight=False).properties
     assert properties["formats"] == formats
@@ -101,9 +101,9 @@ def test_a_query_with_later_versions_of_its_logs_is_resumed_exactly(
     assert list(properties["named_sinks"]) == (["out"] if formats["commit_log"] == 3 else [])
     original.delete()
 
-    for number, image in enumerate((images[-1], images[0])):
+    for number, snapshot in enumerate((snapshots[-1], snapshots[0])):
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
-        image.restore(target)
+        snapshot.restore(target)
         run_to_the_end(spark, load, target)
         assert load.rows(spark) == expected
 
@@ -134,31 +134,31 @@ def test_each_trigger_of_micro_batches_is_resumed_exactly(
     for number in range(3):
         work.feed(number)
     run(live)
-    image = take_image(live, carry_in_flight=False, output=work.output)
+    snapshot = take_snapshot(live, carry_in_flight=False, output=work.output)
     for number in range(3, 6):
         work.feed(number)
     run(live)
     expected = work.rows(spark)
 
-    image.restore(restored)
+    snapshot.restore(restored)
     run(restored)
 
     assert work.rows(spark) == expected
     assert cut(restored, carry_in_flight=False).properties["mode"] == "MICRO_BATCH"
 
 
-def images_while_running(
+def snapshots_while_running(
     query: SupervisedQuery, live: LiveDirectory, *, commits: int, output: Path | None = None
-) -> list[TakenImage]:
-    """Images from the first commit until there are so many."""
-    images: list[TakenImage] = []
-    while len({image.batch_id for image in images}) < commits:
+) -> list[TakenSnapshot]:
+    """Snapshots from the first commit until there are so many."""
+    snapshots: list[TakenSnapshot] = []
+    while len({snapshot.batch_id for snapshot in snapshots}) < commits:
         assert not query.wait(0.01), query.exception()
         try:
-            images.append(take_image(live, carry_in_flight=bool(len(images) % 2), output=output))
+            snapshots.append(take_snapshot(live, carry_in_flight=bool(len(snapshots) % 2), output=output))
         except NothingCommittedError:
             continue
-    return images
+    return snapshots
 
 
 def wait_for_batch(query: SupervisedQuery, live: LiveDirectory, batch: int) -> None:
@@ -180,21 +180,21 @@ def test_a_source_without_a_log_of_files_goes_on_from_its_offset(
 
     original = LiveDirectory(f"file://{tmp_path}/live-0")
     query = start(original)
-    images = images_while_running(query, original, commits=4, output=output)
+    snapshots = snapshots_while_running(query, original, commits=4, output=output)
     query.stop()
     expected = rows()
     assert [row.value for row in expected] == list(range(len(expected)))
 
-    for number, image in enumerate((images[-1], images[len(images) // 2], images[0])):
+    for number, snapshot in enumerate((snapshots[-1], snapshots[len(snapshots) // 2], snapshots[0])):
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
-        image.restore(target)
+        snapshot.restore(target)
         query = start(target)
-        wait_for_batch(query, target, image.batch_id + 3)
+        wait_for_batch(query, target, snapshot.batch_id + 3)
         query.stop()
         resumed = rows()
         shared = min(len(resumed), len(expected))
         assert [row.value for row in resumed] == list(range(len(resumed)))
-        # The time of a row follows from the start of the source, which it notes once and which the image carries.
+        # The time of a row follows from the start of the source, which it notes once and which the snapshot carries.
         assert resumed[:shared] == expected[:shared]
 
 
@@ -226,23 +226,23 @@ def test_asynchronous_progress_tracking_gives_every_row_again_after_its_newest_c
 
     original = LiveDirectory(f"file://{tmp_path}/live-0")
     query = start(original)
-    images = images_while_running(query, original, commits=4)
+    snapshots = snapshots_while_running(query, original, commits=4)
     assert query.facts().mode is ExecutionMode.ASYNC_PROGRESS
     query.stop()
     assert seen(Path(f"{original.local_path}-seen"))[:20] == list(range(20))
 
-    for number, image in enumerate((images[-1], images[len(images) // 2], images[0])):
+    for number, snapshot in enumerate((snapshots[-1], snapshots[len(snapshots) // 2], snapshots[0])):
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
-        image.restore(target)
+        snapshot.restore(target)
         committed = offsets_of(target)["offset"]
         query = start(target)
-        wait_for_batch(query, target, image.batch_id + 2)
+        wait_for_batch(query, target, snapshot.batch_id + 2)
         query.stop()
         again = seen(Path(f"{target.local_path}-seen"))
         assert again == list(range(committed, again[-1] + 1))
 
 
-def test_continuous_processing_goes_on_after_the_epoch_of_the_image(spark: SparkSession, tmp_path: Path) -> None:
+def test_continuous_processing_goes_on_after_the_epoch_of_the_snapshot(spark: SparkSession, tmp_path: Path) -> None:
     """No sink that can be asked works here: a Python one fails at its second epoch, memory refuses a restart."""
 
     def start(live: LiveDirectory) -> SupervisedQuery:
@@ -253,20 +253,20 @@ def test_continuous_processing_goes_on_after_the_epoch_of_the_image(spark: Spark
     original = LiveDirectory(f"file://{tmp_path}/live-0")
     query = start(original)
     wait_for_value(query, original, 10)
-    images = images_while_running(query, original, commits=4)
+    snapshots = snapshots_while_running(query, original, commits=4)
     assert query.facts().mode is ExecutionMode.CONTINUOUS
     query.stop()
     assert inspect_live_directory(original).status is LiveStatus.GOOD
     assert cut(original, carry_in_flight=False).properties["mode"] == "CONTINUOUS"
 
-    for number, image in enumerate((images[-1], images[len(images) // 2], images[0])):
-        assert image.in_flight is None
+    for number, snapshot in enumerate((snapshots[-1], snapshots[len(snapshots) // 2], snapshots[0])):
+        assert snapshot.in_flight is None
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
-        image.restore(target)
+        snapshot.restore(target)
         before = offsets_of(target)["0"]["value"]
         query = start(target)
-        wait_for_batch(query, target, image.batch_id + 1)
-        after = parse_offset_entry(target.folder.read(f"offsets/{image.batch_id + 1}"), f"{image.batch_id + 1}")
+        wait_for_batch(query, target, snapshot.batch_id + 1)
+        after = parse_offset_entry(target.folder.read(f"offsets/{snapshot.batch_id + 1}"), f"{snapshot.batch_id + 1}")
         assert json.loads(after.sources["0"] or "")["0"]["value"] >= before > 10
         wait_for_value(query, target, before)
         query.stop()

@@ -24,7 +24,7 @@ def metadata_v2(*schemas: str) -> bytes:
 def files(tmp_path: Path) -> LiveFiles:
     made = LiveFiles(tmp_path / "live-0")
     made.batches(1)
-    made.put("state/0/_metadata/v2/0", metadata_v2(f"file:/gone/job/live-0/{SCHEMA}"))
+    made.put("state/0/_metadata/v2/0", metadata_v2(f"file:/gone/stream/live-0/{SCHEMA}"))
     made.put(SCHEMA, schema(has_key=True, version="v3"))
     for version in (1, 2):
         made.put(f"state/0/0/{version}.delta")
@@ -77,7 +77,7 @@ def test_a_schema_purged_with_older_metadata_is_not_needed(files: LiveFiles) -> 
     assert cut(files.live, carry_in_flight=False).batch_id == 1
 
 
-def test_a_materialized_image_refers_only_to_itself(files: LiveFiles, tmp_path: Path) -> None:
+def test_a_materialized_snapshot_refers_only_to_itself(files: LiveFiles, tmp_path: Path) -> None:
     taken = cut(files.live, carry_in_flight=False)
     target = LiveDirectory(str(tmp_path / "live-1"))
 
@@ -88,7 +88,7 @@ def test_a_materialized_image_refers_only_to_itself(files: LiveFiles, tmp_path: 
     assert "gone" not in text
 
 
-def test_an_image_with_damaged_metadata_leaves_nothing_behind(files: LiveFiles, tmp_path: Path) -> None:
+def test_a_snapshot_with_damaged_metadata_leaves_nothing_behind(files: LiveFiles, tmp_path: Path) -> None:
     taken = cut(files.live, carry_in_flight=False)
     target = LiveDirectory(str(tmp_path / "live-1"))
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from spark_scenarios import FILES, FORMAT_V2, HEAP, Workload, aggregation, take_image
+from spark_scenarios import FILES, FORMAT_V2, HEAP, Workload, aggregation, take_snapshot
 
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, QueryStopError
@@ -149,7 +149,7 @@ def test_state_without_a_key_is_cut_although_the_session_has_more_partitions(
     while not started.wait(0.5):
         pass
 
-    image = take_image(live, carry_in_flight=False)
+    snapshot = take_snapshot(live, carry_in_flight=False)
 
-    assert not [path for path in image.files if path.startswith("state/0/1/")]
-    assert materialize(LiveDirectory(f"{tmp_path}/restored"), image.fill).batch_id == image.batch_id
+    assert not [path for path in snapshot.files if path.startswith("state/0/1/")]
+    assert materialize(LiveDirectory(f"{tmp_path}/restored"), snapshot.fill).batch_id == snapshot.batch_id

@@ -34,7 +34,7 @@ def target(tmp_path: Path) -> LiveDirectory:
     return LiveDirectory(str(tmp_path / "live-1"))
 
 
-def image(files: LiveFiles, *, without: str = "") -> Callable[[Write], None]:
+def snapshot(files: LiveFiles, *, without: str = "") -> Callable[[Write], None]:
     taken = cut(files.live, carry_in_flight=True)
 
     def fill(write: Write) -> None:
@@ -46,14 +46,14 @@ def image(files: LiveFiles, *, without: str = "") -> Callable[[Write], None]:
 
 
 def test_a_resumed_query_keeps_its_id(files: LiveFiles, target: LiveDirectory) -> None:
-    made = materialize(target, image(files))
+    made = materialize(target, snapshot(files))
 
     assert (made.batch_id, made.query_id) == (1, "11111111-2222")
     assert inspect_live_directory(target).status is LiveStatus.GOOD
 
 
 def test_a_fork_gets_an_id_of_its_own(files: LiveFiles, target: LiveDirectory) -> None:
-    made = materialize(target, image(files), new_query_id="33333333")
+    made = materialize(target, snapshot(files), new_query_id="33333333")
 
     assert made.query_id == "33333333"
     assert json.loads(target.folder.read("metadata")) == {"id": "33333333"}
@@ -62,7 +62,7 @@ def test_a_fork_gets_an_id_of_its_own(files: LiveFiles, target: LiveDirectory) -
 def test_the_log_of_a_sink_is_handed_back_and_not_put_into_the_directory(
     files: LiveFiles, target: LiveDirectory
 ) -> None:
-    fill = image(files)
+    fill = snapshot(files)
 
     def with_sinks(write: Write) -> None:
         fill(write)
@@ -77,11 +77,11 @@ def test_the_log_of_a_sink_is_handed_back_and_not_put_into_the_directory(
     assert "sinks" not in target.folder.list()
 
 
-def test_an_image_that_misses_a_file_leaves_nothing_behind(
+def test_a_snapshot_that_misses_a_file_leaves_nothing_behind(
     files: LiveFiles, target: LiveDirectory, tmp_path: Path
 ) -> None:
     with pytest.raises(RestoreError, match=r"2\.delta is missing"):
-        materialize(target, image(files, without="state/0/0/2.delta"))
+        materialize(target, snapshot(files, without="state/0/0/2.delta"))
 
     assert [path.name for path in tmp_path.iterdir()] == ["live-0"]
 
@@ -89,14 +89,14 @@ def test_an_image_that_misses_a_file_leaves_nothing_behind(
 def test_what_a_killed_restore_left_is_replaced(files: LiveFiles, target: LiveDirectory) -> None:
     target.sibling(".partial").folder.write("state/9/0/1.delta", [b"old"])
 
-    materialize(target, image(files))
+    materialize(target, snapshot(files))
 
     assert sorted(target.folder.list("state")) == ["0"]
 
 
 def test_a_directory_that_is_there_is_never_overwritten(files: LiveFiles) -> None:
     with pytest.raises(RestoreError, match="exists already"):
-        materialize(files.live, image(files))
+        materialize(files.live, snapshot(files))
 
     assert inspect_live_directory(files.live).status is LiveStatus.GOOD
 
@@ -107,10 +107,10 @@ def test_a_path_that_leaves_the_directory_is_refused(target: LiveDirectory, path
         materialize(target, lambda write: write(path, [b"x"]))
 
 
-def test_an_image_is_restored_into_an_object_store(files: LiveFiles) -> None:
+def test_a_snapshot_is_restored_into_an_object_store(files: LiveFiles) -> None:
     target = LiveDirectory("memory://restored/live-1")
 
-    materialize(target, image(files))
+    materialize(target, snapshot(files))
 
     assert inspect_live_directory(target).batch_id == 1
     assert not target.sibling(".partial").exists()
@@ -129,8 +129,8 @@ def test_a_restore_into_an_object_store_that_is_killed_leaves_nothing_to_resume_
         write(self, path, chunks)
 
     monkeypatch.setattr(RemoteFolder, "write", noted)
-    # As an image gives them: in the order of their names, or of their places in its data objects.
-    materialize(target, image(files))
+    # As a snapshot gives them: in the order of their names, or of their places in its data objects.
+    materialize(target, snapshot(files))
 
     assert [path for path, _ in written][-3:] == ["offsets/0", "offsets/1", "commits/1"]
     assert {positions.commit for _, positions in written} == {None}
@@ -157,8 +157,8 @@ def test_a_late_writer_of_the_original_does_not_reach_its_clone(files: LiveFiles
     assert target.folder.read("state/0/0/2.delta") == b"two"
 
 
-def of_the_image(files: LiveFiles, *paths: str) -> list[FileEntry]:
-    """What an image says of files as they are now."""
+def of_the_snapshot(files: LiveFiles, *paths: str) -> list[FileEntry]:
+    """What a snapshot says of files as they are now."""
     found = [(path, files.live.folder.version(path), files.live.folder.read(path)) for path in paths]
     return [
         FileEntry(blake3(data).hexdigest(), path, size, None, token, None, 0) for path, (size, token), data in found
@@ -174,14 +174,14 @@ def flip_a_bit(path: Path) -> None:
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def test_files_of_an_image_are_linked_where_they_are_still_there_and_are_not_rewritten(
+def test_files_of_a_snapshot_are_linked_where_they_are_still_there_and_are_not_rewritten(
     files: LiveFiles, target: LiveDirectory
 ) -> None:
-    given = image(files)
+    given = snapshot(files)
     paths = ["metadata", "sinks/0/1", "state/0/0/1.delta", "state/0/0/2.delta", "state/0/_metadata/v2/0"]
     for path in paths[1:]:
         files.put(path, b"x")
-    known = of_the_image(files, *paths)
+    known = of_the_snapshot(files, *paths)
     unknown = known.pop(2)._replace(token=None)
     rest: list[str] = []
 
@@ -206,7 +206,7 @@ def test_a_file_whose_content_was_altered_under_its_old_time_is_not_linked(
     altered = ["offsets/1", "commits/1", "state/0/0/2.delta", "state/0/0/3.zip", "state/0/0/4.changelog"]
     for path in [*altered[2:], "state/0/0/a.sst", "state/0/0/b.sst"]:
         files.put(path, b"content")
-    entries = of_the_image(files, *altered, "state/0/0/a.sst", "state/0/0/b.sst")
+    entries = of_the_snapshot(files, *altered, "state/0/0/a.sst", "state/0/0/b.sst")
     for path in (*altered, "state/0/0/b.sst"):
         flip_a_bit(files.root / path)
 
@@ -220,7 +220,7 @@ def test_a_file_whose_content_was_altered_under_its_old_time_is_not_linked(
 
 def test_a_large_state_file_is_compared_to_its_end(files: LiveFiles, target: LiveDirectory) -> None:
     files.put("state/0/0/large.sst", bytes(9 * 1024 * 1024))
-    entries = of_the_image(files, "state/0/0/large.sst")
+    entries = of_the_snapshot(files, "state/0/0/large.sst")
     filler = Filler(target.folder, target, None)
 
     assert list(filler.link_unchanged(entries, Donor(files.live))) == []

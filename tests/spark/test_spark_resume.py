@@ -1,4 +1,4 @@
-"""An image of a running query, resumed: its output must equal the uninterrupted run's, row for row.
+"""A snapshot of a running query, resumed: its output must equal the uninterrupted run's, row for row.
 
 Every operator runs with at least two providers, every provider with at least three operators, and state checkpoint
 format v2 with each family of operators (x: covered here; -: Spark refuses the pair):
@@ -43,10 +43,10 @@ from spark_scenarios import (
     ROCKSDB_CHANGELOG,
     ROCKSDB_V2,
     ROCKSDB_V2_NO_CHANGELOG,
-    TakenImage,
+    TakenSnapshot,
     Workload,
-    images_of_a_running_query,
     run_to_the_end,
+    snapshots_of_a_running_query,
 )
 
 from dagster_ckpt.config.state_backend import StateBackend
@@ -125,43 +125,43 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("case", "backend"), PAIRS)
-def test_a_query_resumed_from_any_image_gives_the_rows_of_the_uninterrupted_run(
+def test_a_query_resumed_from_any_snapshot_gives_the_rows_of_the_uninterrupted_run(
     spark: SparkSession, tmp_path: Path, case: Case, backend: StateBackend
 ) -> None:
     # Batches without data, which only move the watermark on, would come at other places of a resumed run.
     settings = case.settings if case.any_batching else {**case.settings, NO_DATA_BATCHES: "false"}
     work = Workload(case.build, backend, tmp_path, case.mode, settings)
     original = LiveDirectory(f"file://{tmp_path}/live-0")
-    images = images_of_a_running_query(spark, work, original)
+    snapshots = snapshots_of_a_running_query(spark, work, original)
     expected = work.rows(spark)
     assert expected
     newest = work.newest_batch()
     original.delete()
 
-    for number, image in enumerate(_last_middle_first(images)):
+    for number, snapshot in enumerate(_last_middle_first(snapshots)):
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
-        made = image.restore(target)
-        work.back_to(image.batch_id)
-        assert made.batch_id == image.batch_id
+        made = snapshot.restore(target)
+        work.back_to(snapshot.batch_id)
+        assert made.batch_id == snapshot.batch_id
         # A sink that still knew later batches would pass over them, and their rows would be there from before.
-        assert work.newest_batch() == min(newest, image.batch_id)
-        assert inspect_live_directory(target).in_flight == image.in_flight
+        assert work.newest_batch() == min(newest, snapshot.batch_id)
+        assert inspect_live_directory(target).in_flight == snapshot.in_flight
         run_to_the_end(spark, work, target, files_per_batch=3 if case.any_batching and number == 2 else 1)
-        assert work.rows(spark) == expected, f"resumed after batch {image.batch_id}, in flight {image.in_flight}"
+        assert work.rows(spark) == expected, f"resumed after batch {snapshot.batch_id}, in flight {snapshot.in_flight}"
         # Late uploads of the first query's own stores may appear there; what a start writes may not.
         assert not [path for path, _ in original.folder.files() if "_metadata" in path or "_stateSchema" in path]
 
-    for number, image in enumerate(images):
+    for number, snapshot in enumerate(snapshots):
         target = LiveDirectory(f"file://{tmp_path}/whole-{number}")
-        image.restore(target)
+        snapshot.restore(target)
         assert inspect_live_directory(target).status is LiveStatus.GOOD
 
 
-def _last_middle_first(images: list[TakenImage]) -> list[TakenImage]:
+def _last_middle_first(snapshots: list[TakenSnapshot]) -> list[TakenSnapshot]:
     """Of either kind, and not in the order of time, so that every rewind leads back from the end of the input."""
-    aligned = [image for image in images if image.in_flight is None]
-    carrying = [image for image in images if image.in_flight is not None]
-    assert len({image.batch_id for image in images}) >= 4
+    aligned = [snapshot for snapshot in snapshots if snapshot.in_flight is None]
+    carrying = [snapshot for snapshot in snapshots if snapshot.in_flight is not None]
+    assert len({snapshot.batch_id for snapshot in snapshots}) >= 4
     assert aligned
     assert carrying
     return [aligned[-1], carrying[len(carrying) // 2], aligned[0]]

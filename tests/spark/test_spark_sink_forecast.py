@@ -150,13 +150,13 @@ def test_a_file_sink(tmp_path: Path, case: dict[str, Any]) -> None:
     if "log" in case:
         write_sink(tmp_path / "out", case["log"], by=case.get("by", "a"), first=case.get("first", 0))
     path = f"file:{tmp_path}/out"
-    entries = {path: [entry(batch) for batch in range(case["image"])]} if "image" in case else None
+    entries = {path: [entry(batch) for batch in range(case["snapshot"])]} if "snapshot" in case else None
 
     assert_told(forecast(f"FileSink[{path}]", replay(case, log_entries=entries)), case)
 
 
 @pytest.mark.parametrize(("last", "effect"), [(3, "EXACT"), (4, "LOSE")])
-def test_a_file_sink_that_the_image_does_not_know_is_not_rolled_back(tmp_path: Path, last: int, effect: str) -> None:
+def test_a_file_sink_that_the_snapshot_does_not_know_is_not_rolled_back(tmp_path: Path, last: int, effect: str) -> None:
     write_sink(tmp_path, last)
 
     assert forecast(f"FileSink[{tmp_path}]", Replay(3, QUERY, log_entries={})).effect is SinkEffect(effect)

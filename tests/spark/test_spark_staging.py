@@ -19,7 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.staging import StagedCut, staged_cut
 
 @pytest.fixture
 def files(tmp_path: Path) -> LiveFiles:
-    made = LiveFiles(tmp_path / "job" / "live-0")
+    made = LiveFiles(tmp_path / "stream" / "live-0")
     made.batches(1)
     made.operator()
     made.put("state/0/0/1.delta", b"one")

@@ -1,4 +1,4 @@
-"""Images that extend an earlier one: they look at what is new only, and hold what a full image holds."""
+"""Snapshots that extend an earlier one: they look at what is new only, and hold what a full snapshot holds."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -11,9 +11,9 @@ from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.io.folder import Folder
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.snapshot.manifest import ImageHeader, ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.snapshot.store import ImageStore
+from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state import growth
 
@@ -22,13 +22,13 @@ PARTITIONS = 3
 
 @dataclass
 class Query:
-    """A live directory that grows, and the store of its images."""
+    """A live directory that grows, and the store of its snapshots."""
 
     files: LiveFiles
-    store: ImageStore
+    store: SnapshotStore
     provider: str
     batch: int = -1
-    images: list[str] = field(default_factory=list)
+    snapshots: list[str] = field(default_factory=list)
 
     def commit(self, *, change: bool = True) -> None:
         """One batch: sources, offsets, state, commit."""
@@ -41,7 +41,7 @@ class Query:
             self.files.put(f"state/0/{partition}/{batch + 1}.{suffix}", os.urandom(30_000))
         self.files.commit(batch)
 
-    def snapshot(self) -> None:
+    def state_snapshot(self) -> None:
         """The snapshot of the newest version, in every partition."""
         for partition in range(PARTITIONS):
             store = f"state/0/{partition}"
@@ -52,15 +52,15 @@ class Query:
                 self.files.put(f"{store}/SSTs/{name}", os.urandom(50_000))
                 self.files.put(f"{store}/{self.batch + 1}.zip", snapshot_zip((name, 50_000)))
 
-    def image(self, *, base: str | None = None) -> bool:
-        """Take an image; returns whether it extends the base."""
-        number = len(self.images)
+    def snapshot(self, *, base: str | None = None) -> bool:
+        """Take a snapshot; returns whether it extends the base."""
+        number = len(self.snapshots)
         earlier = self.store.base(base)
         with staged_cut(self.files.live, carry_in_flight=False, base=earlier) as staged:
-            header = ImageHeader(
-                image_id=str(number),
-                job_id="job",
-                kind=ImageKind.CHECKPOINT,
+            header = SnapshotHeader(
+                snapshot_id=str(number),
+                stream_id="stream",
+                kind=SnapshotKind.CHECKPOINT,
                 number=number,
                 created_at_ms=0,
                 batch_id=staged.cut.batch_id,
@@ -69,7 +69,7 @@ class Query:
             )
             extends = staged.cut.extends
             stored = self.store.write_checkpoint(header, staged.files, base=earlier, extends=extends, hold=staged.hold)
-        self.images.append(stored.location)
+        self.snapshots.append(stored.location)
         return extends
 
     def contents(self, location: str) -> dict[str, bytes]:
@@ -82,10 +82,10 @@ class Query:
         return found
 
     def assert_last_is_whole(self) -> None:
-        """The last image has what a full one of the same moment has."""
-        last = self.images[-1]
-        assert not self.image()
-        assert self.contents(last) == self.contents(self.images[-1])
+        """The last snapshot has what a full one of the same moment has."""
+        last = self.snapshots[-1]
+        assert not self.snapshot()
+        assert self.contents(last) == self.contents(self.snapshots[-1])
         assert self.store.verify(last) == []
 
 
@@ -94,42 +94,42 @@ def query(request: pytest.FixtureRequest, tmp_path: Path) -> Query:
     files = LiveFiles(tmp_path / "live-0")
     files.query_id()
     files.operator()
-    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job")
+    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots"), "stream")
     made = Query(files, store, request.param)
     made.commit()
+    made.state_snapshot()
     made.snapshot()
-    made.image()
     return made
 
 
-def test_an_image_after_some_batches_extends_the_one_before(query: Query) -> None:
+def test_a_snapshot_after_some_batches_extends_the_one_before(query: Query) -> None:
     for batches in (1, 2, 3):
         for _ in range(batches):
             query.commit()
-        assert query.image(base=query.images[-1])
+        assert query.snapshot(base=query.snapshots[-1])
         query.assert_last_is_whole()
 
 
-def test_a_chain_of_extending_images_stays_whole(query: Query) -> None:
+def test_a_chain_of_extending_snapshots_stays_whole(query: Query) -> None:
     for _ in range(12):
         query.commit()
-        assert query.image(base=query.images[-1])
+        assert query.snapshot(base=query.snapshots[-1])
     query.assert_last_is_whole()
     query.commit()
     # A restore should not have to replay changes without end.
-    assert not query.image(base=query.images[-2])
+    assert not query.snapshot(base=query.snapshots[-2])
 
 
 def test_a_newer_snapshot_is_found_when_the_chain_has_become_long(query: Query) -> None:
     for _ in range(12):
         query.commit()
-        query.image(base=query.images[-1])
-    query.snapshot()
+        query.snapshot(base=query.snapshots[-1])
+    query.state_snapshot()
     query.commit()
-    assert not query.image(base=query.images[-1])
-    assert len([path for path in query.contents(query.images[-1]) if path.endswith((".delta", ".changelog"))]) == 3
+    assert not query.snapshot(base=query.snapshots[-1])
+    assert len([path for path in query.contents(query.snapshots[-1]) if path.endswith((".delta", ".changelog"))]) == 3
     query.commit()
-    assert query.image(base=query.images[-1])
+    assert query.snapshot(base=query.snapshots[-1])
     query.assert_last_is_whole()
 
 
@@ -150,7 +150,7 @@ def test_only_what_is_new_is_read_and_written(query: Query, monkeypatch: pytest.
     monkeypatch.setattr(folder, "listing", listing)
     monkeypatch.setattr(folder, "look_at", look_at_many)
     query.commit()
-    assert query.image(base=query.images[-1])
+    assert query.snapshot(base=query.snapshots[-1])
     # What an operator notes of itself is looked at, and no store.
     assert [path for path in listed if path.startswith("state/")] == ["state/0/_metadata/v2"]
     state = [path for path in read if path.startswith("state/") and "_metadata" not in path]
@@ -162,7 +162,7 @@ def test_new_state_that_is_much_for_memory_is_not_read_before_it_is_written(
 ) -> None:
     monkeypatch.setattr(growth, "HELD_IN_MEMORY_BYTES", 0)
     query.commit()
-    assert query.image(base=query.images[-1])
+    assert query.snapshot(base=query.snapshots[-1])
     query.assert_last_is_whole()
 
 
@@ -189,12 +189,12 @@ def another_operator(query: Query) -> None:
 
 def a_snapshot_in_place_of_a_change(query: Query) -> None:
     suffix = "delta" if query.provider == HDFS else "changelog"
-    query.snapshot()
+    query.state_snapshot()
     query.files.remove(f"state/0/1/{query.batch + 1}.{suffix}")
 
 
 def a_lost_data_object(query: Query) -> None:
-    folder = Path(query.images[-1].removeprefix("file://")).parent / "shared"
+    folder = Path(query.snapshots[-1].removeprefix("file://")).parent / "shared"
     for pack in folder.iterdir():
         pack.unlink()
 
@@ -210,29 +210,29 @@ def a_lost_data_object(query: Query) -> None:
         a_lost_data_object,
     ],
 )
-def test_where_the_state_may_not_descend_from_the_base_a_full_image_is_taken(
+def test_where_the_state_may_not_descend_from_the_base_a_full_snapshot_is_taken(
     query: Query, change: Callable[[Query], None]
 ) -> None:
     query.commit()
     change(query)
-    assert not query.image(base=query.images[-1])
+    assert not query.snapshot(base=query.snapshots[-1])
     query.assert_last_is_whole()
 
 
 def test_where_no_batch_was_committed_nothing_is_looked_at(query: Query) -> None:
     for partition in range(PARTITIONS):
-        # Whatever lies there: the image of this very commit has what a restore needs.
+        # Whatever lies there: the snapshot of this very commit has what a restore needs.
         for path in (query.files.root / f"state/0/{partition}").glob("*.*"):
             path.rename(path.with_name(f".{path.name}"))
-    assert query.image(base=query.images[-1])
-    assert query.contents(query.images[-1]) == query.contents(query.images[-2])
+    assert query.snapshot(base=query.snapshots[-1])
+    assert query.contents(query.snapshots[-1]) == query.contents(query.snapshots[-2])
 
 
 @pytest.mark.parametrize("query", [ROCKSDB], indirect=True, ids=["rocksdb"])
-def test_without_changelogs_every_image_is_a_cut_of_its_own(query: Query) -> None:
+def test_without_changelogs_every_snapshot_is_a_cut_of_its_own(query: Query) -> None:
     query.commit(change=False)
-    query.snapshot()
-    assert not query.image(base=query.images[-1])
+    query.state_snapshot()
+    assert not query.snapshot(base=query.snapshots[-1])
     query.assert_last_is_whole()
 
 
@@ -242,11 +242,11 @@ def test_in_format_v2_the_lineage_has_to_lead_to_the_base(tmp_path: Path) -> Non
     files.operator()
     files.put("state/0/0/1_a.zip", snapshot_zip())
     files.commit(0, {"0": [["a"]]})
-    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job")
+    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots"), "stream")
     query = Query(files, store, ROCKSDB)
-    query.image()
-    assert query.image(base=query.images[0])
-    assert query.contents(query.images[1]) == query.contents(query.images[0])
+    query.snapshot()
+    assert query.snapshot(base=query.snapshots[0])
+    assert query.contents(query.snapshots[1]) == query.contents(query.snapshots[0])
 
     def batch(number: int, uid: str, lineage: dict[int, str]) -> None:
         files.offsets(number, f'{{"logOffset":{number}}}', provider=ROCKSDB)
@@ -256,21 +256,21 @@ def test_in_format_v2_the_lineage_has_to_lead_to_the_base(tmp_path: Path) -> Non
 
     batch(1, "b", {1: "a"})
     batch(2, "c", {1: "a", 2: "b"})
-    assert query.image(base=query.images[0])
+    assert query.snapshot(base=query.snapshots[0])
     query.assert_last_is_whole()
-    assert {"state/0/0/2_b.changelog", "state/0/0/3_c.changelog"} <= set(query.contents(query.images[2]))
+    assert {"state/0/0/2_b.changelog", "state/0/0/3_c.changelog"} <= set(query.contents(query.snapshots[2]))
 
     # Another attempt at the batch of the base made the version that this one is built on.
     files.put("state/0/0/1_x.zip", snapshot_zip())
     batch(2, "d", {1: "x", 2: "b"})
-    assert not query.image(base=query.images[0])
+    assert not query.snapshot(base=query.snapshots[0])
 
 
 def test_in_format_v2_the_snapshot_that_the_lineage_begins_with_has_to_be_in_the_base(tmp_path: Path) -> None:
     files = LiveFiles(tmp_path / "live-0")
     files.batches(0, provider=ROCKSDB)
     files.operator()
-    query = Query(files, open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/images"), "job"), ROCKSDB)
+    query = Query(files, open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/snapshots"), "stream"), ROCKSDB)
 
     def batch(number: int, uid: str, lineage: dict[int, str]) -> None:
         files.offsets(number, f'{{"logOffset":{number}}}', provider=ROCKSDB)
@@ -281,16 +281,16 @@ def test_in_format_v2_the_snapshot_that_the_lineage_begins_with_has_to_be_in_the
     files.put("state/0/0/1_a.changelog", changelog({}))
     files.commit(0, {"0": [["a"]]})
     batch(1, "b", {1: "a"})
-    query.image()
-    assert "state/0/0/2_b.changelog" in query.contents(query.images[0])
+    query.snapshot()
+    assert "state/0/0/2_b.changelog" in query.contents(query.snapshots[0])
 
-    # Uploaded after the image was cut; from now on lineages begin with it.
+    # Uploaded after the snapshot was cut; from now on lineages begin with it.
     files.put("state/0/0/2_b.zip", snapshot_zip())
     batch(2, "c", {2: "b"})
-    assert not query.image(base=query.images[0])
+    assert not query.snapshot(base=query.snapshots[0])
     query.assert_last_is_whole()
-    assert "state/0/0/2_b.zip" in query.contents(query.images[1])
+    assert "state/0/0/2_b.zip" in query.contents(query.snapshots[1])
 
     batch(3, "d", {2: "b", 3: "c"})
-    assert query.image(base=query.images[1])
+    assert query.snapshot(base=query.snapshots[1])
     query.assert_last_is_whole()

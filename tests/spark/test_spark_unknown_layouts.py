@@ -128,7 +128,7 @@ def test_an_unknown_version_is_refused_by_name(
 
     with pytest.raises(UnknownLayoutError, match=message):
         cut(files.live, carry_in_flight=False)
-    # Not broken: an older image must not take the place of what a newer Spark can go on from.
+    # Not broken: an older snapshot must not take the place of what a newer Spark can go on from.
     with pytest.raises(UnknownLayoutError, match=message):
         inspect_live_directory(files.live)
 

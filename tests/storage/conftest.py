@@ -12,20 +12,20 @@ from dagster_ckpt.config.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.snapshot.store import ImageStore
-from dagster_ckpt.testing.trial_images import TRIAL_JOB, TrialJob
+from dagster_ckpt.snapshot.store import SnapshotStore
+from dagster_ckpt.testing.trial_snapshots import TRIAL_STREAM, TrialStream
 
 THRESHOLD = 10
 
 
 @dataclass(frozen=True)
 class Place:
-    """A configured storage whose images can be looked at from outside."""
+    """A configured storage whose snapshots can be looked at from outside."""
 
     storage: CheckpointStorage
 
-    def open(self) -> ImageStore:
-        return open_store(self.storage, TRIAL_JOB)
+    def open(self) -> SnapshotStore:
+        return open_store(self.storage, TRIAL_STREAM)
 
 
 @pytest.fixture
@@ -55,5 +55,5 @@ def make_place(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str]
 
 
 @pytest.fixture
-def job_of() -> type[TrialJob]:
-    return TrialJob
+def stream_of() -> type[TrialStream]:
+    return TrialStream

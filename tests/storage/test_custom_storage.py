@@ -14,7 +14,7 @@ from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.custom_objects import CustomSpace, StoredObject
 from dagster_ckpt.io.memory_objects import MemorySpace
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.testing.trial_images import FILES
+from dagster_ckpt.testing.trial_snapshots import FILES
 
 ROOT = Path(__file__).parents[2]
 HERE = __name__
@@ -57,16 +57,20 @@ def test_the_contract_is_not_imported_with_the_package() -> None:
 class Shelf(MemorySpace):
     """A place that is asked for some of what the deployment says."""
 
-    def __init__(self, *, job_id: str, label: str, savepoint_path: str = "nowhere", write_buffer_size: int = 1) -> None:
+    def __init__(
+        self, *, stream_id: str, label: str, savepoint_path: str = "nowhere", write_buffer_size: int = 1
+    ) -> None:
         super().__init__(f"shelf://{label}")
-        self.asked = (job_id, label, savepoint_path, write_buffer_size)
+        self.asked = (stream_id, label, savepoint_path, write_buffer_size)
 
 
 MADE: list[Shelf] = []
 
 
-def make_shelf(*, job_id: str, label: str, savepoint_path: str = "nowhere", write_buffer_size: int = 1) -> Shelf:
-    MADE.append(Shelf(job_id=job_id, label=label, savepoint_path=savepoint_path, write_buffer_size=write_buffer_size))
+def make_shelf(*, stream_id: str, label: str, savepoint_path: str = "nowhere", write_buffer_size: int = 1) -> Shelf:
+    MADE.append(
+        Shelf(stream_id=stream_id, label=label, savepoint_path=savepoint_path, write_buffer_size=write_buffer_size)
+    )
     return MADE[-1]
 
 
@@ -74,28 +78,28 @@ def test_what_the_settings_leave_out_and_the_factory_asks_for_comes_from_the_dep
     deployment = DeploymentStorage(checkpoint_path="file:///c", savepoint_path="file:///s", write_buffer_size=7)
     given = CustomCheckpointStorage(f"{HERE}:make_shelf", {"label": "a", "write_buffer_size": 9})
     configured = pickle.loads(pickle.dumps(given.configure(deployment)))
-    open_store(configured, "job")
-    assert MADE[-1].asked == ("job", "a", "file:///s", 9)
-    open_store(given, "job")
-    assert MADE[-1].asked == ("job", "a", "nowhere", 9)
+    open_store(configured, "stream")
+    assert MADE[-1].asked == ("stream", "a", "file:///s", 9)
+    open_store(given, "stream")
+    assert MADE[-1].asked == ("stream", "a", "nowhere", 9)
 
 
-def test_savepoints_go_where_the_deployment_says_or_beside_the_checkpoints(tmp_path: Path, job_of) -> None:
+def test_savepoints_go_where_the_deployment_says_or_beside_the_checkpoints(tmp_path: Path, stream_of) -> None:
     given = CustomCheckpointStorage(f"{HERE}:make_shelf", {"label": "b"})
-    job = job_of(open_store(given, "job"))
-    assert job.checkpoint(1, FILES) == "shelf://b/job/chk-1"
-    assert re.match("shelf://b/savepoint-", job.savepoint(1, FILES))
-    job = job_of(open_store(given.configure(DeploymentStorage(savepoint_path=f"file://{tmp_path}")), "job"))
-    savepoint = job.savepoint(1, FILES)
+    stream = stream_of(open_store(given, "stream"))
+    assert stream.checkpoint(1, FILES) == "shelf://b/stream/chk-1"
+    assert re.match("shelf://b/savepoint-", stream.savepoint(1, FILES))
+    stream = stream_of(open_store(given.configure(DeploymentStorage(savepoint_path=f"file://{tmp_path}")), "stream"))
+    savepoint = stream.savepoint(1, FILES)
     assert savepoint.startswith(f"file://{tmp_path}/savepoint-")
-    assert job.restored(savepoint) == FILES
+    assert stream.restored(savepoint) == FILES
 
 
-def test_the_threshold_of_the_deployment_holds_there_too(job_of) -> None:
+def test_the_threshold_of_the_deployment_holds_there_too(stream_of) -> None:
     given = CustomCheckpointStorage(f"{HERE}:make_shelf", {"label": "c"})
-    job = job_of(open_store(given.configure(DeploymentStorage(file_state_size_threshold=300)), "job"))
-    location = job.checkpoint(1, {"below": b"b" * 299, "at": b"a" * 300})
-    where = {entry.path: entry.object for entry in job.store.manifest(location).files}
+    stream = stream_of(open_store(given.configure(DeploymentStorage(file_state_size_threshold=300)), "stream"))
+    location = stream.checkpoint(1, {"below": b"b" * 299, "at": b"a" * 300})
+    where = {entry.path: entry.object for entry in stream.store.manifest(location).files}
     assert where["below"] is None
     assert str(where["at"]).startswith("../shared/")
 
@@ -103,7 +107,7 @@ def test_the_threshold_of_the_deployment_holds_there_too(job_of) -> None:
 class NoPlace(CustomSpace):
     """One whose service is away."""
 
-    def __init__(self, *, job_id: str, url: str = "away://service") -> None:
+    def __init__(self, *, stream_id: str, url: str = "away://service") -> None:
         self.url = url
 
     def put(self, name, data) -> None:
@@ -119,21 +123,23 @@ class NoPlace(CustomSpace):
         raise TimeoutError("the service is away")
 
 
-def test_what_the_place_raises_is_told_with_the_name_of_the_object(job_of) -> None:
-    job = job_of(open_store(CustomCheckpointStorage(f"{HERE}:NoPlace"), "job"))
-    with pytest.raises(StorageAccessError, match=r"Cannot write away://service/job/probe.*the service is away"):
-        job.store.check_access()
-    with pytest.raises(StorageAccessError, match=r"Cannot list away://service/job.*the service is away"):
-        job.store.checkpoints()
-    with pytest.raises(StorageAccessError, match=r"Cannot look at away://service/job/chk-1.*the service is away"):
-        job.checkpoint(1, FILES)
+def test_what_the_place_raises_is_told_with_the_name_of_the_object(stream_of) -> None:
+    stream = stream_of(open_store(CustomCheckpointStorage(f"{HERE}:NoPlace"), "stream"))
+    with pytest.raises(StorageAccessError, match=r"Cannot write away://service/stream/probe.*the service is away"):
+        stream.store.check_access()
+    with pytest.raises(StorageAccessError, match=r"Cannot list away://service/stream.*the service is away"):
+        stream.store.checkpoints()
+    with pytest.raises(StorageAccessError, match=r"Cannot look at away://service/stream/chk-1.*the service is away"):
+        stream.checkpoint(1, FILES)
 
 
 def test_a_place_whose_url_is_no_url_is_refused() -> None:
     with pytest.raises(OptionError, match="is 'away://service//x/'; write it as 'away://service/x'"):
-        open_store(CustomCheckpointStorage(f"{HERE}:NoPlace", {"url": "away://service//x/"}), "job")
+        open_store(CustomCheckpointStorage(f"{HERE}:NoPlace", {"url": "away://service//x/"}), "stream")
 
 
 def test_a_place_that_lacks_a_verb_is_refused_by_name() -> None:
-    with pytest.raises(OptionError, match=r"is no ImageStore, and no place of objects either: it has no url, create"):
-        open_store(CustomCheckpointStorage("builtins:dict"), "job")
+    with pytest.raises(
+        OptionError, match=r"is no SnapshotStore, and no place of objects either: it has no url, create"
+    ):
+        open_store(CustomCheckpointStorage("builtins:dict"), "stream")

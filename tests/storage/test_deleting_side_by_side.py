@@ -13,9 +13,9 @@ from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.local_objects import LocalSpace
 from dagster_ckpt.io.memory_objects import MemorySpace
 from dagster_ckpt.snapshot import object_store
-from dagster_ckpt.snapshot.garbage_collection import delete_image, storage_time_ms
+from dagster_ckpt.snapshot.garbage_collection import delete_snapshot, storage_time_ms
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.testing.trial_images import FILES, TRIAL_JOB, TrialJob
+from dagster_ckpt.testing.trial_snapshots import FILES, TRIAL_STREAM, TrialStream
 
 LARGE = {"id-1.sst": b"s" * 30_000}
 
@@ -26,8 +26,8 @@ def storage(tmp_path: Path) -> FileSystemCheckpointStorage:
 
 
 @pytest.fixture
-def job(storage: FileSystemCheckpointStorage) -> TrialJob:
-    return TrialJob(open_store(storage, TRIAL_JOB))
+def stream(storage: FileSystemCheckpointStorage) -> TrialStream:
+    return TrialStream(open_store(storage, TRIAL_STREAM))
 
 
 class Beside(LocalSpace):
@@ -62,19 +62,19 @@ class Beside(LocalSpace):
 
 
 @pytest.mark.parametrize("call", range(1, 16))
-def test_two_processes_may_delete_the_same_image_at_once(
-    storage: FileSystemCheckpointStorage, job: TrialJob, tmp_path: Path, call: int
+def test_two_processes_may_delete_the_same_snapshot_at_once(
+    storage: FileSystemCheckpointStorage, stream: TrialStream, tmp_path: Path, call: int
 ) -> None:
-    first = job.checkpoint(1, LARGE)
-    second = job.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
-    other = open_store(storage, TRIAL_JOB)
-    space = Beside(tmp_path / "c" / TRIAL_JOB, lambda: other.discard(first), call)
+    first = stream.checkpoint(1, LARGE)
+    second = stream.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
+    other = open_store(storage, TRIAL_STREAM)
+    space = Beside(tmp_path / "c" / TRIAL_STREAM, lambda: other.discard(first), call)
 
-    delete_image(space, "chk-1", [])
+    delete_snapshot(space, "chk-1", [])
 
-    assert job.store.checkpoints() == [second]
-    assert job.store.verify(second) == []
-    assert not (tmp_path / "c" / TRIAL_JOB / "chk-1").exists()
+    assert stream.store.checkpoints() == [second]
+    assert stream.store.verify(second) == []
+    assert not (tmp_path / "c" / TRIAL_STREAM / "chk-1").exists()
 
 
 def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
@@ -112,10 +112,10 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
     assert set(space.list("")) == {"chk-1", "chk-2"}
 
 
-def test_an_image_that_cannot_be_looked_at_does_not_end_a_sweep(
-    job: TrialJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_snapshot_that_cannot_be_looked_at_does_not_end_a_sweep(
+    stream: TrialStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = tmp_path / "c" / TRIAL_JOB
+    root = tmp_path / "c" / TRIAL_STREAM
     for number in (1, 2):
         (root / f"chk-{number}").mkdir(parents=True)
         (root / f"chk-{number}" / "x.pack").write_bytes(b"left by a crash")
@@ -128,23 +128,23 @@ def test_an_image_that_cannot_be_looked_at_does_not_end_a_sweep(
 
     monkeypatch.setattr(LocalSpace, "list", refuse)
 
-    swept = job.store.sweep(older_than_ms=0)
+    swept = stream.store.sweep(older_than_ms=0)
 
     assert [garbage.location.rpartition("/")[0] for garbage in swept] == [f"file://{root}/chk-2"]
     assert "chk-1 is left for the next pass: no right to look there" in caplog.text
 
 
-def test_the_storages_own_clock_says_what_is_old(job: TrialJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_storages_own_clock_says_what_is_old(stream: TrialStream, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding f15: a machine whose clock is seven hours ahead swept what was written a moment ago."""
     monkeypatch.setattr("time.time", lambda: 2**40)
     monkeypatch.setattr("time.time_ns", lambda: 2**60)
-    job.checkpoint(1, LARGE)
-    space = LocalSpace(Path(job.store.checkpoints()[0].removeprefix("file://")).parents[0], buffer_bytes=4096)
-    with space.create("shared/2-of-an-attempt.pack") as stream:
-        stream.write(b"just written")
+    stream.checkpoint(1, LARGE)
+    space = LocalSpace(Path(stream.store.checkpoints()[0].removeprefix("file://")).parents[0], buffer_bytes=4096)
+    with space.create("shared/2-of-an-attempt.pack") as writing:
+        writing.write(b"just written")
 
-    assert job.store.sweep(older_than_ms=60_000) == []
-    assert [garbage.reason for garbage in job.store.sweep(older_than_ms=0)] == ["no image refers to it"]
+    assert stream.store.sweep(older_than_ms=60_000) == []
+    assert [garbage.reason for garbage in stream.store.sweep(older_than_ms=0)] == ["no snapshot refers to it"]
 
 
 def test_a_storage_that_dates_nothing_is_not_swept() -> None:
@@ -155,24 +155,24 @@ def test_a_storage_that_dates_nothing_is_not_swept() -> None:
     assert storage_time_ms(Undated("mem://c")) is None
 
 
-def test_what_a_living_attempt_has_written_stays_however_old_it_is(job: TrialJob, tmp_path: Path) -> None:
-    root = tmp_path / "c" / TRIAL_JOB
+def test_what_a_living_attempt_has_written_stays_however_old_it_is(stream: TrialStream, tmp_path: Path) -> None:
+    root = tmp_path / "c" / TRIAL_STREAM
     names = ["shared/7-aa.pack", "shared/8-bb.pack", "chk-7/y.tmp", "chk-8/y.tmp"]
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"")
 
-    job.store.sweep(older_than_ms=0, under_way=[7])
+    stream.store.sweep(older_than_ms=0, under_way=[7])
 
     assert [name for name in names if (root / name).exists()] == ["shared/7-aa.pack", "chk-7/y.tmp"]
 
 
 @pytest.mark.parametrize("whose", ["of its own", "of the base"])
-def test_an_image_whose_objects_went_away_while_it_was_written_is_not_published(
-    job: TrialJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+def test_a_snapshot_whose_objects_went_away_while_it_was_written_is_not_published(
+    stream: TrialStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    first = job.checkpoint(1, LARGE)
-    shared = tmp_path / "c" / TRIAL_JOB / "shared"
+    first = stream.checkpoint(1, LARGE)
+    shared = tmp_path / "c" / TRIAL_STREAM / "shared"
     of_base = set(shared.iterdir())
     publish = LocalSpace.publish
 
@@ -187,17 +187,17 @@ def test_an_image_whose_objects_went_away_while_it_was_written_is_not_published(
     with monkeypatch.context() as patch:
         patch.setattr(LocalSpace, "publish", swept_meanwhile)
         with pytest.raises(StorageAccessError, match=r"data objects that it needs went away.*is missing"):
-            job.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
+            stream.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
 
-    assert job.store.checkpoints() == [first]
+    assert stream.store.checkpoints() == [first]
     # The next one shares nothing that is not there.
-    third = job.checkpoint(3, {**LARGE, **FILES}, base=first)
-    assert job.store.verify(third) == []
+    third = stream.checkpoint(3, {**LARGE, **FILES}, base=first)
+    assert stream.store.verify(third) == []
 
 
-def test_the_probe_of_a_sweep_is_gone_afterwards(job: TrialJob, tmp_path: Path) -> None:
-    job.checkpoint(1, LARGE)
+def test_the_probe_of_a_sweep_is_gone_afterwards(stream: TrialStream, tmp_path: Path) -> None:
+    stream.checkpoint(1, LARGE)
     before = sorted(tmp_path.rglob("*"))
     assert object_store.storage_time_ms(LocalSpace(tmp_path, buffer_bytes=4096)) is not None
-    job.store.sweep(older_than_ms=0, dry_run=True)
+    stream.store.sweep(older_than_ms=0, dry_run=True)
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and path.is_file()] == []

@@ -42,7 +42,7 @@ SPACES: dict[str, Callable[[Path], ObjectSpace]] = {
     "objects": lambda root: FsspecSpace(f"memory://{root}", {}),
     "memory": lambda root: MemorySpace(f"memory://{root}"),
     "custom": lambda root: Shelf(f"shelf://{root}"),
-    "a folder of one": lambda root: FolderOfSpace(MemorySpace(f"memory://{root}"), "job"),
+    "a folder of one": lambda root: FolderOfSpace(MemorySpace(f"memory://{root}"), "stream"),
 }
 
 

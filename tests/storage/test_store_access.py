@@ -17,7 +17,7 @@ from dagster_ckpt.config.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.errors import ImageTooLargeError, OptionError, StorageAccessError
+from dagster_ckpt.errors import OptionError, SnapshotTooLargeError, StorageAccessError
 from dagster_ckpt.io.local_objects import LocalSpace
 from dagster_ckpt.io.location import normalised
 from dagster_ckpt.snapshot.opening import open_store
@@ -44,14 +44,14 @@ def forbidden():
 
 
 def test_no_right_to_write_is_found_before_the_first_checkpoint(forbidden) -> None:
-    with pytest.raises(StorageAccessError, match=r"Cannot write forbidden://c/d/job.*Access Denied.*has the right"):
-        open_store(forbidden, "job").check_access()
+    with pytest.raises(StorageAccessError, match=r"Cannot write forbidden://c/d/stream.*Access Denied.*has the right"):
+        open_store(forbidden, "stream").check_access()
 
 
 def test_a_path_below_a_file_is_found(tmp_path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/file/c"), "job")
-    with pytest.raises(StorageAccessError, match=r"Cannot write file://.*/file/c/job/probe.*Check that the path"):
+    store = open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/file/c"), "stream")
+    with pytest.raises(StorageAccessError, match=r"Cannot write file://.*/file/c/stream/probe.*Check that the path"):
         store.check_access()
 
 
@@ -59,11 +59,11 @@ def test_a_savepoint_path_is_checked_too(tmp_path) -> None:
     (tmp_path / "file").write_bytes(b"")
     storage = FileSystemCheckpointStorage(f"file://{tmp_path}/c", savepoint_path=f"file://{tmp_path}/file/s")
     with pytest.raises(StorageAccessError, match=r"Cannot write file://.*/file/s/probe"):
-        open_store(storage, "job").check_access()
+        open_store(storage, "stream").check_access()
 
 
 def test_a_misspelt_bucket_is_found_and_not_made(s3_options) -> None:
-    store = open_store(FileSystemCheckpointStorage("s3://no-such-bucket/c", storage_options=s3_options), "job")
+    store = open_store(FileSystemCheckpointStorage("s3://no-such-bucket/c", storage_options=s3_options), "stream")
     with pytest.raises(StorageAccessError, match="s3://no-such-bucket/c"):
         store.check_access()
     with pytest.raises(StorageAccessError, match="s3://no-such-bucket/c"):
@@ -85,7 +85,7 @@ def test_a_server_that_does_not_answer_is_found() -> None:
 
 def test_an_unknown_protocol_names_those_that_work() -> None:
     with pytest.raises(StorageAccessError, match=r"carrier-pigeon.*Use file://, s3://"):
-        open_store(FileSystemCheckpointStorage("carrier-pigeon://c/d"), "job")
+        open_store(FileSystemCheckpointStorage("carrier-pigeon://c/d"), "stream")
 
 
 def test_a_missing_driver_says_what_to_install(monkeypatch) -> None:
@@ -94,12 +94,12 @@ def test_a_missing_driver_says_what_to_install(monkeypatch) -> None:
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(StorageAccessError, match=r"driver that is not installed.*pip install 'dagster-ckpt\[s3\]'"):
-        open_store(FileSystemCheckpointStorage("s3://b/c"), "job")
+        open_store(FileSystemCheckpointStorage("s3://b/c"), "stream")
 
 
-def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, job_of, monkeypatch) -> None:
+def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, stream_of, monkeypatch) -> None:
     storage = FileSystemCheckpointStorage(f"file://{tmp_path}/c", 0)
-    job = job_of(open_store(storage, "job"))
+    stream = stream_of(open_store(storage, "stream"))
 
     class FullDisk(io.BytesIO):
         def writelines(self, pieces):
@@ -107,7 +107,7 @@ def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, job_of, monkey
 
     monkeypatch.setattr("dagster_ckpt.io.access.Guarded.__init__", _guarding(FullDisk()))
     with pytest.raises(StorageAccessError, match=r"Cannot write file://.*shared/.*No space left"):
-        job.checkpoint(1, FILES)
+        stream.checkpoint(1, FILES)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -126,62 +126,62 @@ def test_a_stream_that_takes_bytes_in_parts_gets_them_all(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("buffer", [-1, 0, 1, 4096, 1 << 20])
-def test_every_write_buffer_size_stores_the_same(tmp_path, job_of, buffer) -> None:
-    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 0, buffer), "job"))
-    assert job.restored(job.checkpoint(1, FILES)) == FILES
+def test_every_write_buffer_size_stores_the_same(tmp_path, stream_of, buffer) -> None:
+    stream = stream_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 0, buffer), "stream"))
+    assert stream.restored(stream.checkpoint(1, FILES)) == FILES
 
 
-def test_a_file_is_inline_below_the_threshold_and_in_an_object_from_it_on(tmp_path, job_of) -> None:
-    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 300), "job"))
-    location = job.checkpoint(1, {"below": b"b" * 299, "at": b"a" * 300})
-    where = {entry.path: entry.object for entry in job.store.manifest(location).files}
+def test_a_file_is_inline_below_the_threshold_and_in_an_object_from_it_on(tmp_path, stream_of) -> None:
+    stream = stream_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 300), "stream"))
+    location = stream.checkpoint(1, {"below": b"b" * 299, "at": b"a" * 300})
+    where = {entry.path: entry.object for entry in stream.store.manifest(location).files}
     assert where["below"] is None
     assert str(where["at"]).startswith("../shared/")
 
 
-def test_a_checkpoint_takes_the_names_that_are_documented(tmp_path, job_of) -> None:
-    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c"), "flights.delays"))
-    location = job.checkpoint(3, {"big": b"b" * 50_000})
+def test_a_checkpoint_takes_the_names_that_are_documented(tmp_path, stream_of) -> None:
+    stream = stream_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c"), "flights.delays"))
+    location = stream.checkpoint(3, {"big": b"b" * 50_000})
     assert location == f"file://{tmp_path}/c/flights.delays/chk-3"
     names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
     assert [name.rpartition("/")[0] for name in names] == ["c/flights.delays/chk-3", "c/flights.delays/shared"]
     assert stat.S_ISREG((tmp_path / "c/flights.delays/chk-3/_metadata").stat().st_mode)
 
 
-def test_a_savepoint_can_be_moved(tmp_path, job_of) -> None:
-    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 10), "job"))
-    savepoint = job.savepoint(1, FILES).removeprefix("file://")
+def test_a_savepoint_can_be_moved(tmp_path, stream_of) -> None:
+    stream = stream_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c", 10), "stream"))
+    savepoint = stream.savepoint(1, FILES).removeprefix("file://")
     (tmp_path / "elsewhere").mkdir()
     moved = tmp_path / "elsewhere" / "kept"
     (tmp_path / savepoint).rename(moved)
-    assert job.restored(str(moved)) == FILES
-    assert job.store.verify(f"file://{moved}/_metadata") == []
+    assert stream.restored(str(moved)) == FILES
+    assert stream.store.verify(f"file://{moved}/_metadata") == []
 
 
-def test_memory_declines_what_is_too_large_and_takes_what_fits(job_of) -> None:
-    job = job_of(open_store(JobManagerCheckpointStorage(max_state_size=300), "job"))
-    job.checkpoint(1, FILES)
-    with pytest.raises(ImageTooLargeError, match=r"has 301 bytes.*at most 300.*Raise max_state_size"):
-        job.checkpoint(2, {"1.zip": b"z" * 301})
-    assert [location.rpartition("/")[2] for location in job.store.checkpoints()] == ["chk-1"]
+def test_memory_declines_what_is_too_large_and_takes_what_fits(stream_of) -> None:
+    stream = stream_of(open_store(JobManagerCheckpointStorage(max_state_size=300), "stream"))
+    stream.checkpoint(1, FILES)
+    with pytest.raises(SnapshotTooLargeError, match=r"has 301 bytes.*at most 300.*Raise max_state_size"):
+        stream.checkpoint(2, {"1.zip": b"z" * 301})
+    assert [location.rpartition("/")[2] for location in stream.store.checkpoints()] == ["chk-1"]
 
 
-def test_memory_without_a_savepoint_path_says_where_to_set_one(job_of) -> None:
-    job = job_of(open_store(JobManagerCheckpointStorage(), "job"))
+def test_memory_without_a_savepoint_path_says_where_to_set_one(stream_of) -> None:
+    stream = stream_of(open_store(JobManagerCheckpointStorage(), "stream"))
     with pytest.raises(StorageAccessError, match="Set savepoint_path"):
-        job.savepoint(1, FILES)
+        stream.savepoint(1, FILES)
 
 
-def test_memory_with_a_path_keeps_each_checkpoint_in_one_object(tmp_path, job_of) -> None:
-    job = job_of(open_store(JobManagerCheckpointStorage(f"file://{tmp_path}/c"), "job"))
-    job.checkpoint(1, {"big": b"b" * 2_000_000})
+def test_memory_with_a_path_keeps_each_checkpoint_in_one_object(tmp_path, stream_of) -> None:
+    stream = stream_of(open_store(JobManagerCheckpointStorage(f"file://{tmp_path}/c"), "stream"))
+    stream.checkpoint(1, {"big": b"b" * 2_000_000})
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["_metadata"]
 
 
-def test_a_checkpoint_needs_a_number(job_of, tmp_path) -> None:
-    job = job_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c"), "job"))
+def test_a_checkpoint_needs_a_number(stream_of, tmp_path) -> None:
+    stream = stream_of(open_store(FileSystemCheckpointStorage(f"file://{tmp_path}/c"), "stream"))
     with pytest.raises(OptionError, match="has no number"):
-        job.stored(None, FILES)
+        stream.stored(None, FILES)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_a_location_that_is_no_url_is_refused(given) -> None:
 class OwnStore:
     """What a user's factory may return."""
 
-    def __init__(self, *, job_id: str, folder: str) -> None:
-        self.inner = open_store(FileSystemCheckpointStorage(folder), job_id)
+    def __init__(self, *, stream_id: str, folder: str) -> None:
+        self.inner = open_store(FileSystemCheckpointStorage(folder), stream_id)
 
     def __getattr__(self, name: str):
         if name == "inner":
@@ -214,10 +214,10 @@ class OwnStore:
         return getattr(self.inner, name)
 
 
-def test_a_store_of_ones_own_is_named_by_its_import_path(tmp_path, job_of) -> None:
+def test_a_store_of_ones_own_is_named_by_its_import_path(tmp_path, stream_of) -> None:
     storage = CustomCheckpointStorage(f"{__name__}:OwnStore", {"folder": f"file://{tmp_path}/own"})
-    job = job_of(open_store(pickle.loads(pickle.dumps(storage)), "job"))
-    assert job.restored(job.checkpoint(1, FILES)) == FILES
+    stream = stream_of(open_store(pickle.loads(pickle.dumps(storage)), "stream"))
+    assert stream.restored(stream.checkpoint(1, FILES)) == FILES
 
 
 @pytest.mark.parametrize(
@@ -226,16 +226,16 @@ def test_a_store_of_ones_own_is_named_by_its_import_path(tmp_path, job_of) -> No
         ("no_such_package:Store", "cannot be used.*no_such_package"),
         (f"{__name__}:NoSuchName", "cannot be used.*NoSuchName"),
         (f"{__name__}:OwnStore", "cannot be used.*folder"),
-        ("builtins:dict", "is no ImageStore"),
+        ("builtins:dict", "is no SnapshotStore"),
     ],
 )
 def test_a_factory_that_makes_no_store_is_refused(factory, said) -> None:
     with pytest.raises(OptionError, match=said):
-        open_store(CustomCheckpointStorage(factory), "job")
+        open_store(CustomCheckpointStorage(factory), "stream")
 
 
 def test_a_link_to_an_old_object_is_as_young_as_the_link(tmp_path: Path) -> None:
-    # Or a sweep would take it for garbage of long ago, before the image that needs it is published.
+    # Or a sweep would take it for garbage of long ago, before the snapshot that needs it is published.
     old, new = (LocalSpace(tmp_path / name, buffer_bytes=4096) for name in ("old", "new"))
     old.publish("a.pack", b"data")
     os.utime(tmp_path / "old" / "a.pack", (1, 1))

@@ -3,9 +3,9 @@
 import pytest
 
 from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, JobManagerCheckpointStorage
-from dagster_ckpt.errors import ImageCorruptError, StorageAccessError
+from dagster_ckpt.errors import SnapshotCorruptError, StorageAccessError
 from dagster_ckpt.testing.checkpoint_storage_contract import CheckpointStorageContract
-from dagster_ckpt.testing.trial_images import FILES
+from dagster_ckpt.testing.trial_snapshots import FILES
 
 KINDS = ["file", "folders", "memory", "s3", "jobmanager", "jobmanager with path"]
 
@@ -39,75 +39,75 @@ def place(request, make_place):
 
 
 @pytest.fixture
-def job(place, job_of):
-    return job_of(place.open())
+def stream(place, stream_of):
+    return stream_of(place.open())
 
 
-def test_an_image_under_way_protects_its_base(job) -> None:
-    base = job.checkpoint(1, FILES)
+def test_a_snapshot_under_way_protects_its_base(stream) -> None:
+    base = stream.checkpoint(1, FILES)
     with pytest.raises(StorageAccessError, match="builds on it"):
-        job.store.discard(base, protected=[f"{base}/_metadata"])
-    assert job.restored(base) == FILES
+        stream.store.discard(base, protected=[f"{base}/_metadata"])
+    assert stream.restored(base) == FILES
 
 
-def test_a_number_is_used_once(job) -> None:
-    location = job.checkpoint(1, FILES)
+def test_a_number_is_used_once(stream) -> None:
+    location = stream.checkpoint(1, FILES)
     with pytest.raises(StorageAccessError, match="never overwritten"):
-        job.checkpoint(1, {"other": b"o" * 100})
-    assert job.restored(location) == FILES
+        stream.checkpoint(1, {"other": b"o" * 100})
+    assert stream.restored(location) == FILES
 
 
-def test_a_savepoint_is_named_as_flink_names_it(job) -> None:
-    assert job.savepoint(2, FILES).rpartition("/")[2].startswith("savepoint-flight-")
+def test_a_savepoint_is_named_as_flink_names_it(stream) -> None:
+    assert stream.savepoint(2, FILES).rpartition("/")[2].startswith("savepoint-flight-")
 
 
 @pytest.mark.parametrize("place", ["file", "memory", "s3"], indirect=True)
-def test_what_a_savepoint_has_in_common_with_a_checkpoint_is_not_written_again(job) -> None:
+def test_what_a_savepoint_has_in_common_with_a_checkpoint_is_not_written_again(stream) -> None:
     files = {"id-1.sst": b"s" * 200_000}
-    checkpoint = job.checkpoint(1, files)
-    savepoint = job.stored_savepoint(2, files, base=checkpoint)
+    checkpoint = stream.checkpoint(1, files)
+    savepoint = stream.stored_savepoint(2, files, base=checkpoint)
     assert savepoint.incremental_bytes < 10_000
     # Each stands alone, whichever of them goes first.
-    job.store.discard(checkpoint)
-    job.store.sweep(older_than_ms=0)
-    assert job.restored(savepoint.location) == files
-    next_checkpoint = job.stored(3, files, savepoint.location)
+    stream.store.discard(checkpoint)
+    stream.store.sweep(older_than_ms=0)
+    assert stream.restored(savepoint.location) == files
+    next_checkpoint = stream.stored(3, files, savepoint.location)
     assert next_checkpoint.incremental_bytes < 10_000
-    job.store.discard(savepoint.location)
-    assert job.restored(next_checkpoint.location) == files
-    assert job.store.verify(next_checkpoint.location) == []
+    stream.store.discard(savepoint.location)
+    assert stream.restored(next_checkpoint.location) == files
+    assert stream.store.verify(next_checkpoint.location) == []
 
 
-def test_a_savepoint_goes_where_it_is_told_and_can_be_discarded(job, tmp_path) -> None:
-    savepoint = job.savepoint(1, FILES, target=str(tmp_path / "mine"))
+def test_a_savepoint_goes_where_it_is_told_and_can_be_discarded(stream, tmp_path) -> None:
+    savepoint = stream.savepoint(1, FILES, target=str(tmp_path / "mine"))
     assert savepoint.startswith(f"file://{tmp_path}/mine/savepoint-")
-    assert job.restored(savepoint) == FILES
-    job.store.discard(savepoint)
+    assert stream.restored(savepoint) == FILES
+    stream.store.discard(savepoint)
     assert list((tmp_path / "mine").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["file", "folders", "memory", "s3"])
-def test_an_increment_costs_what_changed(make_place, job_of, kind) -> None:
-    job = job_of(make_place(kind).open())
+def test_an_increment_costs_what_changed(make_place, stream_of, kind) -> None:
+    stream = stream_of(make_place(kind).open())
     big = {"id-big.sst": b"b" * 1_000_000}
-    first = job.stored(1, big)
-    second = job.stored(2, {**big, "new": b"n" * 1000}, first.location)
+    first = stream.stored(1, big)
+    second = stream.stored(2, {**big, "new": b"n" * 1000}, first.location)
     assert (first.full_bytes, first.file_count) == (1_000_000, 1)
     assert (second.full_bytes, second.file_count) == (1_001_000, 2)
     assert 1000 < second.incremental_bytes < 3000
 
 
 @pytest.mark.parametrize("kind", ["file", "memory", "s3"])
-def test_a_broken_checkpoint_is_listed_said_and_makes_nobody_lose_a_byte(make_place, job_of, kind, caplog) -> None:
+def test_a_broken_checkpoint_is_listed_said_and_makes_nobody_lose_a_byte(make_place, stream_of, kind, caplog) -> None:
     place = make_place(kind)
-    job = job_of(place.open())
-    first = job.checkpoint(1, FILES)
-    broken = job.checkpoint(2, FILES, base=first)
-    third = job.checkpoint(3, FILES, base=first)
+    stream = stream_of(place.open())
+    first = stream.checkpoint(1, FILES)
+    broken = stream.checkpoint(2, FILES, base=first)
+    third = stream.checkpoint(3, FILES, base=first)
     _truncate(place, broken)
-    fresh = job_of(place.open())
+    fresh = stream_of(place.open())
     assert fresh.store.checkpoints() == [first, broken, third]
-    with pytest.raises(ImageCorruptError, match=r"chk-2/_metadata.*truncated"):
+    with pytest.raises(SnapshotCorruptError, match=r"chk-2/_metadata.*truncated"):
         fresh.store.manifest(broken)
     fresh.store.discard(first)
     fresh.store.discard(third)
@@ -115,7 +115,7 @@ def test_a_broken_checkpoint_is_listed_said_and_makes_nobody_lose_a_byte(make_pl
     assert fresh.store.sweep(older_than_ms=0) == []
     fresh.store.discard(broken)
     assert fresh.store.checkpoints() == []
-    assert [garbage.reason for garbage in fresh.store.sweep(older_than_ms=0)] == ["no image refers to it"]
+    assert [garbage.reason for garbage in fresh.store.sweep(older_than_ms=0)] == ["no snapshot refers to it"]
 
 
 def _truncate(place, location: str) -> None:

@@ -13,7 +13,7 @@ from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.memory_objects import MemorySpace
 from dagster_ckpt.io.objects import nothing
 from dagster_ckpt.snapshot.garbage_collection import Garbage, Sweep
-from dagster_ckpt.snapshot.object_store import ObjectImageStore, StoreLayout
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 
 OLD = {"id-1.sst": b"s" * 500, "id-2.sst": b"t" * 500, "1.zip": b"z" * 300, "offsets/1": b"v1"}
 NEW = {"id-1.sst": b"s" * 500, "2.zip": b"y" * 300, "3.zip": b"x" * 400, "offsets/2": b"v1"}
@@ -79,14 +79,14 @@ class FragileSpace(MemorySpace):
 class World:
     """A storage that survives the processes that use it."""
 
-    def __init__(self, job_of) -> None:
+    def __init__(self, stream_of) -> None:
         self.steps = Steps()
-        self.spaces = {root: FragileSpace(root, self.steps) for root in ("mem://c/job", "mem://s")}
-        self._job_of = job_of
+        self.spaces = {root: FragileSpace(root, self.steps) for root in ("mem://c/stream", "mem://s")}
+        self._stream_of = stream_of
 
     def process(self):
-        layout = StoreLayout("flights.delays", "mem://c/job", "mem://s", inline_threshold=10)
-        return self._job_of(ObjectImageStore(layout, self.spaces.__getitem__))
+        layout = StoreLayout("flights.delays", "mem://c/stream", "mem://s", inline_threshold=10)
+        return self._stream_of(ObjectSnapshotStore(layout, self.spaces.__getitem__))
 
     def objects(self) -> set[str]:
         return {f"{root}/{name}" for root, space in self.spaces.items() for name in space._objects}
@@ -104,8 +104,8 @@ class World:
 
 
 @pytest.fixture
-def world(job_of) -> World:
-    return World(job_of)
+def world(stream_of) -> World:
+    return World(stream_of)
 
 
 @pytest.fixture(params=[False, True], ids=["before", "after"])
@@ -114,11 +114,11 @@ def applied(request) -> bool:
 
 
 def test_the_steps_of_each_operation_are_all_walked_through(world) -> None:
-    job = world.process()
+    stream = world.process()
     for act in (
-        lambda: job.checkpoint(1, OLD),
-        lambda: job.savepoint(2, OLD),
-        lambda: job.store.discard(job.store.checkpoints()[0]),
+        lambda: stream.checkpoint(1, OLD),
+        lambda: stream.savepoint(2, OLD),
+        lambda: stream.store.discard(stream.store.checkpoints()[0]),
     ):
         world.steps.taken = 0
         act()
@@ -170,43 +170,43 @@ def test_a_kill_while_a_savepoint_is_written(world, step, applied) -> None:
 
 @pytest.mark.parametrize("step", MANY_STEPS)
 def test_an_error_while_a_checkpoint_is_written_removes_it_unless_it_became_visible(world, step, applied) -> None:
-    job = world.process()
-    first = job.checkpoint(1, OLD)
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
     before = world.objects()
     failed = world.until(
-        lambda: job.checkpoint(2, NEW, base=first), StorageAccessError("disk full"), step, applied=applied
+        lambda: stream.checkpoint(2, NEW, base=first), StorageAccessError("disk full"), step, applied=applied
     )
-    if failed and len(job.store.checkpoints()) == 1:
+    if failed and len(stream.store.checkpoints()) == 1:
         assert world.objects() == before
     else:
-        assert job.restored(job.store.checkpoints()[1]) == NEW
-    assert job.restored(first) == OLD
+        assert stream.restored(stream.store.checkpoints()[1]) == NEW
+    assert stream.restored(first) == OLD
 
 
 @pytest.mark.parametrize("error", [Killed(), StorageAccessError("unreachable")], ids=["kill", "error"])
 @pytest.mark.parametrize("step", MANY_STEPS)
 def test_a_deletion_that_was_cut_off_is_finished_by_the_next_try(world, step, applied, error) -> None:
-    job = world.process()
-    first = job.checkpoint(1, OLD)
-    second = job.checkpoint(2, NEW, base=first)
-    world.until(lambda: job.store.discard(first), error, step, applied=applied)
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
+    second = stream.checkpoint(2, NEW, base=first)
+    world.until(lambda: stream.store.discard(first), error, step, applied=applied)
 
     after = world.process()
     assert after.restored(second) == NEW
     after.store.discard(first)
     assert after.store.checkpoints() == [second]
     assert after.restored(second) == NEW
-    used = {f"mem://c/job/shared/{name.rpartition('/')[2]}" for name in after.store.manifest(second).objects}
-    assert world.objects() == used | {"mem://c/job/chk-2/_metadata"}
+    used = {f"mem://c/stream/shared/{name.rpartition('/')[2]}" for name in after.store.manifest(second).objects}
+    assert world.objects() == used | {"mem://c/stream/chk-2/_metadata"}
 
 
 @pytest.mark.parametrize("step", MANY_STEPS)
 def test_a_deletion_that_was_cut_off_is_finished_by_the_sweep_too(world, step, applied) -> None:
-    job = world.process()
-    first = job.checkpoint(1, OLD)
-    second = job.checkpoint(2, NEW, base=first)
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
+    second = stream.checkpoint(2, NEW, base=first)
     everything = world.objects()
-    cut_off = world.until(lambda: job.store.discard(first), Killed(), step, applied=applied)
+    cut_off = world.until(lambda: stream.store.discard(first), Killed(), step, applied=applied)
 
     after = world.process()
     after.store.sweep(older_than_ms=0)
@@ -219,46 +219,46 @@ def test_a_deletion_that_was_cut_off_is_finished_by_the_sweep_too(world, step, a
 
 
 def test_what_is_young_or_in_use_is_not_swept(world) -> None:
-    job = world.process()
-    first = job.checkpoint(1, OLD)
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
     dying = world.process()
     world.until(lambda: dying.checkpoint(2, NEW, base=first), Killed(), 2, applied=False)
     everything = world.objects()
-    assert job.store.sweep(older_than_ms=FOR_EVER_MS) == []
+    assert stream.store.sweep(older_than_ms=FOR_EVER_MS) == []
     assert world.objects() == everything
 
 
-def test_an_object_that_only_a_protected_image_refers_to_stays(world) -> None:
-    job = world.process()
-    first = job.checkpoint(1, OLD)
-    second = job.checkpoint(2, NEW, base=first)
-    space = world.spaces["mem://c/job"]
+def test_an_object_that_only_a_protected_snapshot_refers_to_stays(world) -> None:
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
+    second = stream.checkpoint(2, NEW, base=first)
+    space = world.spaces["mem://c/stream"]
     # As the deletion of the base is under way in another process: it is listed no more.
     space.publish("chk-1/_deleting", space.read("chk-1/_metadata"))
     space.delete("chk-1/_metadata")
-    job.store.discard(second, protected=[first])
-    assert job.store.checkpoints() == []
+    stream.store.discard(second, protected=[first])
+    assert stream.store.checkpoints() == []
     old_objects = {name for name in world.objects() if "/shared/1-" in name}
     assert len(old_objects) == 1
 
 
-def test_a_protected_image_that_is_not_there_keeps_every_shared_byte(world, caplog) -> None:
-    job = world.process()
-    first = job.checkpoint(1, OLD)
-    job.store.discard(first, protected=["mem://c/job/chk-99"])
+def test_a_protected_snapshot_that_is_not_there_keeps_every_shared_byte(world, caplog) -> None:
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
+    stream.store.discard(first, protected=["mem://c/stream/chk-99"])
     assert [name for name in world.objects() if "/shared/" in name]
-    assert caplog.messages == ["Shared objects in mem://c/job stay: the protected chk-99 is not there."]
+    assert caplog.messages == ["Shared objects in mem://c/stream stay: the protected chk-99 is not there."]
 
 
-def test_what_any_other_image_refers_to_stays_not_only_what_the_last_does(world) -> None:
-    job = world.process()
-    first = job.checkpoint(1, OLD)
-    second = job.checkpoint(2, NEW, base=first)
-    third = job.checkpoint(3, {"id-9.sst": b"u" * 500})
-    job.store.discard(first)
-    job.store.sweep(older_than_ms=0)
-    assert job.restored(second) == NEW
-    assert job.restored(third) == {"id-9.sst": b"u" * 500}
+def test_what_any_other_snapshot_refers_to_stays_not_only_what_the_last_does(world) -> None:
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
+    second = stream.checkpoint(2, NEW, base=first)
+    third = stream.checkpoint(3, {"id-9.sst": b"u" * 500})
+    stream.store.discard(first)
+    stream.store.sweep(older_than_ms=0)
+    assert stream.restored(second) == NEW
+    assert stream.restored(third) == {"id-9.sst": b"u" * 500}
 
 
 class GoneMeanwhile(FragileSpace):
@@ -268,52 +268,52 @@ class GoneMeanwhile(FragileSpace):
         return 1 if name == "chk-2/_metadata" else super().size(name)
 
 
-def test_an_image_that_is_deleted_meanwhile_does_not_hide_those_after_it(world) -> None:
-    space = world.spaces["mem://c/job"] = GoneMeanwhile("mem://c/job", world.steps)
+def test_a_snapshot_that_is_deleted_meanwhile_does_not_hide_those_after_it(world) -> None:
+    space = world.spaces["mem://c/stream"] = GoneMeanwhile("mem://c/stream", world.steps)
     space.publish("chk-2/notes.txt", b"left by a person")
-    job = world.process()
-    first = job.checkpoint(1, OLD)
-    third = job.checkpoint(3, NEW, base=first)
-    job.store.discard(first)
-    job.store.sweep(older_than_ms=0)
-    assert job.restored(third) == NEW
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
+    third = stream.checkpoint(3, NEW, base=first)
+    stream.store.discard(first)
+    stream.store.sweep(older_than_ms=0)
+    assert stream.restored(third) == NEW
 
 
-def test_another_jobs_checkpoint_is_deleted_with_regard_to_its_own_siblings(world, job_of) -> None:
+def test_another_streams_checkpoint_is_deleted_with_regard_to_its_own_siblings(world, stream_of) -> None:
     other = world.process()
     first = other.checkpoint(1, OLD)
     second = other.checkpoint(2, OLD, base=first)
     world.spaces["mem://c/mine"] = FragileSpace("mem://c/mine", world.steps)
     layout = StoreLayout("mine", "mem://c/mine", None, inline_threshold=10)
-    mine = job_of(ObjectImageStore(layout, world.spaces.__getitem__))
+    mine = stream_of(ObjectSnapshotStore(layout, world.spaces.__getitem__))
     mine.store.discard(first)
     assert other.store.checkpoints() == [second]
     assert other.restored(second) == OLD
 
 
-def test_what_a_person_put_beside_an_image_stays(world) -> None:
-    job = world.process()
-    first = job.checkpoint(1, OLD)
-    world.spaces["mem://c/job"].publish("chk-1/notes.txt", b"before the upgrade")
-    job.store.discard(first)
-    assert world.objects() == {"mem://c/job/chk-1/notes.txt"}
+def test_what_a_person_put_beside_a_snapshot_stays(world) -> None:
+    stream = world.process()
+    first = stream.checkpoint(1, OLD)
+    world.spaces["mem://c/stream"].publish("chk-1/notes.txt", b"before the upgrade")
+    stream.store.discard(first)
+    assert world.objects() == {"mem://c/stream/chk-1/notes.txt"}
 
 
 def test_a_savepoint_that_somebody_is_copying_is_not_swept(world) -> None:
-    job = world.process()
-    savepoint = job.savepoint(1, OLD)
+    stream = world.process()
+    savepoint = stream.savepoint(1, OLD)
     space = world.spaces["mem://s"]
     directory = savepoint.rpartition("/")[2]
     for name in space.list(directory):
         if name != "_metadata":
             space.publish(f"savepoint-flight-copy/{name}", space.read(f"{directory}/{name}"))
     copied = world.objects()
-    assert job.store.sweep(older_than_ms=0) == []
+    assert stream.store.sweep(older_than_ms=0) == []
     assert world.objects() == copied
 
 
-def test_another_jobs_unfinished_savepoint_is_not_swept(world) -> None:
-    world.spaces["mem://s"].publish("savepoint-x-1/_incomplete", b"another job")
+def test_another_streams_unfinished_savepoint_is_not_swept(world) -> None:
+    world.spaces["mem://s"].publish("savepoint-x-1/_incomplete", b"another stream")
     before = world.objects()
     assert world.process().store.sweep(older_than_ms=0) == []
     assert world.objects() == before
@@ -322,7 +322,7 @@ def test_another_jobs_unfinished_savepoint_is_not_swept(world) -> None:
 @pytest.fixture
 def old_space() -> MemorySpace:
     """What crashes left: two checkpoints without metadata and half a deletion, beside what is not ours."""
-    space = MemorySpace("mem://c/job")
+    space = MemorySpace("mem://c/stream")
     names = {
         "chk-1/b.pack": 1,
         "chk-1/b.tmp": 1,
@@ -341,27 +341,27 @@ def old_space() -> MemorySpace:
 
 
 def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: MemorySpace) -> None:
-    would = Sweep(old_space, now_ms=10_000, older_than_ms=4_000, dry_run=True).job([])
+    would = Sweep(old_space, now_ms=10_000, older_than_ms=4_000, dry_run=True).stream([])
     before = set(old_space._objects)
 
     # The age of exactly four seconds is not older than that.
     assert would == [
-        Garbage("mem://c/job/chk-1/b.pack", "chk-1 was never finished: it has no _metadata", 9_999),
-        Garbage("mem://c/job/chk-1/b.tmp", "chk-1 was never finished: it has no _metadata", 9_999),
-        Garbage("mem://c/job/chk-3/_deleting", "the deletion of chk-3 was cut off", 8_000),
-        Garbage("mem://c/job/chk-3/a.pack", "the deletion of chk-3 was cut off", 7_000),
-        Garbage("mem://c/job/chk-4/d.pack", "chk-4 was never finished: it has no _metadata", 5_000),
-        Garbage("mem://c/job/shared/old.pack", "no image refers to it", 4_001),
+        Garbage("mem://c/stream/chk-1/b.pack", "chk-1 was never finished: it has no _metadata", 9_999),
+        Garbage("mem://c/stream/chk-1/b.tmp", "chk-1 was never finished: it has no _metadata", 9_999),
+        Garbage("mem://c/stream/chk-3/_deleting", "the deletion of chk-3 was cut off", 8_000),
+        Garbage("mem://c/stream/chk-3/a.pack", "the deletion of chk-3 was cut off", 7_000),
+        Garbage("mem://c/stream/chk-4/d.pack", "chk-4 was never finished: it has no _metadata", 5_000),
+        Garbage("mem://c/stream/shared/old.pack", "no snapshot refers to it", 4_001),
     ]
     assert set(old_space._objects) == before
 
-    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).job([]) == would
-    swept = {garbage.location.removeprefix("mem://c/job/") for garbage in would}
+    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).stream([]) == would
+    swept = {garbage.location.removeprefix("mem://c/stream/") for garbage in would}
     assert set(old_space._objects) == before - swept
-    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).job([]) == []
+    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).stream([]) == []
 
 
-def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_job_are_swept() -> None:
+def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_stream_are_swept() -> None:
     space = MemorySpace("mem://s")
     objects = {
         "savepoint-loose-object": (1, b""),
@@ -370,7 +370,7 @@ def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_job_are_swept
         "savepoint-a-whole/_metadata": (1, b""),
         "savepoint-b-young/_incomplete": (1, b"flights.delays"),
         "savepoint-b-young/a.pack": (6_000, b""),
-        "savepoint-c-other/_incomplete": (1, b"another job"),
+        "savepoint-c-other/_incomplete": (1, b"another stream"),
         "savepoint-c-other/a.pack": (1, b""),
         "savepoint-d-marked/_incomplete": (1, b"flights.delays"),
         "savepoint-d-marked/_metadata": (1, b""),

@@ -17,24 +17,33 @@ _HEAD = """# Reliability: what was broken, and what held
 
 Written by `make torture`; a slice of it runs with `make test`.
 
-Each operation below is done again and again, in a process of its own, and at each of its numbered calls something goes wrong: of the calls that change a
-local disk (open, write, flush, rename, link, delete, ...), of the requests to an object store (one without rename or folders, with images, live directories
-and the sink's output in it), and of the transactions with the catalog (SQLite). All but the fault is real: catalog, storage, live directories, sink logs. What
+Each operation below is done again and again, in a process of its own, and at each of its numbered calls something goes
+    wrong: of the calls that change a
+local disk (open, write, flush, rename, link, delete, ...), of the requests to an object store (one without rename or
+folders, with snapshots, live directories and the sink's output in it), and of the transactions with the catalog
+(SQLite). All but the fault is real: catalog, storage, live directories, sink logs. What
 Spark writes is written by hand as it does, so no JVM is started. After each fault, with the process that met it gone:
 
-- the next plain start recovers without a person, at a right batch, in a live directory that is whole and has, byte for byte, what Spark wrote; it never starts empty;
+- the next plain start recovers without a person, at a right batch, in a live directory that is whole and has, byte for
+  byte, what Spark wrote; it never starts empty;
 - done once more, recovery finds nothing left to do: it ends;
-- the sink's log has exactly the rows that an uninterrupted run has up to the batch of the query, each file once, and the files are there;
-- every listed checkpoint and savepoint passes verification with every byte, before and after housekeeping; what is on storage and what is in the catalog is the same;
-- a checkpoint that was listed before is listed still, or a newer one is; a savepoint is, unless the operation was to delete it;
+- the sink's log has exactly the rows that an uninterrupted run has up to the batch of the query, each file once, and
+  the files are there;
+- every listed checkpoint and savepoint passes verification with every byte, before and after housekeeping; what is on
+  storage and what is in the catalog is the same;
+- a checkpoint that was listed before is listed still, or a newer one is; a savepoint is, unless the operation was to
+  delete it;
 - after housekeeping nothing is left half deleted or in progress;
-- files of another stream in the same storage and live folder, files beside them, and rows of another stream in the catalog are as they were;
+- files of another stream in the same storage and live folder, files beside them, and rows of another stream in the
+  catalog are as they were;
 - what failed said so by an error of this package;
-- where the process was killed or an answer lost: the same operation, done once more, is fine, and all of this holds again.
+- where the process was killed or an answer lost: the same operation, done once more, is fine, and all of this holds
+  again.
 
-Where the lease is lost, a successor takes it before the step, starts from the latest state, commits three batches, and takes a checkpoint; then the old process goes on
-to its end. All rows of the catalog, the successor's live directory and its sink are then, byte for byte, as the successor left them, its images pass
-verification, and its own next start resumes after its last batch.
+Where the lease is lost, a successor takes it before the step, starts from the latest state, commits three batches, and
+takes a checkpoint; then the old process goes on to its end. All rows of the catalog, the successor's live directory and
+its sink are then, byte for byte, as the successor left them, its snapshots pass verification, and its own next start
+resumes after its last batch.
 
 """
 _TAIL = """
@@ -45,8 +54,10 @@ $ make torture                                  # all of it; rewrites this page
 $ .venv/bin/python -m tests.torture --only 'fork' --fault POWER_SOME    # one operation, one fault
 ```
 
-A number beside a point in a message is the call: add `--first 17 --at-most 1` for that one alone. A run ends after 19.5 minutes; on a machine that is too slow
-for all of it, what is left out is listed here. The order is drawn from the day, so that it is something else each day (`--seed` repeats a run).
+A number beside a point in a message is the call: add `--first 17 --at-most 1` for that one alone. A run ends after 19.5
+    minutes; on a machine that is too slow
+for all of it, what is left out is listed here. The order is drawn from the day, so that it is something else each day
+(`--seed` repeats a run).
 
 ## Tried elsewhere
 
@@ -54,7 +65,7 @@ for all of it, what is left out is listed here. The order is drawn from the day,
 
 _ELSEWHERE = {
     "tests/lifecycle/test_lease_lost_at_every_step.py": "the lease is lost by a process that is frozen (SIGSTOP), by a stalled connection, and in PostgreSQL",
-    "tests/storage/test_store_crashes.py": "kills and errors at each call of a store of images",
+    "tests/storage/test_store_crashes.py": "kills and errors at each call of a store of snapshots",
     "tests/lifecycle/test_upgrade_crashes.py": "an upgrade that dies at each of its steps",
     "tests/fuzz": "crafted and damaged bytes for every reader (`make fuzz`)",
     "tests/soak": "random kills of real Spark queries, compared row for row (`make soak`)",

@@ -7,16 +7,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from golden_job import GoldenJob
+from golden_stream import GoldenStream
 from lost_lease import take_checkpoint
 from lost_power import SCENARIOS as OF_POWER_LOSS
 from lost_power import Scenario, problems_of, problems_of_history, without_lease
 from rewind_history import LAST, History
 from test_roll_back import WRONG, failed_upgrade, row
-from test_run_job_refusals import PlayedQuery
+from test_run_stream_refusals import PlayedQuery
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
-from dagster_ckpt.catalog.records import Holder, ImageStatus, RequestKind
+from dagster_ckpt.catalog.records import Holder, RequestKind, SnapshotStatus
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.operations.operations import trigger_savepoint
@@ -24,7 +24,7 @@ from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import RunRequest, _Run
-from dagster_ckpt.snapshot.manifest import ImageKind
+from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import holding
@@ -35,28 +35,28 @@ _HOLDER = Holder("next", "run-next", "host", 1, 1, "boot")
 
 def _make_swept(root: Path) -> None:
     """What crashes leave, beside two checkpoints and a savepoint."""
-    golden = GoldenJob(root).make()
-    golden.image()
+    golden = GoldenStream(root).make()
+    golden.snapshot()
     golden.commit(5)
-    golden.image()
-    golden.image(ImageKind.SAVEPOINT, "sp")
-    shared = root / "images/golden/shared"
+    golden.snapshot()
+    golden.snapshot(SnapshotKind.SAVEPOINT, "sp")
+    shared = root / "snapshots/golden/shared"
     shared.mkdir(exist_ok=True)
     (shared / "9-dead-0.pack").write_bytes(b"x" * 100)
-    (root / "images/golden/chk-9").mkdir()
-    (root / "images/golden/chk-9/9-dead-0.tmp").write_bytes(b"x")
+    (root / "snapshots/golden/chk-9").mkdir()
+    (root / "snapshots/golden/chk-9/9-dead-0.tmp").write_bytes(b"x")
     golden.close()
 
 
 def _sweep(root: Path) -> None:
-    housekeeping(GoldenJob(root).job, older_than_ms=0)
+    housekeeping(GoldenStream(root).stream, older_than_ms=0)
 
 
 def _problems_of_golden(root: Path) -> list[str]:
-    golden = GoldenJob(root)
+    golden = GoldenStream(root)
     try:
-        found = problems_of(golden.job)
-        names = {path.name for path in (root / "images/golden/shared").iterdir()}
+        found = problems_of(golden.stream)
+        names = {path.name for path in (root / "snapshots/golden/shared").iterdir()}
         return found + ([] if "9-dead-0.pack" not in names else ["what a crash left is still there after a sweep"])
     finally:
         golden.close()
@@ -64,7 +64,7 @@ def _problems_of_golden(root: Path) -> list[str]:
 
 def _make_history(root: Path) -> None:
     history = History(root)
-    trigger_savepoint(history.shelf.job, Operator("torture"), label="sp")
+    trigger_savepoint(history.shelf.stream, Operator("torture"), label="sp")
     history.commit(LAST + 1)
     history.sinks(history.file_sink)
     history.close()
@@ -74,9 +74,9 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
     """A whole run of a query that ends at once: lease, plan, restore, roll-back, start, end of the run."""
 
     def work(root: Path) -> None:
-        job = History.reopened(root).shelf.job
-        request = job.catalog.requests.submit(job.job_id, RequestKind.START, origin="torture")
-        lease = job.catalog.leases.acquire(job.job_id, _HOLDER, _TTL_MS)
+        stream = History.reopened(root).shelf.stream
+        request = stream.catalog.requests.submit(stream.stream_id, RequestKind.START, origin="torture")
+        lease = stream.catalog.leases.acquire(stream.stream_id, _HOLDER, _TTL_MS)
         try:
             asked = RunRequest(
                 "run-next",
@@ -84,11 +84,11 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
                 start_from=StartFrom.parse(start_from, accept_loss=True),
                 start_request_id=request.request_id,
             )
-            keeper = LeaseKeeper(job.catalog, lease, ttl_ms=_TTL_MS)
+            keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=_TTL_MS)
             acquired = AcquiredLease(replace(lease, predecessor_unproven=not predecessor_ended))
-            _Run(job, asked, acquired, keeper).until_the_end("next")
+            _Run(stream, asked, acquired, keeper).until_the_end("next")
         finally:
-            job.catalog.leases.release(job.job_id, lease.token)
+            stream.catalog.leases.release(stream.stream_id, lease.token)
 
     return work
 
@@ -101,18 +101,18 @@ def _make_failed_upgrade(root: Path) -> None:
 
 
 def _roll_upgrade_back(root: Path) -> None:
-    roll_back(History.reopened(root).shelf.job, run_id="torture")
+    roll_back(History.reopened(root).shelf.stream, run_id="torture")
 
 
 def _problems_of_upgrade(root: Path) -> list[str]:
     history = History.reopened(root)
-    job = history.shelf.job
+    stream = history.shelf.stream
     try:
         found = problems_of_history(LAST, WRONG)(root)
         if row(history).upgrade is not None and not found:
             # Whatever was left of it: rolling it back ends, and the old code goes on where it had stopped.
             with suppress(RequestFailedError):
-                roll_back(job, run_id="torture again")
+                roll_back(stream, run_id="torture again")
             upgrade = row(history).upgrade
             if upgrade is None or upgrade.phase is not UpgradePhase.ROLLED_BACK:
                 found.append(f"the upgrade ends as {upgrade}")
@@ -130,36 +130,40 @@ def _cancelling(root: Path) -> History:
 
 def _make_cancelled(root: Path) -> None:
     history = History(root)
-    job = history.shelf.job
-    trigger_savepoint(job, Operator("torture"), label="sp")
+    stream = history.shelf.stream
+    trigger_savepoint(stream, Operator("torture"), label="sp")
     for batch in (LAST + 1, LAST + 2):
         history.commit(batch)
-        with holding(job.catalog, job.job_id) as lease:
-            take_checkpoint(job, lease, "first", [history.file_sink])
+        with holding(stream.catalog, stream.stream_id) as lease:
+            take_checkpoint(stream, lease, "first", [history.file_sink])
     history.close()
 
 
 def _delete_at_cancellation(root: Path) -> None:
-    apply_terminal_retention(_cancelling(root).shelf.job, "first", TerminalState.CANCELED)
+    apply_terminal_retention(_cancelling(root).shelf.stream, "first", TerminalState.CANCELED)
 
 
 def _problems_of_cancelled(root: Path) -> list[str]:
     """The rest of it goes by the next pass; the savepoint stays, and the stream starts from it."""
     history = _cancelling(root)
-    job = history.shelf.job
+    stream = history.shelf.stream
     try:
-        without_lease(job)
-        apply_terminal_retention(job, "first", TerminalState.CANCELED)
-        housekeeping(job, older_than_ms=0)
-        left = [each for each in job.catalog.images.of_job(job.job_id) if each.status is not ImageStatus.DELETED]
+        without_lease(stream)
+        apply_terminal_retention(stream, "first", TerminalState.CANCELED)
+        housekeeping(stream, older_than_ms=0)
+        left = [
+            each
+            for each in stream.catalog.snapshots.of_stream(stream.stream_id)
+            if each.status is not SnapshotStatus.DELETED
+        ]
         found = [f"{each.kind} {each.number} is left" for each in left if each.kind == "CHECKPOINT"]
-        folder = root / "images" / job.job_id
+        folder = root / "snapshots" / stream.stream_id
         found += [f"{path.parent.name} is left on storage" for path in folder.glob("chk-*/_metadata")]
         if not found:
             history.start("sp")
-            found = problems_of(job)
+            found = problems_of(stream)
         if not found and (history.batch, history.sink_batch) != (LAST, LAST):
-            found.append(f"from the savepoint the job is at batch {history.batch}, the sink at {history.sink_batch}")
+            found.append(f"from the savepoint the stream is at batch {history.batch}, the sink at {history.sink_batch}")
         return found
     finally:
         history.close()

@@ -32,8 +32,8 @@ _OTHER = "other"
 _FEW = 5
 # Other streams, other people's files: nothing of it is ever touched.
 _FOREIGN = (
-    "images/other/chk-1/_metadata",
-    "images/other/shared/1-a.pack",
+    "snapshots/other/chk-1/_metadata",
+    "snapshots/other/shared/1-a.pack",
     "live/other/live-1/commits/3",
     "elsewhere/part-0",
 )
@@ -122,7 +122,7 @@ def _lose_lease(outcome: Outcome, fault: LeaseFault, calls: Calls) -> None:
 
 @contextmanager
 def _in_place(fault: Fault) -> Iterator[None]:
-    """Let the job have its files where the fault happens."""
+    """Let the stream have its files where the fault happens."""
     before = SCHEME.set(bucket.SCHEME if isinstance(fault, ObjectFault) else SCHEME.get())
     try:
         yield
@@ -132,9 +132,9 @@ def _in_place(fault: Fault) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Before:
-    """What the catalog said before the fault: images that somebody was promised, and rows of another stream."""
+    """What the catalog said before the fault: snapshots that somebody was promised, and rows of another stream."""
 
-    images: list[tuple[Any, ...]]
+    snapshots: list[tuple[Any, ...]]
     foreign_rows: list[tuple[Any, ...]]
 
 
@@ -147,7 +147,7 @@ def _torture(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("not ours")
     _add_foreign_rows(disk)
-    before = _Before(_images(disk, "COMPLETED"), _foreign_rows(disk))
+    before = _Before(_snapshots(disk, "COMPLETED"), _foreign_rows(disk))
     disk.freeze()
     if calls.at_most > _FEW:
         # What is compiled and imported here is there in each child.
@@ -191,8 +191,8 @@ def _problems(scenario: Scenario, disk: Disk) -> list[str]:
 def _left_over(disk: Disk) -> Iterator[str]:
     """What nobody would ever look at again, and what was never ours."""
     for status in ("DELETING", "IN_PROGRESS"):
-        if _images(disk, status):
-            yield f"after housekeeping an image is still {status}"
+        if _snapshots(disk, status):
+            yield f"after housekeeping a snapshot is still {status}"
     for name in _FOREIGN:
         path = disk.root / name
         if not path.is_file() or path.read_text() != "not ours":
@@ -205,18 +205,18 @@ def _lost(scenario: Scenario, disk: Disk, before: _Before) -> Iterator[str]:
         yield "rows of another stream were changed in the catalog"
     if scenario.name in DELETES_ALL:
         return
-    left = _images(disk, "COMPLETED")
+    left = _snapshots(disk, "COMPLETED")
     newest = max((number for _, kind, number in left if kind == "CHECKPOINT"), default=-1)
-    for image_id, kind, number in before.images:
-        is_listed = any(image_id == each for each, _, _ in left)
+    for snapshot_id, kind, number in before.snapshots:
+        is_listed = any(snapshot_id == each for each, _, _ in left)
         if kind == "SAVEPOINT" and not is_listed and scenario.name not in DELETES_SAVEPOINTS:
             yield f"savepoint {number} is not listed any more"
         if kind == "CHECKPOINT" and not is_listed and newest <= number:
             yield f"checkpoint {number} is not listed any more, and no newer one is"
 
 
-def _images(disk: Disk, status: str) -> list[tuple[Any, ...]]:
-    wanted = "SELECT image_id, kind, number FROM images WHERE job_id != ? AND status = ?"
+def _snapshots(disk: Disk, status: str) -> list[tuple[Any, ...]]:
+    wanted = "SELECT snapshot_id, kind, number FROM snapshots WHERE stream_id != ? AND status = ?"
     with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
         return catalog.execute(wanted, (_OTHER, status)).fetchall()
 
@@ -224,25 +224,27 @@ def _images(disk: Disk, status: str) -> list[tuple[Any, ...]]:
 def _add_foreign_rows(disk: Disk) -> None:
     """Another stream and a checkpoint of it, in the same catalog."""
     with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
-        columns = [row[1] for row in catalog.execute("PRAGMA table_info(jobs)")]
-        values = dict(zip(columns, catalog.execute("SELECT * FROM jobs LIMIT 1").fetchone(), strict=True))
-        values |= dict.fromkeys(("job_id", "name", "asset_key"), _OTHER)
+        columns = [row[1] for row in catalog.execute("PRAGMA table_info(streams)")]
+        values = dict(zip(columns, catalog.execute("SELECT * FROM streams LIMIT 1").fetchone(), strict=True))
+        values |= dict.fromkeys(("stream_id", "name", "asset_key"), _OTHER)
         values["live_directory"] = f"{disk.root}/live/other/live-1"
-        catalog.execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(columns))})", list(values.values()))
-        image = {
-            "image_id": "of-another",
-            "job_id": _OTHER,
+        catalog.execute(f"INSERT INTO streams VALUES ({', '.join('?' * len(columns))})", list(values.values()))
+        snapshot = {
+            "snapshot_id": "of-another",
+            "stream_id": _OTHER,
             "kind": "CHECKPOINT",
             "number": 1,
             "status": "COMPLETED",
             "trigger": "PERIODIC",
             "timeline": 1,
-            "location": f"{place(disk.root)}/images/other/chk-1",
+            "location": f"{place(disk.root)}/snapshots/other/chk-1",
             "properties": "{}",
             "created_at_ms": 1,
         }
-        names = ", ".join(f'"{name}"' for name in image)
-        catalog.execute(f"INSERT INTO images ({names}) VALUES ({', '.join('?' * len(image))})", list(image.values()))
+        names = ", ".join(f'"{name}"' for name in snapshot)
+        catalog.execute(
+            f"INSERT INTO snapshots ({names}) VALUES ({', '.join('?' * len(snapshot))})", list(snapshot.values())
+        )
         catalog.commit()
 
 
@@ -250,8 +252,8 @@ def _foreign_rows(disk: Disk) -> list[tuple[Any, ...]]:
     with contextlib.closing(sqlite3.connect(disk.root / CATALOG)) as catalog:
         return [
             row
-            for table in ("jobs", "images")
-            for row in catalog.execute(f"SELECT * FROM {table} WHERE job_id = ?", (_OTHER,))
+            for table in ("streams", "snapshots")
+            for row in catalog.execute(f"SELECT * FROM {table} WHERE stream_id = ?", (_OTHER,))
         ]
 
 

@@ -100,7 +100,7 @@ def _counts(kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
             return reason.counts and reason.side is FailureSide.QUERY
         case TriggerKind.STOP_WITH_SAVEPOINT:
             # In Flink tasks block in a synchronous savepoint until they hear of its completion,
-            # so a failed one must fail the job or they would wait for ever. Here nothing in the
+            # so a failed one must fail the stream or they would wait for ever. Here nothing in the
             # query waits for it: the process that hears of the failure is the one that lets the
             # query go on, and the attempt's timeout bounds the wait.
             return False
@@ -110,7 +110,7 @@ class PeriodicTimer:
     """A fixed-rate timer with a random first delay, as in Flink's `CheckpointCoordinator`.
 
     The effective period is the longer of interval and pause. The first delay is drawn evenly
-    between the pause and the period, so that jobs that start together do not all take their
+    between the pause and the period, so that streams that start together do not all take their
     checkpoints together.
 
     Args:
@@ -146,7 +146,7 @@ class PeriodicTimer:
     def fires(self, now_ms: int) -> bool:
         """Whether it is due; if so, it is set to the next time of its rate after now.
 
-        Periods that went by unseen are skipped: catching up would take the same image again.
+        Periods that went by unseen are skipped: catching up would take the same snapshot again.
         """
         if self._period_ms is None or self._due_at_ms is None or now_ms < self._due_at_ms:
             return False
@@ -170,7 +170,7 @@ class CheckpointCoordinator:
     driver itself when it reports the end of an attempt that is still pending.
 
     Args:
-        options: The job's checkpointing options.
+        options: The stream's checkpointing options.
         first_number: Number of the first attempt.
         random: Where the first delay of the periodic timer is drawn from.
 

@@ -11,7 +11,7 @@ from dagster_ckpt.config.modes import CheckpointingMode
 
 
 class Alignment(Enum):
-    """Which batch an image ends at, if one is running when the attempt begins.
+    """Which batch a snapshot ends at, if one is running when the attempt begins.
 
     WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and cut there.
     CARRY_IN_FLIGHT: Unaligned. Cut at the newest commit at once, and carry the planned offsets
@@ -28,10 +28,10 @@ class Alignment(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt to take an image. All times are on the monotonic clock of the events.
+    """One attempt to take a snapshot. All times are on the monotonic clock of the events.
 
     Attributes:
-        number: From the job's counter, rising. The `n` of `chk-<n>`; a savepoint takes a number
+        number: From the stream's counter, rising. The `n` of `chk-<n>`; a savepoint takes a number
             too, as in Flink, though its path does not show it.
         kind: What is taken.
         request_id: Whom to answer; None if the timer asked.
@@ -68,7 +68,7 @@ def begin_attempt(
     """An attempt that begins now, with its deadlines.
 
     Args:
-        options: The job's checkpointing options.
+        options: The stream's checkpointing options.
         number: Number of the attempt.
         kind: What is taken.
         request_id: Whom to answer; None if the timer asked.
@@ -143,12 +143,12 @@ class CheckpointFailureReason(Enum):
     CHECKPOINT_DECLINED_TASK_NOT_READY = (
         False,
         FailureSide.QUERY,
-        "The query has not committed a batch yet, so there is nothing to take an image of.",
+        "The query has not committed a batch yet, so there is nothing to take a snapshot of.",
     )
     MINIMUM_TIME_BETWEEN_CHECKPOINTS = (
         False,
         FailureSide.COORDINATOR,
-        "The minimum pause since the last completed image is not over.",
+        "The minimum pause since the last completed snapshot is not over.",
     )
     TOO_MANY_CHECKPOINT_REQUESTS = (
         False,
@@ -198,7 +198,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete an image that was completed after its attempt had been aborted.
+    """Delete a snapshot that was completed after its attempt had been aborted.
 
     Its request was answered by the `Abort`; Flink likewise discards late acknowledgements.
     """
@@ -252,7 +252,7 @@ class QueryStopped:
 class Tick:
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
-    Attempts expire and the timer fires only here, so an image that was stored in time is never
+    Attempts expire and the timer fires only here, so a snapshot that was stored in time is never
     thrown away because its report and the tick arrive in a certain order.
     """
 
@@ -261,7 +261,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Triggered:
-    """Somebody asks for an image."""
+    """Somebody asks for a snapshot."""
 
     at_ms: int
     request: TriggerRequest
@@ -277,7 +277,7 @@ class CutTaken:
 
 @dataclass(frozen=True)
 class AttemptCompleted:
-    """An image is stored, published and can be restored from."""
+    """A snapshot is stored, published and can be restored from."""
 
     at_ms: int
     number: int
@@ -285,7 +285,7 @@ class AttemptCompleted:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """An attempt ended without an image; reported for an aborted one too, once its work has ended.
+    """An attempt ended without a snapshot; reported for an aborted one too, once its work has ended.
 
     Attributes:
         at_ms: Monotonic time.
@@ -302,7 +302,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True)
 class CleaningChanged:
-    """The number of images being deleted changed.
+    """The number of snapshots being deleted changed.
 
     Attributes:
         at_ms: Monotonic time.

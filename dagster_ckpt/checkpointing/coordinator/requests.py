@@ -21,7 +21,7 @@ class TriggerKind(Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the image will belong to a person."""
+        """Whether the snapshot will belong to a person."""
         return self is not TriggerKind.CHECKPOINT
 
 
@@ -34,7 +34,7 @@ class TriggerOrigin(Enum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """One request for an image.
+    """One request for a snapshot.
 
     Attributes:
         request_id: Whom to answer. None is the coordinator's own timer, which nobody waits for.
@@ -68,8 +68,8 @@ class Load:
         now_ms: Monotonic time.
         triggering: Whether an attempt is in its triggering phase.
         pending: Attempts under way, savepoints included.
-        cleaning: Images being deleted.
-        last_completion_ms: When an image was last completed; None if none ever was.
+        cleaning: Snapshots being deleted.
+        last_completion_ms: When a snapshot was last completed; None if none ever was.
     """
 
     now_ms: int

@@ -12,11 +12,16 @@ from dagster import AssetExecutionContext, OpExecutionContext
 
 from dagster_ckpt.orchestration._compat import BaseAssetGraph, asset_graph_of
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset
-from dagster_ckpt.orchestration.sensors.snapshot_report import BATCH_ID_KEY, IMAGE_ID_KEY, JOB_ID_KEY, TIMELINE_KEY
+from dagster_ckpt.orchestration.sensors.snapshot_report import (
+    BATCH_ID_KEY,
+    SNAPSHOT_ID_KEY,
+    STREAM_ID_KEY,
+    TIMELINE_KEY,
+)
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 
-READ_JOB_KEY = "dagster_ckpt/read_job"
-READ_IMAGE_KEY = "dagster_ckpt/read_image"
+READ_STREAM_KEY = "dagster_ckpt/read_job"
+READ_SNAPSHOT_KEY = "dagster_ckpt/read_snapshot"
 READ_BATCH_KEY = "dagster_ckpt/read_batch"
 READ_TIMELINE_KEY = "dagster_ckpt/read_timeline"
 READ_EXACTLY_KEY = "dagster_ckpt/read_exactly"
@@ -33,15 +38,15 @@ class ReadCheckpoint:
     """The newest checkpoint of a stream that was reported when somebody began to read its output.
 
     Attributes:
-        job_id: The stream.
-        image_id: The checkpoint or savepoint.
+        stream_id: The stream.
+        snapshot_id: The checkpoint or savepoint.
         batch_id: The batch that it stands at.
         timeline: The timeline of the stream.
         exactly: Whether the reader reads no later batch.
     """
 
-    job_id: str
-    image_id: str
+    stream_id: str
+    snapshot_id: str
     batch_id: int
     timeline: int
     exactly: bool
@@ -49,8 +54,8 @@ class ReadCheckpoint:
     def metadata(self) -> dict[str, Any]:
         """What a materialization is to carry."""
         return {
-            READ_JOB_KEY: self.job_id,
-            READ_IMAGE_KEY: self.image_id,
+            READ_STREAM_KEY: self.stream_id,
+            READ_SNAPSHOT_KEY: self.snapshot_id,
             READ_BATCH_KEY: self.batch_id,
             READ_TIMELINE_KEY: self.timeline,
             READ_EXACTLY_KEY: self.exactly,
@@ -87,8 +92,8 @@ def reading_checkpoint(
     if not isinstance(batch_id, int):
         return None
     read = ReadCheckpoint(
-        job_id=str(values.get(JOB_ID_KEY)),
-        image_id=str(values.get(IMAGE_ID_KEY)),
+        stream_id=str(values.get(STREAM_ID_KEY)),
+        snapshot_id=str(values.get(SNAPSHOT_ID_KEY)),
         batch_id=batch_id,
         timeline=timeline if isinstance(timeline, int) else 0,
         exactly=exactly,
@@ -210,7 +215,7 @@ def _newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[dg.Event
 def _read(materialization: dg.AssetMaterialization, stream: Stream) -> tuple[int | None, Basis, bool]:
     recorded = {name: entry.value for name, entry in materialization.metadata.items()}
     batch_id = recorded.get(READ_BATCH_KEY)
-    if isinstance(batch_id, int) and recorded.get(READ_JOB_KEY) == stream.job_id:
+    if isinstance(batch_id, int) and recorded.get(READ_STREAM_KEY) == stream.stream_id:
         return batch_id, Basis.RECORDED, recorded.get(READ_EXACTLY_KEY) is True
     # The catalog sensor makes the batch the data version of a stream's materializations.
     tags = materialization.tags or {}

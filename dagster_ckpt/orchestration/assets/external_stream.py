@@ -1,6 +1,6 @@
 """Streaming assets whose query runs outside Dagster: in a program that others start, or a driver that a run launches.
 
-The driver calls `run_streaming_job` with the job id of the asset and the same places. Catalog sensor, operator jobs,
+The driver calls `run_stream` with the stream id of the asset and the same places. Catalog sensor, operator jobs,
 preview, fork and doctor work on it as on any other stream: all they need is the catalog and the files.
 """
 
@@ -25,7 +25,7 @@ def external_streaming_asset(
     launch: DriverLaunch | None = None,
     checkpointing: CheckpointConfig | CheckpointSettings | None = None,
     restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
-    job_id: str | None = None,
+    stream_id: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
     deps: Sequence[Any] | None = None,
     group_name: str | None = None,
@@ -41,9 +41,9 @@ def external_streaming_asset(
         name: Asset name.
         launch: How a run of its start job launches the driver. None: something outside Dagster starts it, such as a
             service manager or Kubernetes; the asset has no start job then.
-        checkpointing: The checkpointing options that the program has too; its storage says where the images are.
+        checkpointing: The checkpointing options that the program has too; its storage says where the snapshots are.
         restart_strategy: What the supervisor sensor does when a launched driver is gone: it has it launched again.
-        job_id: Id in catalog and storage, as the program gives it; default: the asset key joined by dots.
+        stream_id: Id in catalog and storage, as the program gives it; default: the asset key joined by dots.
         key_prefix: As in `dagster.asset`.
         deps: As in `dagster.asset`.
         group_name: As in `dagster.asset`.
@@ -54,7 +54,7 @@ def external_streaming_asset(
         owners: As in `dagster.asset`.
 
     Raises:
-        OptionError: An option or the job id is not valid.
+        OptionError: An option or the stream id is not valid.
 
     Example:
         >>> orders = external_streaming_asset(
@@ -64,7 +64,9 @@ def external_streaming_asset(
         ... )
     """
     key = dg.AssetKey([*([key_prefix] if isinstance(key_prefix, str) else key_prefix or []), name])
-    spec = StreamSpec.of(job_id or ".".join(key.path), checkpointing=checkpointing, restart_strategy=restart_strategy)
+    spec = StreamSpec.of(
+        stream_id or ".".join(key.path), checkpointing=checkpointing, restart_strategy=restart_strategy
+    )
     described: dict[str, Any] = {
         "deps": deps,
         "group_name": group_name,

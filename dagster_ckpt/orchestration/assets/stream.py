@@ -11,7 +11,7 @@ import dagster as dg
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.modes import DesiredState
-from dagster_ckpt.config.stream_id import JOB_ID_PATTERN
+from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
@@ -30,10 +30,10 @@ SHORTEST_STANDSTILL_MS = 30_000
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """A streaming job by itself, whatever in Dagster runs it.
+    """A stream by itself, whatever in Dagster runs it.
 
     Attributes:
-        job_id: Its stable id in catalog and storage.
+        stream_id: Its stable id in catalog and storage.
         options: Checkpointing options.
         restart: What happens after a failure.
         desired_state: What it is to be where nobody has said anything else; None: it is not managed.
@@ -44,7 +44,7 @@ class StreamSpec:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
     """
 
-    job_id: str
+    stream_id: str
     options: CheckpointOptions
     restart: DecidingRestartStrategy
     desired_state: DesiredState | None = None
@@ -53,7 +53,7 @@ class StreamSpec:
 
     @staticmethod
     def of(
-        job_id: str,
+        stream_id: str,
         *,
         checkpointing: CheckpointConfig | CheckpointSettings | None = None,
         restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
@@ -61,10 +61,10 @@ class StreamSpec:
         upgrade: UpgradePolicy | UpgradeSettings | None = None,
         standstill_timeout_ms: int | None = None,
     ) -> StreamSpec:
-        """A streaming job of options as a person writes them.
+        """A stream of options as a person writes them.
 
         Args:
-            job_id: Id in catalog and storage; it names a folder.
+            stream_id: Id in catalog and storage; it names a folder.
             checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML; default: a
                 `CheckpointConfig()`, periodic checkpoints off.
             restart_strategy: What happens after a failure; default: Flink's, which is none without checkpointing and
@@ -77,16 +77,17 @@ class StreamSpec:
                 runs, fails its run, and the restart strategy begins a new one; from 30,000. None: people decide.
 
         Raises:
-            OptionError: An option or the job id is not valid.
+            OptionError: An option or the stream id is not valid.
         """
-        if not JOB_ID_PATTERN.fullmatch(job_id):
+        if not STREAM_ID_PATTERN.fullmatch(stream_id):
             raise OptionError(
-                f"job_id {job_id!r} cannot name a folder. Use letters, digits, '_', '-' and '.', beginning with a "
+                f"stream_id {stream_id!r} cannot name a folder. Use letters, digits, '_', '-' and '.', beginning with "
+                "a "
                 "letter or digit, 128 at most."
             )
         if standstill_timeout_ms is not None and standstill_timeout_ms < SHORTEST_STANDSTILL_MS:
             raise OptionError(
-                f"standstill_timeout_ms of job {job_id!r} is {standstill_timeout_ms}, but must be at least "
+                f"standstill_timeout_ms of stream {stream_id!r} is {standstill_timeout_ms}, but must be at least "
                 f"{SHORTEST_STANDSTILL_MS}, or None for no limit: a shorter wait is nothing unusual."
             )
         if isinstance(checkpointing, CheckpointSettings):
@@ -96,13 +97,13 @@ class StreamSpec:
         options = (checkpointing or CheckpointConfig()).options
         restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None)
         policy = upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy()
-        return StreamSpec(job_id, options, restart, desired_state, policy, standstill_timeout_ms)
+        return StreamSpec(stream_id, options, restart, desired_state, policy, standstill_timeout_ms)
 
     def metadata(self) -> dict[str, Any]:
         """What the asset's page says of it."""
         options = self.options
         return {
-            "dagster_ckpt/job_id": self.job_id,
+            "dagster_ckpt/stream_id": self.stream_id,
             "dagster_ckpt/interval_ms": options.interval_ms if options.interval_ms is not None else "off",
             "dagster_ckpt/mode": options.mode.name,
             "dagster_ckpt/cleanup": options.cleanup.name,
@@ -121,9 +122,9 @@ class Stream:
     """A stream of a code location, with everything that its sensors and operator jobs need.
 
     Attributes:
-        spec: The streaming job.
+        spec: The stream.
         name: Name of the op that runs it, and of the query in Spark.
-        keys: The assets it writes; each completed image is reported on all of them. None for an op outside assets.
+        keys: The assets it writes; each completed snapshot is reported on all of them. None for an op outside assets.
         code_version: Version of the code that describes the query, if it is told.
         start_job: The Dagster job that runs it; None where something outside Dagster starts it.
         runs_outside: Whether its query runs in a process that outlives the runs of its start job.
@@ -137,9 +138,9 @@ class Stream:
     runs_outside: bool = False
 
     @property
-    def job_id(self) -> str:
-        """Stable id of the streaming job in catalog and storage."""
-        return self.spec.job_id
+    def stream_id(self) -> str:
+        """Stable id of the stream in catalog and storage."""
+        return self.spec.stream_id
 
     @property
     def options(self) -> CheckpointOptions:
@@ -167,8 +168,8 @@ class Stream:
         return asset_names(self.keys) or self.name
 
     def is_called(self, name: str) -> bool:
-        """Whether a person means this stream by a job id, or by the key of one of its assets."""
-        return name == self.job_id or name in {key.to_user_string() for key in self.keys}
+        """Whether a person means this stream by a stream id, or by the key of one of its assets."""
+        return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +193,7 @@ class StreamingAsset(Stream):
 
         Args:
             asset: The definition; its metadata gets what `spec` says.
-            spec: The streaming job that its op runs.
+            spec: The stream that its op runs.
             runs_outside: Whether the query runs in a process that outlives the runs of its start job.
 
         Raises:
@@ -203,7 +204,8 @@ class StreamingAsset(Stream):
         versions = {each.code_version for each in told.specs}
         if len(versions) > 1:
             raise OptionError(
-                f"{spec.job_id}: its assets have the code versions {sorted(map(str, versions))}, but one query writes "
+                f"{spec.stream_id}: its assets have the code versions {sorted(map(str, versions))}, but one query "
+                "writes "
                 "them all. Give every spec the same code_version."
             )
         return StreamingAsset(
@@ -224,8 +226,8 @@ def _start_job(
         f"{keys[0].path[-1] if len(keys) == 1 else asset.op.name}_stream",
         # Its health checks are for the sensor: here they would run at the stream's end.
         selection=dg.AssetSelection.assets(*keys).without_checks(),
-        description=f"Start the stream {spec.job_id}, from where it stopped or from start_from.",
+        description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",
         # One process for run and step: a killed run worker leaves no orphaned step behind.
         executor_def=dg.in_process_executor,
-        tags={**STREAM_TAGS, "dagster_ckpt/job_id": spec.job_id},
+        tags={**STREAM_TAGS, "dagster_ckpt/stream_id": spec.stream_id},
     )

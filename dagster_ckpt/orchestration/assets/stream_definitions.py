@@ -46,20 +46,21 @@ def stream_definitions(
         downstream_interval_seconds: Shortest time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported to Dagster in each interval of this length; 0
             reports each. The catalog has them all.
-        savepoint_schedules: By job id: a cron expression, or `PeriodicSavepoints` with its history and blackouts.
-        health: Thresholds of the health checks, for all streams or by job id.
+        savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints` with its history and blackouts.
+        health: Thresholds of the health checks, for all streams or by stream id.
         health_checks: Which health checks there are.
 
     Raises:
-        OptionError: Two streams have one job id, or a schedule names a job id that is not there.
+        OptionError: Two streams have one stream id, or a schedule names a stream id that is not there.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
     """
-    by_job_id = {stream.job_id: stream for stream in streams}
-    if len(by_job_id) != len(streams):
+    by_stream_id = {stream.stream_id: stream for stream in streams}
+    if len(by_stream_id) != len(streams):
         raise OptionError(
-            f"Two streaming assets share a job id: {sorted(s.job_id for s in streams)}. A job id names the state of "
+            f"Two streaming assets share a stream id: {sorted(s.stream_id for s in streams)}. A stream id names the "
+            "state of "
             "one stream; give each its own."
         )
     operator_jobs = {job.name: job for job in build_operator_jobs(streams)}
@@ -68,14 +69,14 @@ def stream_definitions(
     inspection_jobs = {job.name: job for job in build_inspection_jobs(streams)}
     schedules = [
         build_housekeeping_schedule(streams, retention_job),
-        build_verification_schedule(streams, inspection_jobs["verify_images_job"]),
+        build_verification_schedule(streams, inspection_jobs["verify_snapshots_job"]),
     ]
-    for job_id, wanted in (savepoint_schedules or {}).items():
-        if job_id not in by_job_id:
-            raise OptionError(f"savepoint_schedules names {job_id!r}; the streams are {sorted(by_job_id)}.")
+    for stream_id, wanted in (savepoint_schedules or {}).items():
+        if stream_id not in by_stream_id:
+            raise OptionError(f"savepoint_schedules names {stream_id!r}; the streams are {sorted(by_stream_id)}.")
         periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
         savepoint_job = operator_jobs["trigger_savepoint_job"]
-        schedules.append(build_savepoint_schedule(by_job_id[job_id], savepoint_job, **vars(periodic)))
+        schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, **vars(periodic)))
     writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]
     return dg.Definitions(
         assets=[stream.asset for stream in writers],

@@ -50,7 +50,7 @@ def streaming_asset(
     desired_state: DesiredState | None = None,
     upgrade: UpgradePolicy | UpgradeSettings | None = None,
     standstill_timeout_ms: int | None = None,
-    job_id: str | None = None,
+    stream_id: str | None = None,
     name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
     deps: Sequence[Any] | None = None,
@@ -71,7 +71,8 @@ def streaming_asset(
     writer is replaced.
 
     Four parameters of `dagster.asset` have no place here. `partitions_def` divides work into pieces that end, while a
-    stream goes on as a whole: make one for each region or tenant, with a job id of its own. `ins` loads a value before
+    stream goes on as a whole: make one for each region or tenant, with a stream id of its own. `ins` loads a value
+        before
     the function runs, while a query reads its sources itself: say `deps`. `automation_condition` launches runs by
     itself, while a stream has one run at a time, which the supervisor sensor launches. `retry_policy` would start a
     second writer.
@@ -86,7 +87,7 @@ def streaming_asset(
         upgrade: How it goes over to another code version; default: `UpgradePolicy()`, by a savepoint.
         standstill_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks runs,
             fails its run, and the restart strategy begins a new one; from 30,000. None: people decide.
-        job_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when
+        stream_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when
             the asset is renamed, and its state goes along.
         name: Asset name; default: the function's name.
         key_prefix: As in `dagster.asset`.
@@ -96,13 +97,13 @@ def streaming_asset(
         metadata: As in `dagster.asset`.
         tags: As in `dagster.asset`.
         kinds: As in `dagster.asset`, three at most; default: spark and streaming.
-        code_version: As in `dagster.asset`; each image carries it.
+        code_version: As in `dagster.asset`; each snapshot carries it.
         owners: As in `dagster.asset`.
         freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint interval.
         pool: As in `dagster.asset`.
 
     Raises:
-        OptionError: An option or the job id is not valid, or the function has no parameters.
+        OptionError: An option or the stream id is not valid, or the function has no parameters.
 
     Example:
         >>> @streaming_asset(checkpointing=CheckpointConfig(interval=60_000))
@@ -123,7 +124,7 @@ def streaming_asset(
     def decorate(function: StreamFunction) -> StreamingAsset:
         asset_name = name or function.__name__
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
-        spec = declared(job_id or ".".join([*prefix, asset_name]))
+        spec = declared(stream_id or ".".join([*prefix, asset_name]))
         asset = dg.asset(
             name=asset_name,
             key_prefix=prefix or None,
@@ -154,7 +155,7 @@ def streaming_multi_asset(
     desired_state: DesiredState | None = None,
     upgrade: UpgradePolicy | UpgradeSettings | None = None,
     standstill_timeout_ms: int | None = None,
-    job_id: str | None = None,
+    stream_id: str | None = None,
     name: str | None = None,
     description: str | None = None,
     code_version: str | None = None,
@@ -162,7 +163,7 @@ def streaming_multi_asset(
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make several assets of one query, such as one whose `foreachBatch` writes several tables.
 
-    They have one job id, one start job and one history of checkpoints: each checkpoint is reported on every asset.
+    They have one stream id, one start job and one history of checkpoints: each checkpoint is reported on every asset.
     The function is as for `streaming_asset`; the assets cannot be materialized one without the other.
 
     Args:
@@ -173,14 +174,14 @@ def streaming_multi_asset(
         desired_state: As in `streaming_asset`.
         upgrade: As in `streaming_asset`.
         standstill_timeout_ms: As in `streaming_asset`.
-        job_id: Id in catalog and storage; default: the name.
+        stream_id: Id in catalog and storage; default: the name.
         name: Name of the op, and of the query; default: the function's name.
         description: Description of the op; default: the function's docstring.
         code_version: Version of the query's code, for every spec.
         pool: As in `dagster.multi_asset`.
 
     Raises:
-        OptionError: An option or the job id is not valid, there are no specs, one has partitions or an automation
+        OptionError: An option or the stream id is not valid, there are no specs, one has partitions or an automation
             condition, their code versions differ, or the function has no parameters.
 
     Example:
@@ -200,7 +201,7 @@ def streaming_multi_asset(
 
     def decorate(function: StreamFunction) -> StreamingAsset:
         op_name = name or function.__name__
-        spec = declared(job_id or op_name)
+        spec = declared(stream_id or op_name)
         if not specs:
             raise OptionError(
                 f"streaming_multi_asset {op_name}: specs is empty. Name the assets that the query writes."

@@ -25,8 +25,8 @@ DAY_S = 24 * 3600
 FactsBesides = Callable[[StreamingAsset, HealthFacts], HealthFacts]
 
 _DESCRIPTIONS = {
-    HealthCheck.RESTORABILITY: "An image was proven to be restorable lately (verify_images_job).",
-    HealthCheck.CHECKPOINT_AGE: "Recovery point objective: the newest image is young enough.",
+    HealthCheck.RESTORABILITY: "A snapshot was proven to be restorable lately (verify_snapshots_job).",
+    HealthCheck.CHECKPOINT_AGE: "Recovery point objective: the newest snapshot is young enough.",
     HealthCheck.CONSECUTIVE_FAILURES: "Checkpoints do not fail one after the other.",
     HealthCheck.PROGRESS: "Its query makes batches, or rests as there is nothing to do.",
     HealthCheck.SIZE_GROWTH: "The state does not grow without a bound.",
@@ -50,7 +50,7 @@ def build_health_checks(
 
     Args:
         streams: The streams.
-        settings: Thresholds, for all of them or by job id.
+        settings: Thresholds, for all of them or by stream id.
         checks: Which checks there are. Leave one out where nobody can know, such as the lag of a source without one.
         facts_besides: Adds to what the catalog knows.
     """
@@ -76,7 +76,7 @@ def build_health_sensor(
 
     Args:
         streams: The streams.
-        settings: Thresholds, for all of them or by job id.
+        settings: Thresholds, for all of them or by stream id.
         checks: As in `build_health_checks`.
         facts_besides: As in `build_health_checks`; it has to be quick.
         repeat_after_seconds: An unchanged verdict is reported again after so long.
@@ -84,7 +84,7 @@ def build_health_sensor(
         minimum_interval_seconds: Shortest time between two looks.
         default_status: Whether it runs from the start.
     """
-    ordered = sorted(streams, key=lambda stream: stream.job_id)
+    ordered = sorted(streams, key=lambda stream: stream.stream_id)
 
     @dg.sensor(
         name=name,
@@ -166,10 +166,10 @@ def _findings(
     *,
     now_ms: int,
 ) -> Iterator[tuple[StreamingAsset, list[Finding]]]:
-    by_job_id = {stream.job_id: settings for stream, settings in streams}
-    facts = health_facts(catalog, by_job_id, now_ms=now_ms)
+    by_stream_id = {stream.stream_id: settings for stream, settings in streams}
+    facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:
-        known = facts[stream.job_id]
+        known = facts[stream.stream_id]
         if facts_besides is not None:
             known = facts_besides(stream, known)
         found = judge(known, stream.options, settings, now_ms=now_ms)
@@ -203,7 +203,7 @@ def _evaluation(
 
 
 def _settings_of(stream: StreamingAsset, settings: HealthSettings | Mapping[str, HealthSettings]) -> HealthSettings:
-    return settings if isinstance(settings, HealthSettings) else settings.get(stream.job_id, HealthSettings())
+    return settings if isinstance(settings, HealthSettings) else settings.get(stream.stream_id, HealthSettings())
 
 
 def _cursor(text: str | None) -> int:

@@ -1,4 +1,4 @@
-"""`StreamingJobsComponent`: the streaming jobs of a code location, with the jobs, sensors and resources around them."""
+"""`StreamsComponent`: the streams of a code location, with the jobs, sensors and resources around them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -12,8 +12,8 @@ from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.component.field_names import telling
 from dagster_ckpt.orchestration.component.in_yaml import as_text, imported, in_yaml, said, settings_in_yaml
-from dagster_ckpt.orchestration.component.scaffolder import StreamingJobsScaffolder
-from dagster_ckpt.orchestration.component.stream import StreamingJobDeclaration
+from dagster_ckpt.orchestration.component.scaffolder import StreamsScaffolder
+from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -39,7 +39,7 @@ class StreamResources(dg.Resolvable, dg.Model):
     ] = None
     checkpoint_catalog: Annotated[
         Annotated[CheckpointCatalogResource, in_yaml(CheckpointCatalogResource, lambda catalog: catalog.url)] | None,
-        said("The SQL record of jobs, images and events."),
+        said("The SQL record of jobs, snapshots and events."),
     ] = None
 
     def named(self) -> Mapping[str, Any]:
@@ -55,15 +55,15 @@ class StreamResources(dg.Resolvable, dg.Model):
         return {name: resource for name, resource in found.items() if resource is not None}
 
 
-@dg.scaffold_with(StreamingJobsScaffolder)
-class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
-    """Streaming jobs with Flink-grade checkpoints: assets, start jobs, operator jobs, sensors and schedules.
+@dg.scaffold_with(StreamsScaffolder)
+class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
+    """Streams with Flink-grade checkpoints: assets, start jobs, operator jobs, sensors and schedules.
 
     A code location has one of it, as its sensors look after all streams. Streams that are written in Python join them
     by `declared_in_python`.
     """
 
-    streams: Annotated[Sequence[StreamingJobDeclaration], said("The streaming jobs.")] = ()
+    streams: Annotated[Sequence[StreamDeclaration], said("The streams.")] = ()
     declared_in_python: Annotated[
         Sequence[str],
         said(
@@ -89,7 +89,7 @@ class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
     def get_spec(cls) -> dg.ComponentTypeSpec:
         """What catalogs of components show."""
         return dg.ComponentTypeSpec(
-            description="Spark Structured Streaming jobs with checkpoints, savepoints, restarts and rewinds.",
+            description="Spark Structured Streams with checkpoints, savepoints, restarts and rewinds.",
             tags=["spark", "streaming"],
         )
 
@@ -116,12 +116,12 @@ class StreamingJobsComponent(dg.Component, dg.Resolvable, dg.Model):
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
         """Everything that the streams need."""
         schedules = {
-            declared.job_id or declared.name: declared.savepoints.periodic()
+            declared.stream_id or declared.name: declared.savepoints.periodic()
             for declared in self.streams
             if declared.savepoints is not None
         }
         health = {
-            declared.job_id or declared.name: declared.health.settings()
+            declared.stream_id or declared.name: declared.health.settings()
             for declared in self.streams
             if declared.health is not None
         }

@@ -13,22 +13,24 @@ class Health(dg.Model):
 
     max_checkpoint_age_ms: int | None = Field(
         default=None,
-        description="Recovery point objective: the newest image may be so old; half of it warns. Default: "
+        description="Recovery point objective: the newest snapshot may be so old; half of it warns. Default: "
         "max(interval, timeout) x (tolerable failures + 2).",
     )
     failures_to_warn: int = Field(default=1, description="Failed checkpoints in a row that warn.")
     failures_to_fail: int = Field(default=3, description="Failed checkpoints in a row that are an error.")
     max_verification_age_ms: int = Field(
-        default=2 * DAY_MS, description="The last verification of an image may be so old. Default: two days."
+        default=2 * DAY_MS, description="The last verification of a snapshot may be so old. Default: two days."
     )
     size_growth_factor: float = Field(
-        default=2.0, description="An image so many times as large as at the begin of the window warns."
+        default=2.0, description="A snapshot so many times as large as at the begin of the window warns."
     )
     size_window_ms: int = Field(default=DAY_MS, description="That window. Default: a day.")
     size_floor_bytes: int = Field(
-        default=64 * 1024 * 1024, description="Smaller images may grow as they like. Default: 64 MiB."
+        default=64 * 1024 * 1024, description="Smaller snapshots may grow as they like. Default: 64 MiB."
     )
-    max_image_bytes: int | None = Field(default=None, description="A larger image is an error. Default: any size.")
+    max_snapshot_bytes: int | None = Field(
+        default=None, description="A larger snapshot is an error. Default: any size."
+    )
     max_standstill_ms: int = Field(
         default=10 * 60_000,
         description="A query that makes no batch and does not rest for so long is an error; a warning where tasks of "
@@ -36,7 +38,7 @@ class Health(dg.Model):
     )
     loop_failures: int = Field(
         default=3,
-        description="A stream whose run failed this often within loop_window_ms, and since its newest image, restarts "
+        description="A stream whose run failed this often within loop_window_ms and since its newest snapshot restarts "
         "in a loop: an error.",
     )
     loop_window_ms: int = Field(default=HOUR_MS, description="That window. Default: an hour.")

@@ -146,7 +146,7 @@ def described(
     What the YAML names by import path is imported now, so that a wrong path is told when the definitions are loaded.
 
     Args:
-        job: Name of the streaming job, for messages.
+        job: Name of the stream, for messages.
         sources: At least one; without a transformation exactly one.
         transform: What becomes of them.
         sink: Where the rows go.
@@ -157,8 +157,8 @@ def described(
     """
     function = None
     if transform is not None and transform.function is not None:
-        function = imported(transform.function, f"streaming job {job}: transform.function")
-    write = imported(sink.foreach_batch, f"streaming job {job}: sink.foreach_batch") if sink.foreach_batch else None
+        function = imported(transform.function, f"stream {job}: transform.function")
+    write = imported(sink.foreach_batch, f"stream {job}: sink.foreach_batch") if sink.foreach_batch else None
 
     def describe(spark: SparkSession) -> DataStreamWriter:
         frames = [source.read(spark) for source in sources]

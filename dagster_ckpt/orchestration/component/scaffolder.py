@@ -1,4 +1,4 @@
-"""`dg scaffold defs dagster_ckpt.StreamingJobsComponent <name>`: a job that runs as it is, to be changed."""
+"""`dg scaffold defs dagster_ckpt.StreamsComponent <name>`: a job that runs as it is, to be changed."""
 
 import dagster as dg
 from pydantic import BaseModel, Field
@@ -7,12 +7,12 @@ from pydantic import BaseModel, Field
 class ScaffoldParams(BaseModel):
     """What can be said on the command line."""
 
-    job: str = Field(default="counted_rates", description="Name of the streaming job.")
+    job: str = Field(default="counted_rates", description="Name of the stream.")
     data_directory: str = Field(default="/tmp/streams", description="Folder of state, checkpoints, catalog and output.")
 
 
-class StreamingJobsScaffolder(dg.Scaffolder[ScaffoldParams]):
-    """Writes a defs.yaml with one streaming job and its resources."""
+class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
+    """Writes a defs.yaml with one stream and its resources."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:

@@ -1,4 +1,4 @@
-"""One streaming job in YAML."""
+"""One stream in YAML."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -63,19 +63,19 @@ class Savepoints(dg.Model):
 
 
 class EveryMinute(CheckpointSettings):
-    """When images are taken, how many are kept, and what outlives the job."""
+    """When snapshots are taken, how many are kept, and what outlives the job."""
 
     interval: int | None = Field(
         default=60_000, description="Time between periodic checkpoints, from 10; null for none. Default: a minute."
     )
 
 
-class StreamingJobDeclaration(dg.Resolvable, dg.Model):
-    """One streaming job: a query, how it is checkpointed and restarted, and the assets that it writes."""
+class StreamDeclaration(dg.Resolvable, dg.Model):
+    """One stream: a query, how it is checkpointed and restarted, and the assets that it writes."""
 
     # Dagster takes the description of a field with a default from its Resolver alone.
     name: str = Field(description="Name of the op, of the query, and of the start job; letters, digits and '_'.")
-    job_id: Annotated[
+    stream_id: Annotated[
         str | None, said("Id in catalog and storage; it keeps the state when the job is renamed. Default: name.")
     ] = None
     assets: Annotated[
@@ -94,7 +94,7 @@ class StreamingJobDeclaration(dg.Resolvable, dg.Model):
     ] = None
     checkpointing: Annotated[
         Annotated[EveryMinute, in_yaml(EveryMinute, CheckpointSettings.checkpoint_config)],
-        said("When images are taken, how many are kept, and what outlives the job. Default: every minute."),
+        said("When snapshots are taken, how many are kept, and what outlives the job. Default: every minute."),
     ] = EveryMinute()
     restart: Annotated[
         Annotated[RestartSettings, in_yaml(RestartSettings, RestartSettings.restart_strategy)],
@@ -135,7 +135,7 @@ class StreamingJobDeclaration(dg.Resolvable, dg.Model):
     def _one_frame(self) -> Self:
         if not self.sources or (self.transform is None and len(self.sources) > 1):
             raise ValueError(
-                f"streaming job {self.name}: it has {len(self.sources)} sources and no transform. Give it one source, "
+                f"stream {self.name}: it has {len(self.sources)} sources and no transform. Give it one source, "
                 "or transform.sql or transform.function, which makes one of several."
             )
         return self
@@ -154,7 +154,7 @@ class StreamingJobDeclaration(dg.Resolvable, dg.Model):
         @streaming_multi_asset(
             specs=specs,
             name=self.name,
-            job_id=self.job_id,
+            stream_id=self.stream_id,
             checkpointing=self.checkpointing,
             restart_strategy=self.restart,
             desired_state=self.desired_state,

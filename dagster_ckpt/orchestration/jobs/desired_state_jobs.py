@@ -12,9 +12,9 @@ from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
-from dagster_ckpt.orchestration.jobs.operator_jobs import JOB_ID, RESOURCES, job_of_op, told_as_failure
-from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, handle_of_op, told_as_failure
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
+from dagster_ckpt.stream.handle import StreamHandle
 
 ROLL_BACK_JOB = "roll_back_upgrade_job"
 
@@ -36,7 +36,7 @@ class WantedState(Enum):
 class DesiredStateConfigSchema(dg.Config):
     """Say what a stream is to be."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     state: WantedState = Field(
         description="RUNNING: it runs, and goes over to new code versions. SUSPENDED: it is stopped with a savepoint "
         "and everything is kept. CANCELLED: it is cancelled, and its clean-up option says what is kept. AS_DEFINED: "
@@ -56,7 +56,7 @@ class DesiredStateConfigSchema(dg.Config):
 class RollBackConfigSchema(dg.Config):
     """Roll an upgrade back."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
 
 
 def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
@@ -66,15 +66,15 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
         `set_desired_state_job` and `roll_back_upgrade_job`; the supervisor sensor launches the second.
     """
 
-    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
-        return streaming_job(find_stream(streams, job_id), context.resources)
+    def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
+        return stream_handle(find_stream(streams, stream_id), context.resources)
 
     @dg.op(required_resource_keys=RESOURCES)
     def set_desired_state(context: dg.OpExecutionContext, config: DesiredStateConfigSchema) -> None:
         """Say what a stream is to be. The supervisor sensor brings it there, and has to be turned on."""
         with told_as_failure():
             row = operations.set_desired_state(
-                job_of(context, config.job_id),
+                handle_of(context, config.stream_id),
                 config.state.desired,
                 operations.Operator(origin=f"{context.job_name} run {context.run_id}"),
                 retry_refused=config.retry_refused,
@@ -84,20 +84,20 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
 
     @dg.op(required_resource_keys=RESOURCES)
     def roll_back_upgrade(context: dg.OpExecutionContext, config: RollBackConfigSchema) -> None:
-        """Bring a stream whose upgrade did not work back to the image from before. Launched by the sensor."""
+        """Bring a stream whose upgrade did not work back to the snapshot from before. Launched by the sensor."""
         with told_as_failure():
-            job = job_of(context, config.job_id)
-            upgrade = roll_back(job, run_id=context.run_id, report=context.log.info)
+            handle = handle_of(context, config.stream_id)
+            upgrade = roll_back(handle, run_id=context.run_id, report=context.log.info)
         if upgrade.phase is UpgradePhase.ROLLBACK_FAILED:
             raise dg.Failure(upgrade.reason, allow_retries=False)
         context.log.warning(upgrade.reason)
-        row = job.catalog.desired_states.find(job.job_id)
+        row = handle.catalog.desired_states.find(handle.stream_id)
         assert row is not None
         context.add_output_metadata(desired_state_metadata(row))
 
     return [
-        job_of_op("set_desired_state_job", set_desired_state),
-        job_of_op(ROLL_BACK_JOB, roll_back_upgrade),
+        handle_of_op("set_desired_state_job", set_desired_state),
+        handle_of_op(ROLL_BACK_JOB, roll_back_upgrade),
     ]
 
 

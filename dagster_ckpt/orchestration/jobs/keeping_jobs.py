@@ -1,4 +1,4 @@
-"""Ops and jobs that keep images, and bring back what a lost catalog knew of them."""
+"""Ops and jobs that keep snapshots, and bring back what a lost catalog knew of them."""
 
 from collections.abc import Sequence
 
@@ -8,32 +8,32 @@ from pydantic import Field
 from dagster_ckpt.operations import operations
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.operator_jobs import (
-    JOB_ID,
     RESOURCES,
-    job_of_op,
+    STREAM_ID,
+    handle_of_op,
     operator_of,
-    tell_image,
+    tell_snapshot,
     told_as_failure,
 )
-from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
+from dagster_ckpt.stream.handle import StreamHandle
 
-KEPT_IMAGE = "Id, number (chk-7), label or location of an image that the catalog lists."
+KEPT_SNAPSHOT = "Id, number (chk-7), label or location of a snapshot that the catalog lists."
 
 
 class TagConfigSchema(dg.Config):
     """Keep a checkpoint."""
 
-    job_id: str = Field(description=JOB_ID)
-    image: str = Field(description=KEPT_IMAGE)
+    stream_id: str = Field(description=STREAM_ID)
+    snapshot: str = Field(description=KEPT_SNAPSHOT)
     label: str | None = Field(default=None, description="A name to start from later, such as before-release-42.")
 
 
 class ReleaseConfigSchema(dg.Config):
-    """Give a kept image back to the stream."""
+    """Give a kept snapshot back to the stream."""
 
-    job_id: str = Field(description=JOB_ID)
-    image: str = Field(description=KEPT_IMAGE)
+    stream_id: str = Field(description=STREAM_ID)
+    snapshot: str = Field(description=KEPT_SNAPSHOT)
 
 
 class PromoteConfigSchema(TagConfigSchema):
@@ -47,7 +47,7 @@ class PromoteConfigSchema(TagConfigSchema):
 class RebuildConfigSchema(dg.Config):
     """Register again what a lost catalog knew."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     take_over_deployment: str | None = Field(
         default=None,
         description="Id of the deployment whose catalog was lost, as the refusal of a start names it. Nothing of that "
@@ -56,48 +56,48 @@ class RebuildConfigSchema(dg.Config):
 
 
 def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """The jobs that keep images of these streams.
+    """The jobs that keep snapshots of these streams.
 
     Returns:
         `tag_checkpoint_job`, `release_checkpoint_job`, `promote_checkpoint_job` and `rebuild_catalog_job`.
     """
 
-    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
-        return streaming_job(find_stream(streams, job_id), context.resources)
+    def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
+        return stream_handle(find_stream(streams, stream_id), context.resources)
 
     @dg.op(required_resource_keys=RESOURCES)
     def tag_checkpoint(context: dg.OpExecutionContext, config: TagConfigSchema) -> str:
         """Keep a checkpoint: it is neither subsumed nor deleted at the end, until it is released."""
         with told_as_failure():
-            job, origin = job_of(context, config.job_id), operator_of(context).origin
-            image = operations.tag_checkpoint(job, config.image, label=config.label, origin=origin)
-        return tell_image(context, image)
+            handle, origin = handle_of(context, config.stream_id), operator_of(context).origin
+            snapshot = operations.tag_checkpoint(handle, config.snapshot, label=config.label, origin=origin)
+        return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def release_checkpoint(context: dg.OpExecutionContext, config: ReleaseConfigSchema) -> str:
-        """Give an image that was tagged, or taken before a rewind, back to the stream, which deletes it in its turn."""
+        """Release a tagged snapshot, or one taken before a rewind: retention may delete it again."""
         with told_as_failure():
-            image = operations.release_checkpoint(job_of(context, config.job_id), config.image)
-        return tell_image(context, image)
+            snapshot = operations.release_checkpoint(handle_of(context, config.stream_id), config.snapshot)
+        return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def promote_checkpoint(context: dg.OpExecutionContext, config: PromoteConfigSchema) -> str:
-        """Make a savepoint of a checkpoint: it needs no other image, and the stream never deletes it."""
+        """Make a savepoint of a checkpoint: it needs no other snapshot, and the stream never deletes it."""
         with told_as_failure():
-            image = operations.promote_checkpoint(
-                job_of(context, config.job_id),
-                config.image,
+            snapshot = operations.promote_checkpoint(
+                handle_of(context, config.stream_id),
+                config.snapshot,
                 label=config.label,
                 target_directory=config.target_directory,
             )
-        return tell_image(context, image)
+        return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def rebuild_catalog(context: dg.OpExecutionContext, config: RebuildConfigSchema) -> list[str]:
-        """Where the catalog was lost: register the images and live directories that are there, and change nothing."""
+        """After the loss of a catalog: register the snapshots and live directories that exist; nothing else changes."""
         with told_as_failure():
             report = operations.rebuild(
-                job_of(context, config.job_id),
+                handle_of(context, config.stream_id),
                 origin=operator_of(context).origin,
                 take_over_deployment=config.take_over_deployment,
             )
@@ -113,8 +113,8 @@ def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return list(report.registered)
 
     return [
-        job_of_op("tag_checkpoint_job", tag_checkpoint),
-        job_of_op("release_checkpoint_job", release_checkpoint),
-        job_of_op("promote_checkpoint_job", promote_checkpoint),
-        job_of_op("rebuild_catalog_job", rebuild_catalog),
+        handle_of_op("tag_checkpoint_job", tag_checkpoint),
+        handle_of_op("release_checkpoint_job", release_checkpoint),
+        handle_of_op("promote_checkpoint_job", promote_checkpoint),
+        handle_of_op("rebuild_catalog_job", rebuild_catalog),
     ]

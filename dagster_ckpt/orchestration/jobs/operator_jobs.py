@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import dagster as dg
 from pydantic import Field
 
-from dagster_ckpt.catalog.records import ImageRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.modes import RecoveryClaimMode, TerminalState
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError, NothingCommittedError
@@ -17,22 +17,23 @@ from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
 from dagster_ckpt.orchestration.jobs.rewind_report import downstream_metadata, preview_metadata
 from dagster_ckpt.orchestration.runs.run_config import ACCEPT_PLAN_CHANGE, GIVE_UP_STATE, NO_SAFETY_SAVEPOINT
-from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
-from dagster_ckpt.orchestration.sensors.snapshot_report import image_metadata
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
+from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
 from dagster_ckpt.policies.savepoint_history import SavepointHistory
 from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention, housekeeping
 from dagster_ckpt.snapshot.garbage_collection import Garbage
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 
 RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}
 _SHOWN_OBJECTS = 100
-JOB_ID = "Job id (or asset key) of the streaming asset, such as departure_delays."
+STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."
 TIMEOUT = "Seconds to wait for the running stream's answer; after that the request is withdrawn."
 START_FROM = (
-    "latest (live directory, else the newest image), latest-checkpoint, latest-savepoint, preferred-savepoint, empty "
+    "latest (live directory, else the newest snapshot), latest-checkpoint, latest-savepoint, preferred-savepoint, "
+    "empty "
     "(give up all state), batch-<n> (back to a batch that Spark still retains), or the id, number (chk-7), label or "
-    "location of an image."
+    "location of a snapshot."
 )
 NEW_QUERY_ID = (
     "With a rewind: go on as a new query, so that sinks which remember query ids (Delta, Iceberg) write the rewound "
@@ -53,14 +54,14 @@ CLAIM_MODE = (
 class CheckpointConfigSchema(dg.Config):
     """Take a checkpoint now."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
 
 
 class SavepointConfigSchema(dg.Config):
     """Take a savepoint, with or without stopping."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     label: str | None = Field(default=None, description="A name to start from later, such as before-release-42.")
     target_directory: str | None = Field(
         default=None,
@@ -90,7 +91,7 @@ class TriggerSavepointConfigSchema(SavepointConfigSchema):
 class RestartConfigSchema(dg.Config):
     """Start a stream, or restart it from somewhere else."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     start_from: str = Field(default="latest", description=START_FROM)
     new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
     accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
@@ -104,14 +105,14 @@ class RestartConfigSchema(dg.Config):
 class PreferConfigSchema(dg.Config):
     """Choose the savepoint that preferred-savepoint means."""
 
-    job_id: str = Field(description=JOB_ID)
-    savepoint: str = Field(description="Image id, label or location of a completed savepoint.")
+    stream_id: str = Field(description=STREAM_ID)
+    savepoint: str = Field(description="Snapshot id, label or location of a completed savepoint.")
 
 
 class RetentionConfigSchema(dg.Config):
     """Apply externalized retention."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     state: TerminalState | None = Field(
         default=None,
         description="The state the job ended in: applies RETAIN/DELETE_ON_CANCELLATION for it. Leave out to only "
@@ -143,25 +144,25 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         `restart_stream_job`, `prefer_savepoint_job` and `apply_retention_job`.
     """
 
-    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
-        return streaming_job(find_stream(streams, job_id), context.resources)
+    def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
+        return stream_handle(find_stream(streams, stream_id), context.resources)
 
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_checkpoint(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> str:
         """Take a checkpoint of a running stream now; the minimum pause does not hold it back."""
         with told_as_failure():
-            image = operations.trigger_checkpoint(
-                job_of(context, config.job_id), operator_of(context), timeout_s=config.timeout_seconds
+            snapshot = operations.trigger_checkpoint(
+                handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
             )
-        return tell_image(context, image)
+        return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfigSchema) -> str:
         """Take a savepoint of a running, stopped or failed stream. The stream goes on."""
         with told_as_failure():
-            job = job_of(context, config.job_id)
-            image = operations.trigger_savepoint(
-                job,
+            handle = handle_of(context, config.stream_id)
+            snapshot = operations.trigger_savepoint(
+                handle,
                 operator_of(context),
                 label=config.label,
                 target_directory=config.target_directory,
@@ -170,41 +171,41 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             )
             if config.history is not None:
                 limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
-                made_room = apply_savepoint_history(job, config.history.schedule, limits)
+                made_room = apply_savepoint_history(handle, config.history.schedule, limits)
                 # What could not be deleted is tried again by housekeeping: the savepoint itself succeeded.
                 for sentence in made_room.sentences():
                     context.log.info(sentence)
-        return tell_image(context, image)
+        return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def stop_with_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
         """Stop a stream at a batch boundary with a savepoint of exactly where it stopped."""
         with told_as_failure():
-            image = operations.stop_with_savepoint(
-                job_of(context, config.job_id),
+            snapshot = operations.stop_with_savepoint(
+                handle_of(context, config.stream_id),
                 operator_of(context),
                 label=config.label,
                 target_directory=config.target_directory,
                 timeout_s=config.timeout_seconds,
             )
-        return tell_image(context, image)
+        return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
         """Cancel a stream; its checkpoints are kept or deleted as its clean-up option says."""
         with told_as_failure():
             done = operations.cancel(
-                job_of(context, config.job_id), operator_of(context), timeout_s=config.timeout_seconds
+                handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
             )
-        context.log.info(f"{config.job_id}: cancelled: {done}")
+        context.log.info(f"{config.stream_id}: cancelled: {done}")
 
     @dg.op(required_resource_keys=RESOURCES)
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:
-        """Start a stream, or stop it and start it from another image. The supervisor sensor launches the run."""
+        """Start a stream, or stop it and start it from another snapshot. The supervisor sensor launches the run."""
         with told_as_failure():
-            stream = find_stream(streams, config.job_id)
+            stream = find_stream(streams, config.stream_id)
             ahead = operations.restart(
-                streaming_job(stream, context.resources),
+                stream_handle(stream, context.resources),
                 StartFrom.parse(
                     config.start_from,
                     new_query_id=config.new_query_id,
@@ -231,15 +232,15 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     def prefer_savepoint(context: dg.OpExecutionContext, config: PreferConfigSchema) -> str:
         """Choose the savepoint that start_from=preferred-savepoint means."""
         with told_as_failure():
-            image = operations.prefer_savepoint(job_of(context, config.job_id), config.savepoint)
-        return tell_image(context, image)
+            snapshot = operations.prefer_savepoint(handle_of(context, config.stream_id), config.savepoint)
+        return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def apply_retention(context: dg.OpExecutionContext, config: RetentionConfigSchema) -> None:
         """Keep or delete checkpoints as the clean-up option says; finish what was cut off."""
         with told_as_failure():
-            job = job_of(context, config.job_id)
-            report = _retention(job, config)
+            handle = handle_of(context, config.stream_id)
+            report = _retention(handle, config)
         for sentence in report.sentences():
             context.log.info(sentence)
         context.add_output_metadata(
@@ -257,17 +258,17 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             )
 
     return [
-        job_of_op("trigger_checkpoint_job", trigger_checkpoint),
-        job_of_op("trigger_savepoint_job", trigger_savepoint),
-        job_of_op("stop_with_savepoint_job", stop_with_savepoint),
-        job_of_op("cancel_stream_job", cancel_stream),
-        job_of_op("restart_stream_job", restart_stream),
-        job_of_op("prefer_savepoint_job", prefer_savepoint),
-        job_of_op("apply_retention_job", apply_retention),
+        handle_of_op("trigger_checkpoint_job", trigger_checkpoint),
+        handle_of_op("trigger_savepoint_job", trigger_savepoint),
+        handle_of_op("stop_with_savepoint_job", stop_with_savepoint),
+        handle_of_op("cancel_stream_job", cancel_stream),
+        handle_of_op("restart_stream_job", restart_stream),
+        handle_of_op("prefer_savepoint_job", prefer_savepoint),
+        handle_of_op("apply_retention_job", apply_retention),
     ]
 
 
-def job_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+def handle_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
     """A job of one op, which runs in the run's own process and tells what the op tells."""
 
     @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)
@@ -282,11 +283,11 @@ def operator_of(context: dg.OpExecutionContext) -> operations.Operator:
     return operations.Operator(origin=f"{context.job_name} run {context.run_id}")
 
 
-def tell_image(context: dg.OpExecutionContext, image: ImageRecord) -> str:
-    """Show an image in the log and on the page; returns where it is."""
-    location = image.location or ""
-    context.log.info(f"{image.kind.lower()} at batch {image.batch_id}: {location}")
-    context.add_output_metadata(image_metadata(image))
+def tell_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:
+    """Show a snapshot in the log and on the page; returns where it is."""
+    location = snapshot.location or ""
+    context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
+    context.add_output_metadata(snapshot_metadata(snapshot))
     return location
 
 
@@ -296,14 +297,16 @@ def _garbage_table(swept: Sequence[Garbage]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(markdown_table(header, rows, at_most=_SHOWN_OBJECTS))
 
 
-def _retention(job: StreamingJob, config: RetentionConfigSchema) -> RetentionReport:
-    finished = housekeeping(job, dry_run=config.dry_run)
+def _retention(handle: StreamHandle, config: RetentionConfigSchema) -> RetentionReport:
+    finished = housekeeping(handle, dry_run=config.dry_run)
     if config.state is None or config.dry_run:
         return finished
     execution_id = config.execution_id
     if execution_id is None:
-        latest = job.catalog.executions.latest(job.job_id)
+        latest = handle.catalog.executions.latest(handle.stream_id)
         if latest is None:
-            raise NothingCommittedError(f"Job {job.job_id!r} was never started: there is nothing to keep or delete.")
+            raise NothingCommittedError(
+                f"Stream {handle.stream_id!r} was never started: there is nothing to keep or delete."
+            )
         execution_id = latest.execution_id
-    return finished.and_then(apply_terminal_retention(job, execution_id, config.state))
+    return finished.and_then(apply_terminal_retention(handle, execution_id, config.state))

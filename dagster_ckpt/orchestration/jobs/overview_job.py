@@ -1,4 +1,4 @@
-"""An op that shows a stream as the catalog has it: images, executions, where it runs and what it was started from."""
+"""An op that shows a stream as the catalog has it: snapshots, executions, where it runs, what it started from."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,14 @@ import pendulum
 from pydantic import Field
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionRecord, ImageRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.operator_jobs import JOB_ID, RESOURCES, job_of_op, told_as_failure
-from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
+from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, handle_of_op, told_as_failure
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.stream.lease import has_living_holder
 
-_IMAGE_COLUMNS = {
+_SNAPSHOT_COLUMNS = {
     "batch": "int",
     "kind": "string",
     "number": "int",
@@ -45,7 +45,7 @@ _EXECUTION_COLUMNS = {
 class OverviewConfigSchema(dg.Config):
     """Show a stream."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     limit: int = Field(default=100, ge=1, le=1000, description="Rows of each table, newest first.")
 
 
@@ -54,39 +54,41 @@ def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
 
     @dg.op(required_resource_keys=RESOURCES)
     def show_stream(context: dg.OpExecutionContext, config: OverviewConfigSchema) -> None:
-        """Show a stream: its images and executions as tables, where it runs, and what it was started from."""
+        """Show a stream: its snapshots and executions as tables, where it runs, and what it was started from."""
         with told_as_failure():
-            job = streaming_job(find_stream(streams, config.job_id), context.resources)
-            job.catalog.jobs.get(job.job_id)
-            metadata = overview_metadata(job.catalog, job.job_id, limit=config.limit)
+            handle = stream_handle(find_stream(streams, config.stream_id), context.resources)
+            handle.catalog.streams.get(handle.stream_id)
+            metadata = overview_metadata(handle.catalog, handle.stream_id, limit=config.limit)
         context.add_output_metadata(metadata)
 
-    return job_of_op("show_stream_job", show_stream)
+    return handle_of_op("show_stream_job", show_stream)
 
 
-def overview_metadata(catalog: Catalog, job_id: str, *, limit: int) -> dict[str, Any]:
+def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:
     """A stream as Dagster metadata.
 
     Args:
         catalog: The catalog.
-        job_id: The job, which it knows.
+        stream_id: The job, which it knows.
         limit: Rows of each table.
     """
-    job = catalog.jobs.get(job_id)
-    images = catalog.images.completed(job_id)
-    executions = catalog.executions.of_job(job_id, limit=limit)
-    launch = catalog.launches.latest(job_id)
-    runs = has_living_holder(catalog, job_id)
+    handle = catalog.streams.get(stream_id)
+    snapshots = catalog.snapshots.completed(stream_id)
+    executions = catalog.executions.of_stream(stream_id, limit=limit)
+    launch = catalog.launches.latest(stream_id)
+    runs = has_living_holder(catalog, stream_id)
     latest = executions[0] if executions else None
     page = (latest.application or {}).get("page") if latest is not None else None
     metadata = {
-        "dagster_ckpt/images": _table(_IMAGE_COLUMNS, [_image_row(image) for image in images[:limit]]),
-        "dagster_ckpt/image_count": len(images),
-        "dagster_ckpt/image_bytes_written": sum(image.incremental_bytes or 0 for image in images),
+        "dagster_ckpt/snapshots": _table(
+            _SNAPSHOT_COLUMNS, [_snapshot_row(snapshot) for snapshot in snapshots[:limit]]
+        ),
+        "dagster_ckpt/snapshot_count": len(snapshots),
+        "dagster_ckpt/snapshot_bytes_written": sum(snapshot.incremental_bytes or 0 for snapshot in snapshots),
         "dagster_ckpt/executions": _table(_EXECUTION_COLUMNS, [_execution_row(each) for each in executions]),
         "dagster_ckpt/runs": runs,
         "dagster_ckpt/started_from": started_from(latest) if latest is not None else None,
-        "dagster_ckpt/live_directory": dg.MetadataValue.path(job.live_directory) if job.live_directory else None,
+        "dagster_ckpt/live_directory": dg.MetadataValue.path(handle.live_directory) if handle.live_directory else None,
         "dagster_ckpt/spark_page": dg.MetadataValue.url(str(page)) if runs and page else None,
         "dagster_ckpt/driver_log": dg.MetadataValue.path(launch.log) if launch is not None else None,
         "dagster_ckpt/driver_command": launch.command if launch is not None else None,
@@ -104,12 +106,19 @@ def started_from(execution: ExecutionRecord) -> str:
     return f"{reason} (processed again: {', '.join(costs)})" if costs else reason
 
 
-def _image_row(image: ImageRecord) -> dict[str, str | int | None]:
+def _snapshot_row(snapshot: SnapshotRecord) -> dict[str, str | int | None]:
     values = (
-        *(image.batch_id, image.kind, image.number, image.label, _time(image.completed_at_ms), image.full_bytes),
-        *(image.incremental_bytes, image.rows, image.duration_ms, image.timeline, image.location),
+        *(
+            snapshot.batch_id,
+            snapshot.kind,
+            snapshot.number,
+            snapshot.label,
+            _time(snapshot.completed_at_ms),
+            snapshot.full_bytes,
+        ),
+        *(snapshot.incremental_bytes, snapshot.rows, snapshot.duration_ms, snapshot.timeline, snapshot.location),
     )
-    return dict(zip(_IMAGE_COLUMNS, values, strict=True))
+    return dict(zip(_SNAPSHOT_COLUMNS, values, strict=True))
 
 
 def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:

@@ -11,11 +11,11 @@ from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.orchestration.assets.downstream import dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.operator_jobs import (
-    JOB_ID,
     NEW_QUERY_ID,
     RESOURCES,
     START_FROM,
-    job_of_op,
+    STREAM_ID,
+    handle_of_op,
     told_as_failure,
 )
 from dagster_ckpt.orchestration.jobs.rewind_report import (
@@ -24,17 +24,17 @@ from dagster_ckpt.orchestration.jobs.rewind_report import (
     fork_metadata,
     preview_metadata,
 )
-from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, streaming_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.recovery.import_snapshot import import_image
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.recovery.import_snapshot import import_snapshot
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 
 class PreviewConfigSchema(dg.Config):
     """See what a start would undo and do again."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     start_from: str = Field(description=START_FROM)
     new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
 
@@ -42,12 +42,14 @@ class PreviewConfigSchema(dg.Config):
 class ForkConfigSchema(dg.Config):
     """Let another stream go on from where this one stood."""
 
-    job_id: str = Field(description="Job id (or asset key) of the stream to fork; it may run, and is left as it is.")
-    into_job_id: str = Field(description="Job id (or asset key) of the stream that is to go on; it must not run.")
+    stream_id: str = Field(
+        description="Stream id (or asset key) of the stream to fork; it may run, and is left as it is."
+    )
+    into_stream_id: str = Field(description="Stream id (or asset key) of the stream that is to go on; it must not run.")
     start_from: str = Field(
         default="latest",
         description="Where: latest (the newest committed batch), batch-<n>, or the id, number (chk-7), label or "
-        "location of an image of the stream to fork.",
+        "location of a snapshot of the stream to fork.",
     )
     outputs: dict[str, str] = Field(
         default={},
@@ -60,7 +62,7 @@ class ForkConfigSchema(dg.Config):
 class ImportConfigSchema(dg.Config):
     """Let a stream go on from a checkpoint or savepoint of another deployment."""
 
-    into_job_id: str = Field(description="Job id (or asset key) of the stream that is to go on; it must not run.")
+    into_stream_id: str = Field(description="Stream id (or asset key) of the stream that is to go on; it must not run.")
     location: str = Field(
         description="Where the checkpoint or savepoint of the other deployment is, as a URL that this one's storage "
         "can read. It is read at once and left as it is.",
@@ -80,7 +82,7 @@ class ImportConfigSchema(dg.Config):
 class CleanSinkConfigSchema(dg.Config):
     """Find part files that a rolled-back file sink does not name any more."""
 
-    job_id: str = Field(description=JOB_ID)
+    stream_id: str = Field(description=STREAM_ID)
     dry_run: bool = Field(default=True, description="Only list them. Turn it off to delete those that nothing needs.")
     grace_hours: float = Field(default=24, ge=0, description="Younger files are kept.")
 
@@ -92,8 +94,8 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         `preview_rewind_job`, `fork_stream_job`, `import_stream_job` and `clean_sink_job`.
     """
 
-    def job_of(context: dg.OpExecutionContext, job_id: str) -> StreamingJob:
-        return streaming_job(find_stream(streams, job_id), context.resources)
+    def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
+        return stream_handle(find_stream(streams, stream_id), context.resources)
 
     @dg.op(required_resource_keys=RESOURCES)
     def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfigSchema) -> None:
@@ -103,8 +105,8 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             if start_from.point is StartPoint.EMPTY:
                 # To look is to give nothing up.
                 start_from = replace(start_from, give_up_state=True)
-            stream = find_stream(streams, config.job_id)
-            preview = operations.preview(streaming_job(stream, context.resources), start_from)
+            stream = find_stream(streams, config.stream_id)
+            preview = operations.preview(stream_handle(stream, context.resources), start_from)
         for sentence in preview.sentences():
             context.log.info(sentence)
         dependents = dependents_of(context, stream, preview)
@@ -115,29 +117,29 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         """Let another stream go on from where this one stood, as a query of its own; its next start begins there."""
         with told_as_failure():
             made = fork(
-                job_of(context, config.job_id),
-                job_of(context, config.into_job_id),
+                handle_of(context, config.stream_id),
+                handle_of(context, config.into_stream_id),
                 StartFrom.parse(config.start_from),
                 origin=f"{context.job_name} run {context.run_id}",
                 outputs=config.outputs,
                 replace_state=config.replace_state,
             )
-        context.log.info(f"{made.job_id} goes on after batch {made.batch_id} of {made.of_job_id}: {made.source}")
+        context.log.info(f"{made.stream_id} goes on after batch {made.batch_id} of {made.of_stream_id}: {made.source}")
         context.add_output_metadata(fork_metadata(made))
 
     @dg.op(required_resource_keys=RESOURCES)
     def import_stream(context: dg.OpExecutionContext, config: ImportConfigSchema) -> None:
-        """Let a stream go on from an image of another deployment, as a query of its own, at its next start."""
+        """Let a stream go on from a snapshot of another deployment, as a query of its own, at its next start."""
         with told_as_failure():
-            made = import_image(
-                job_of(context, config.into_job_id),
+            made = import_snapshot(
+                handle_of(context, config.into_stream_id),
                 config.location,
                 outputs=config.outputs,
                 origin=f"{context.job_name} run {context.run_id}",
                 with_rows=config.with_rows,
                 replace_state=config.replace_state,
             )
-        context.log.info(f"{made.job_id} goes on after batch {made.batch_id} of {made.of_job_id}: {made.source}")
+        context.log.info(f"{made.stream_id} goes on after batch {made.batch_id} of {made.of_stream_id}: {made.source}")
         context.add_output_metadata(fork_metadata(made))
 
     @dg.op(required_resource_keys=RESOURCES)
@@ -145,7 +147,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         """List, or delete, part files that a rolled-back file sink does not name any more."""
         with told_as_failure():
             cleaning = clean_sinks(
-                job_of(context, config.job_id),
+                handle_of(context, config.stream_id),
                 dry_run=config.dry_run,
                 grace_ms=round(config.grace_hours * 3_600_000),
             )
@@ -154,8 +156,8 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata(cleaning_metadata(cleaning))
 
     return [
-        job_of_op("preview_rewind_job", preview_rewind),
-        job_of_op("fork_stream_job", fork_stream),
-        job_of_op("import_stream_job", import_stream),
-        job_of_op("clean_sink_job", clean_sink),
+        handle_of_op("preview_rewind_job", preview_rewind),
+        handle_of_op("fork_stream_job", fork_stream),
+        handle_of_op("import_stream_job", import_stream),
+        handle_of_op("clean_sink_job", clean_sink),
     ]

@@ -10,7 +10,7 @@ from dagster_ckpt.orchestration.assets.downstream import Dependent
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.stream.snapshot_names import describe_image
+from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 # A page of a run is no place for more.
 ROWS_SHOWN = 200
@@ -30,11 +30,14 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
         ("downstream", preview.downstream),
     ]
     sinks = [(sink.sink, sink.effect.value, sink.reason, sink.advice) for sink in preview.sinks]
-    left = [(describe_image(image), _time(image.completed_at_ms), image.location or "") for image in preview.left]
+    left = [
+        (describe_snapshot(snapshot), _time(snapshot.completed_at_ms), snapshot.location or "")
+        for snapshot in preview.left
+    ]
     return {
         "dagster_ckpt/rewind": dg.MetadataValue.md(markdown_table(("", "value"), facts)),
         "dagster_ckpt/sinks": dg.MetadataValue.md(markdown_table(("sink", "effect", "why", "advice"), sinks)),
-        "dagster_ckpt/left_images": dg.MetadataValue.md(markdown_table(("image", "taken", "location"), left)),
+        "dagster_ckpt/left_snapshots": dg.MetadataValue.md(markdown_table(("snapshot", "taken", "location"), left)),
         "dagster_ckpt/may_lose_rows": dg.MetadataValue.bool(bool(preview.losing)),
     }
 
@@ -65,8 +68,8 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
     """What was forked or imported, as metadata of a run."""
     is_import = made.of_deployment is not None
     facts = [
-        ("job", made.job_id),
-        ("imported from" if is_import else "forked from", f"{made.of_job_id}, {made.source}"),
+        ("job", made.stream_id),
+        ("imported from" if is_import else "forked from", f"{made.of_stream_id}, {made.source}"),
         *([("of deployment", made.of_deployment)] if is_import else []),
         ("goes on after batch", made.batch_id),
         ("query id", made.query_id),

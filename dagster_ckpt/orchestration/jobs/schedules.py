@@ -69,7 +69,7 @@ def build_savepoint_schedule(
         cron_schedule=cron_schedule,
         execution_timezone=execution_timezone,
         default_status=default_status,
-        description=f"Takes a savepoint of {stream.job_id} ({cron_schedule} {execution_timezone}).",
+        description=f"Takes a savepoint of {stream.stream_id} ({cron_schedule} {execution_timezone}).",
     )
     def savepoint_schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         due = pendulum.instance(context.scheduled_execution_time)
@@ -80,9 +80,9 @@ def build_savepoint_schedule(
         label = f"scheduled-{due.in_timezone(execution_timezone).format('YYYY-MM-DDTHH-mm')}"
         limits = {"max_count": history.max_count, "max_age_ms": history.max_age_ms} if history is not None else {}
         set_limits = {limit: value for limit, value in limits.items() if value is not None}
-        config = {"job_id": stream.job_id, "label": label, "history": {"schedule": schedule_name, **set_limits}}
+        config = {"stream_id": stream.stream_id, "label": label, "history": {"schedule": schedule_name, **set_limits}}
         return dg.RunRequest(
-            run_key=f"{stream.job_id}-{label}", run_config={"ops": {"trigger_savepoint": {"config": config}}}
+            run_key=f"{stream.stream_id}-{label}", run_config={"ops": {"trigger_savepoint": {"config": config}}}
         )
 
     return savepoint_schedule
@@ -109,7 +109,7 @@ def build_housekeeping_schedule(
         job=retention_job,
         cron_schedule=cron_schedule,
         default_status=default_status,
-        description="Finishes deletions that were cut off and removes bytes that no image refers to.",
+        description="Finishes deletions that were cut off and removes bytes that no snapshot refers to.",
     )
     def housekeeping_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
         return [_run_for(stream, context, "apply_retention") for stream in streams]
@@ -125,11 +125,11 @@ def build_verification_schedule(
     deep: bool = True,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> dg.ScheduleDefinition:
-    """Prove that the newest image of every stream can be restored; the health sensor tells what was found.
+    """Prove that the newest snapshot of every stream can be restored; the health sensor tells what was found.
 
     Args:
         streams: The streams.
-        verification_job: `verify_images_job` of `build_inspection_jobs`.
+        verification_job: `verify_snapshots_job` of `build_inspection_jobs`.
         cron_schedule: Cron expression, UTC.
         deep: Read every byte; otherwise only lengths and completeness.
         default_status: Whether it runs from the start.
@@ -140,16 +140,16 @@ def build_verification_schedule(
         job=verification_job,
         cron_schedule=cron_schedule,
         default_status=default_status,
-        description="Verifies the newest image of every stream.",
+        description="Verifies the newest snapshot of every stream.",
     )
     def verification_schedule(
         context: dg.ScheduleEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
     ) -> list[dg.RunRequest]:
-        with_images = checkpoint_catalog.catalog().images.newest_of([stream.job_id for stream in streams])
+        with_snapshots = checkpoint_catalog.catalog().snapshots.newest_of([stream.stream_id for stream in streams])
         return [
-            _run_for(stream, context, "verify_images", image=LATEST, deep=deep)
+            _run_for(stream, context, "verify_snapshots", snapshot=LATEST, deep=deep)
             for stream in streams
-            if stream.job_id in with_images
+            if stream.stream_id in with_snapshots
         ]
 
     return verification_schedule
@@ -158,6 +158,6 @@ def build_verification_schedule(
 def _run_for(stream: Stream, context: dg.ScheduleEvaluationContext, op: str, **config: Any) -> dg.RunRequest:
     """One run for a stream and a tick, however often the tick is looked at."""
     return dg.RunRequest(
-        run_key=f"{stream.job_id}-{context.scheduled_execution_time.isoformat()}",
-        run_config={"ops": {op: {"config": {"job_id": stream.job_id, **config}}}},
+        run_key=f"{stream.stream_id}-{context.scheduled_execution_time.isoformat()}",
+        run_config={"ops": {op: {"config": {"stream_id": stream.stream_id, **config}}}},
     )

@@ -1,4 +1,4 @@
-"""Dagster resources: where images live, how Spark keeps state, and the catalog."""
+"""Dagster resources: where snapshots live, how Spark keeps state, and the catalog."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
 
     kind: CheckpointStorageKind = Field(
         default=CheckpointStorageKind.FILESYSTEM,
-        description="FILESYSTEM: images are files below path. JOBMANAGER: they are in the memory of the process that "
+        description="FILESYSTEM: snapshots are files below path. JOBMANAGER: they are in memory of the process that "
         "runs the stream, for trials; savepoints go to path. CUSTOM: a store of your own.",
     )
     path: str | None = Field(
         default=None,
         description="Folder of checkpoints as a URL with its scheme, such as s3://bucket/checkpoints or "
-        "file:///var/lib/checkpoints. Images of a job are below <path>/<job id>. Required by FILESYSTEM.",
+        "file:///var/lib/checkpoints. Snapshots of a job are below <path>/<stream id>. Required by FILESYSTEM.",
     )
     savepoint_path: str | None = Field(
         default=None,
@@ -59,14 +59,14 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     file_state_size_threshold: int | None = Field(
         default=None,
-        description="FILESYSTEM: files smaller than this many bytes are stored inside the image's metadata "
+        description="FILESYSTEM: files smaller than this many bytes are stored inside the snapshot's metadata "
         "(0 to 1048576). Default: 20480.",
     )
     write_buffer_size: int = Field(
         default=-1, description="FILESYSTEM: bytes written at a time on a local disk; -1 is 4096."
     )
     max_state_size: int | None = Field(
-        default=None, description="JOBMANAGER: largest image in bytes; a larger one is declined. Default: 5242880."
+        default=None, description="JOBMANAGER: largest snapshot in bytes; a larger one is declined. Default: 5242880."
     )
     factory: str | None = Field(
         default=None, description="CUSTOM: import path of the store's factory, such as company.storage:open_tape."
@@ -80,8 +80,9 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     executor_copy_bytes: int | None = Field(
         default=None,
-        description="Images that write more bytes than this are copied by Spark's executors, as a Spark job; the "
-        "driver only plans. Live directories and images must be where every executor reaches them, and dagster-ckpt be "
+        description="Snapshots that write more bytes than this are copied by Spark's executors, as a Spark job; the "
+        "driver only plans. Live directories and snapshots must be where every executor reaches them, and "
+        "dagster-ckpt be "
         "installed there. Default: the driver copies.",
     )
 
@@ -146,7 +147,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
 
     live_directory: str = Field(
         description="Folder of Spark's live checkpoint directories, as a path or URL that every executor can "
-        "reach. A job's are <live_directory>/<job id>/live-<k>-<token>."
+        "reach. A job's are <live_directory>/<stream id>/live-<k>-<token>."
     )
     kind: StateBackendKind = Field(
         default=StateBackendKind.ROCKSDB,
@@ -236,7 +237,7 @@ def _refuse_fields_of_others(
 
 
 class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
-    """The SQL record of jobs, executions, images, requests and events."""
+    """The SQL record of jobs, executions, snapshots, requests and events."""
 
     url: str = Field(
         description="SQLAlchemy URL: sqlite:////absolute/path/catalog.db for one machine, "

@@ -41,7 +41,7 @@ class UpgradeSettings(dg.Config):
     )
     max_checkpoint_age_ms: int | None = Field(
         default=None,
-        description="LAST_STATE: where the newest image of a running stream is older, it is stopped with a savepoint "
+        description="LAST_STATE: a running stream whose newest snapshot is older is stopped with a savepoint "
         "instead. Default: no bound.",
     )
     rollback_after_ms: int | None = Field(
@@ -106,7 +106,7 @@ class CheckpointSettings(dg.Config):
         description=f"What outlives the job: one of {', '.join(ExternalizedCheckpointCleanup.__members__)}.",
     )
     unaligned: bool = Field(
-        default=CheckpointOptions.unaligned, description="Take images without waiting for the batch."
+        default=CheckpointOptions.unaligned, description="Take snapshots without waiting for the batch."
     )
     alignment_timeout: int = Field(
         default=CheckpointOptions.alignment_timeout_ms,
@@ -130,7 +130,7 @@ class CheckpointSettings(dg.Config):
         description="How many points a recovery tries once the live directory is damaged, from 1. Default: all.",
     )
     storage: str | None = Field(
-        default=None, description="URL of a directory for the images of this stream. Default: the deployment's."
+        default=None, description="URL of a directory for the snapshots of this stream. Default: the deployment's."
     )
 
     def checkpoint_config(self) -> CheckpointConfig:

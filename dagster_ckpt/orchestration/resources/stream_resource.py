@@ -54,7 +54,7 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             context: The context of the asset or op.
-            spec: The streaming job.
+            spec: The stream.
             describe: Describes the query and does not start it; called again for each restart in place.
 
         Yields:
@@ -96,7 +96,7 @@ def declare_stream(
     goes into `stream_definitions`, not into the code location beside it.
 
     Args:
-        spec: The streaming job.
+        spec: The stream.
         runs_in: The asset, the multi-asset, or the job, whose op calls `StreamResource.run` with it.
         op: Of a job: the name of that op; default: its only one.
 
@@ -111,7 +111,7 @@ def declare_stream(
         op = names[0]
     if op not in names:
         raise OptionError(
-            f"Stream {spec.job_id}: job {runs_in.name} has the ops {names}, and none is {op!r}. Name one as op."
+            f"Stream {spec.stream_id}: stream {runs_in.name} has the ops {names}, and none is {op!r}. Name one as op."
         )
     definition = runs_in.get_node_named(op).definition
     if isinstance(definition, dg.OpDefinition):
@@ -122,12 +122,13 @@ def declare_stream(
 def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
     if op.retry_policy is not None:
         raise OptionError(
-            f"Stream {spec.job_id}: {op.name} has a RetryPolicy, so that Dagster would start it again after a cancel. "
+            f"Stream {spec.stream_id}: {op.name} has a RetryPolicy, so that Dagster would start it again after a "
+            "cancel. "
             "Remove it: restarts come from the stream's restart_strategy."
         )
     fields = getattr(op.config_field.config_type if op.config_field else None, "fields", {})
     if "start_from" not in fields:
         raise OptionError(
-            f"Stream {spec.job_id}: {op.name} cannot be told where to start, so that restart_stream_job could not "
+            f"Stream {spec.stream_id}: {op.name} cannot be told where to start, so that restart_stream_job could not "
             "start it. Give its function a parameter `config: StreamRunConfig`, or a subclass with fields of your own."
         )

@@ -25,14 +25,14 @@ from dagster_ckpt.orchestration.jobs.operator_jobs import ACCEPT_LOSS, CLAIM_MOD
 from dagster_ckpt.orchestration.runs.run_config import (
     ACCEPT_PLAN_CHANGE,
     GIVE_UP_STATE,
-    JOB_ID_TAG,
     NO_SAFETY_SAVEPOINT,
     START_REQUEST_TAG,
+    STREAM_ID_TAG,
 )
 from dagster_ckpt.orchestration.runs.run_status import cancelled_by_a_person, start_cause
 from dagster_ckpt.orchestration.runs.run_watch import RunWatch
-from dagster_ckpt.orchestration.runs.streams_of_assets import streaming_job
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -70,33 +70,33 @@ def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch
     """
     with capture_interrupts():
         # A run that was launched from the asset's page does not say yet whose it is.
-        context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: stream.job_id})
+        context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: stream.stream_id})
         plan_outside_runs(context.instance, stream.keys)
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
         try:
-            job = streaming_job(stream, context.resources)
-            job.register()
-            _find_or_launch(context, job, launch, watch)
-            _tell_where(context, job)
+            handle = stream_handle(stream, context.resources)
+            handle.register()
+            _find_or_launch(context, handle, launch, watch)
+            _tell_where(context, handle)
             if context.op_execution_context.op_config["follow"]:
-                _follow(context, job, watch)
+                _follow(context, handle, watch)
         except CkptError as error:
             raise _failure(str(error), type(error).__name__) from cause_to_show(error)
     yield from ()
 
 
 def _find_or_launch(
-    context: dg.AssetExecutionContext, job: StreamingJob, launch: DriverLaunch, watch: RunWatch
+    context: dg.AssetExecutionContext, handle: StreamHandle, launch: DriverLaunch, watch: RunWatch
 ) -> None:
     config = context.op_execution_context.op_config
     asked = context.run.tags.get(START_REQUEST_TAG)
-    lease = job.catalog.leases.current(job.job_id)
-    driver = driver_on_its_way(job)
-    is_running = operations.is_running(job)
+    lease = handle.catalog.leases.current(handle.stream_id)
+    driver = driver_on_its_way(handle)
+    is_running = operations.is_running(handle)
     if (is_running or driver is not None) and (asked is not None or config["start_from"] != "latest"):
         where = f"run {lease.run_id}, process {lease.pid} on {lease.host}" if lease is not None else "it is starting"
         raise RequestFailedError(
-            f"The driver of job {job.job_id!r} lives ({where}), and one that runs cannot be started from "
+            f"The driver of stream {handle.stream_id!r} lives ({where}), and one that runs cannot be started from "
             f"{config['start_from']!r}. restart_stream_job stops it first."
         )
     if is_running and lease is not None:
@@ -104,13 +104,13 @@ def _find_or_launch(
         return
     if driver is not None:
         context.log.info(f"a driver of run {driver.record.run_id} is starting: process {driver.record.pid}")
-        request = job.catalog.requests.get(driver.record.request_id)
+        request = handle.catalog.requests.get(driver.record.request_id)
     else:
-        request = job.catalog.requests.get(asked) if asked is not None else _order(context, job)
-        driver = launch_driver(job, launch, request, run_id=context.run.run_id)
+        request = handle.catalog.requests.get(asked) if asked is not None else _order(context, handle)
+        driver = launch_driver(handle, launch, request, run_id=context.run.run_id)
         context.log.info(f"launched process {driver.record.pid}: {driver.record.command}; log {driver.record.log}")
     operations.await_answer(
-        job, request, timeout_s=launch.start_timeout_s, gave_up=lambda: _why_not_to_wait(driver, watch)
+        handle, request, timeout_s=launch.start_timeout_s, gave_up=lambda: _why_not_to_wait(driver, watch)
     )
 
 
@@ -119,7 +119,7 @@ def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
     return f"this run was told to stop: {watch.reason}" if watch.should_stop() else driver.failure()
 
 
-def _order(context: dg.AssetExecutionContext, job: StreamingJob) -> RequestRecord:
+def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
     """Ask for the start that this run is configured with; the supervisor sensor leaves it to this run."""
     config = context.op_execution_context.op_config
     start_from = StartFrom.parse(
@@ -132,16 +132,16 @@ def _order(context: dg.AssetExecutionContext, job: StreamingJob) -> RequestRecor
         no_safety_savepoint=config["no_safety_savepoint"],
     )
     cause = start_cause(context.run.tags)
-    return job.catalog.requests.submit(
-        job.job_id,
+    return handle.catalog.requests.submit(
+        handle.stream_id,
         RequestKind.START,
         arguments={**operations.start_arguments(start_from), "run_id": context.run.run_id, "cause": cause.value},
         origin=f"{context.job_name} run {context.run.run_id}",
     )
 
 
-def _tell_where(context: dg.AssetExecutionContext, job: StreamingJob) -> None:
-    execution = job.catalog.executions.latest(job.job_id)
+def _tell_where(context: dg.AssetExecutionContext, handle: StreamHandle) -> None:
+    execution = handle.catalog.executions.latest(handle.stream_id)
     if execution is not None:
         application = execution.application or {}
         context.log.info(
@@ -150,27 +150,27 @@ def _tell_where(context: dg.AssetExecutionContext, job: StreamingJob) -> None:
         )
 
 
-def _follow(context: dg.AssetExecutionContext, job: StreamingJob, watch: RunWatch) -> None:
+def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
     """Wait until the driver is over, and end as it did."""
     while True:
         with suppress(CatalogError):
             # A catalog that is away for a moment says nothing of the driver.
-            execution = job.catalog.executions.latest(job.job_id)
+            execution = handle.catalog.executions.latest(handle.stream_id)
             if execution is None or execution.settled:
-                if not operations.is_running(job):
+                if not operations.is_running(handle):
                     break
-            elif execution_liveness(job.catalog, execution) is not Liveness.ALIVE:
+            elif execution_liveness(handle.catalog, execution) is not Liveness.ALIVE:
                 # What it did last may be newer than what was read before it went.
-                execution = job.catalog.executions.latest(job.job_id)
+                execution = handle.catalog.executions.latest(handle.stream_id)
                 break
         if watch.should_stop():
-            _leave(context, job, watch)
+            _leave(context, handle, watch)
         time.sleep(POLL_S)
     if execution is not None:
         _end_like(context, execution)
 
 
-def _leave(context: dg.AssetExecutionContext, job: StreamingJob, watch: RunWatch) -> None:
+def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
     if cancelled_by_a_person(context) is None:
         raise _failure(
             f"This run was told to stop ({watch.reason}) and follows the driver no longer; the stream goes on. Launch "
@@ -180,7 +180,7 @@ def _leave(context: dg.AssetExecutionContext, job: StreamingJob, watch: RunWatch
     operator = operations.Operator(f"{context.job_name} run {context.run.run_id}, which was terminated")
     # It may have ended by itself meanwhile.
     with suppress(RequestFailedError):
-        operations.cancel(job, operator)
+        operations.cancel(handle, operator)
     raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
 
 

@@ -13,12 +13,12 @@ from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.orchestration._compat import capture_interrupts
 from dagster_ckpt.orchestration.runs.run_refusals import StepContext
 from dagster_ckpt.spark.query.settings import apply_state_backend
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 
 def run_preflight(
     context: StepContext,
-    job: StreamingJob,
+    handle: StreamHandle,
     resources: Any,
     describe: Callable[[], DataStreamWriter],
     *,
@@ -32,10 +32,10 @@ def run_preflight(
     apply_state_backend(resources.pyspark.spark_session, resources.state_backend.backend())
     # Entered again because making a Spark session replaces the SIGINT handler.
     with capture_interrupts():
-        return preflight(job, describe, interrupted=interrupted, report=context.log.info)
+        return preflight(handle, describe, interrupted=interrupted, report=context.log.info)
 
 
-def tell_preflight(context: StepContext, job: StreamingJob, result: PreflightRecord) -> None:
+def tell_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
     """End the step as the preflight did.
 
     Raises:
@@ -43,7 +43,7 @@ def tell_preflight(context: StepContext, job: StreamingJob, result: PreflightRec
     """
     if not result.passed:
         raise dg.Failure(
-            f"Code version {result.code_version} cannot go on from the state of {job.job_id}: {result.reason}. "
+            f"Code version {result.code_version} cannot go on from the state of {handle.stream_id}: {result.reason}. "
             "Nothing was changed.",
             metadata={"dagster_ckpt/end": "PREFLIGHT_REFUSED"},
             allow_retries=False,

@@ -11,7 +11,7 @@ from pydantic import Field
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.orchestration.resources.settings import CheckpointOverrides
 
-JOB_ID_TAG = "dagster_ckpt/job_id"
+STREAM_ID_TAG = "dagster_ckpt/stream_id"
 # The execution whose failure this run makes good.
 RESTART_OF_TAG = "dagster_ckpt/restart_of"
 # The execution whose externalized retention this run applies.
@@ -47,9 +47,9 @@ class StreamRunConfig(dg.Config):
 
     start_from: str = Field(
         default="latest",
-        description="latest: go on where the query stopped (live directory, else the newest image). "
+        description="latest: go on where the query stopped (live directory, else the newest snapshot). "
         "latest-checkpoint, latest-savepoint, preferred-savepoint, or the id, number (chk-7), label or location of "
-        "an image: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
+        "a snapshot: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
         "begin again; needs give_up_state.",
     )
     new_query_id: bool = Field(
@@ -64,7 +64,7 @@ class StreamRunConfig(dg.Config):
     )
     claim_mode: RecoveryClaimMode = Field(
         default=RecoveryClaimMode.NO_CLAIM,
-        description="With a start from an image: NO_CLAIM leaves a savepoint to its owner, the stream never deletes "
+        description="With a start from a snapshot: NO_CLAIM leaves a savepoint to its owner, the stream never deletes "
         "it. CLAIM makes it the stream's own, deleted like a checkpoint. Flink's LEGACY is not offered.",
     )
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)

@@ -17,7 +17,7 @@ def refuse_retry_policy(context: StepContext) -> None:
     step = context.op_execution_context
     if step.job_def.get_retry_policy_for_handle(step.op_handle) is not None:
         raise OptionError(
-            f"{step.op_def.name} has a RetryPolicy, its own or that of job {step.job_name}: Dagster would start the "
+            f"{step.op_def.name} has a RetryPolicy, its own or that of stream {step.job_name}: Dagster would start the "
             "stream again after a cancel. Remove it; restarts come from the stream's restart_strategy."
         )
 
@@ -33,7 +33,7 @@ def refuse_run_retries(context: StepContext) -> None:
     if retries > 0:
         raise OptionError(
             f"Dagster would retry this run of {step.op_def.name} up to {retries} times, beside the stream's "
-            f'restart_strategy. Start it with the stream\'s own job, or tag the run or its job {MAX_RETRIES_TAG}: "0".'
+            f'restart_strategy. Start it with the stream\'s own job, or tag run or job {MAX_RETRIES_TAG}: "0".'
         )
 
 

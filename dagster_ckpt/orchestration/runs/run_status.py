@@ -9,7 +9,12 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG, PARENT_RUN_ID_TAG, RESTART_OF_TAG, RETRY_NUMBER_TAG
+from dagster_ckpt.orchestration.runs.run_config import (
+    PARENT_RUN_ID_TAG,
+    RESTART_OF_TAG,
+    RETRY_NUMBER_TAG,
+    STREAM_ID_TAG,
+)
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, run_liveness
 
@@ -95,7 +100,7 @@ class Silences:
 
 
 def report_lost_runs(
-    instance: dg.DagsterInstance, catalog: Catalog, job_ids: Collection[str], silences: Silences
+    instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences
 ) -> list[str]:
     """Record the end of the streams' runs that cannot record it themselves any more.
 
@@ -106,7 +111,7 @@ def report_lost_runs(
     Args:
         instance: The Dagster instance.
         catalog: The catalog.
-        job_ids: The streams to look after.
+        stream_ids: The streams to look after.
         silences: What is remembered from look to look.
 
     Returns:
@@ -122,7 +127,7 @@ def report_lost_runs(
     silences.keep(quiet)
     for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
         # It may have ended since: then nobody is to record it once more.
-        if run.tags.get(JOB_ID_TAG) not in job_ids or run.status not in under_way:
+        if run.tags.get(STREAM_ID_TAG) not in stream_ids or run.status not in under_way:
             continue
         worker = worker_of(instance, run.run_id)
         if worker is None or not _is_lost(catalog, run, worker, silences):
@@ -136,7 +141,7 @@ def _is_lost(catalog: Catalog, run: dg.DagsterRun, worker: RunWorker, silences: 
     liveness = run_liveness(
         catalog,
         run.run_id,
-        run.tags[JOB_ID_TAG],
+        run.tags[STREAM_ID_TAG],
         pid=worker.pid,
         seen_at_ms=worker.seen_at_ms,
         silent_ms=silences.of(run.run_id, max(heartbeats, default=0)),
@@ -153,4 +158,4 @@ def _report(instance: dg.DagsterInstance, run: dg.DagsterRun, worker: RunWorker)
         instance.report_run_canceled(run, message=sentence)
     else:
         instance.report_run_failed(run, message=sentence)
-    return f"{run.tags[JOB_ID_TAG]}: run {run.run_id} is lost, process {worker.pid} is gone"
+    return f"{run.tags[STREAM_ID_TAG]}: run {run.run_id} is lost, process {worker.pid} is gone"

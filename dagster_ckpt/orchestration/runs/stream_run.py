@@ -29,28 +29,28 @@ from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.resources.settings import overridden
 from dagster_ckpt.orchestration.runs.preflight_run import run_preflight, tell_preflight
 from dagster_ckpt.orchestration.runs.run_config import (
-    JOB_ID_TAG,
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
     ROOT_RUN_ID_TAG,
     START_REQUEST_TAG,
+    STREAM_ID_TAG,
     StreamRunConfig,
 )
 from dagster_ckpt.orchestration.runs.run_refusals import StepContext
 from dagster_ckpt.orchestration.runs.run_status import cancelled_by_a_person, start_cause
 from dagster_ckpt.orchestration.runs.run_watch import RunWatch
-from dagster_ckpt.orchestration.runs.streams_of_assets import open_job
+from dagster_ckpt.orchestration.runs.streams_of_assets import open_stream
 from dagster_ckpt.orchestration.sensors.desired_states import tell_given_up
 from dagster_ckpt.recovery.retention import apply_terminal_retention
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, run_job
+from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.application import application_of
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_process, start_query
 from dagster_ckpt.spark.query.settings import apply_state_backend
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 
 _STATES = {
@@ -75,7 +75,7 @@ def run_stream(
 
     Args:
         context: The context of the op that runs it.
-        spec: The streaming job.
+        spec: The stream.
         resources: Has `pyspark`, `checkpoint_storage`, `state_backend` and `checkpoint_catalog`.
         describe: Describes the query.
         check: Looks at the op and its run before anything starts, and refuses them with one of our errors.
@@ -110,30 +110,30 @@ def _run_to_its_end(
     check: Callable[[StepContext], None],
 ) -> Outcome | None:
     # A run that was launched from the asset's page does not say yet whose it is.
-    context.instance.add_run_tags(context.run.run_id, {JOB_ID_TAG: spec.job_id})
+    context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: spec.stream_id})
     plan_outside_runs(context.instance, [each.key for each in _written(context)])
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
     try:
         check(context)
         config = StreamRunConfig.told(context.op_execution_context.op_config)
-        job = _job_of_this_step(context, _as_told(spec, config), resources)
+        handle = _handle_of_this_step(context, _as_told(spec, config), resources)
         if config.preflight:
-            tried = run_preflight(context, job, resources, describe, interrupted=watch.should_stop)
+            tried = run_preflight(context, handle, resources, describe, interrupted=watch.should_stop)
         else:
-            outcome = _run(context, job, resources, describe, config=config, watch=watch)
+            outcome = _run(context, handle, resources, describe, config=config, watch=watch)
     except CkptError as error:
         if isinstance(error, RecoveryExhaustedError):
-            last = job.catalog.executions.latest(job.job_id)
+            last = handle.catalog.executions.latest(handle.stream_id)
             if last is not None:
-                tell_given_up(context.instance, job.catalog, last, str(error))
+                tell_given_up(context.instance, handle.catalog, last, str(error))
         raise _failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - it is raised, as the cause or in words
         # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
         raise _failure(f"The stream could not go on: {_told(error)}", "CRASHED") from cause_to_show(error)
     if config.preflight:
-        tell_preflight(context, job, tried)
+        tell_preflight(context, handle, tried)
         return None
-    _settle(context, job, outcome, watch)
+    _settle(context, handle, outcome, watch)
     return outcome
 
 
@@ -154,10 +154,10 @@ def _as_told(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
     return replace(spec, options=overridden(spec.options, config.checkpointing.model_dump()))
 
 
-def _job_of_this_step(context: StepContext, spec: StreamSpec, resources: Any) -> StreamingJob:
+def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: Any) -> StreamHandle:
     step = context.op_execution_context
     written = _written(context)
-    return open_job(
+    return open_stream(
         spec,
         resources,
         name=step.op_handle.name,
@@ -174,7 +174,7 @@ def _written(context: StepContext) -> list[dg.AssetSpec]:
 
 def _run(
     context: StepContext,
-    job: StreamingJob,
+    handle: StreamHandle,
     resources: Any,
     describe: Callable[[], DataStreamWriter],
     *,
@@ -188,19 +188,19 @@ def _run(
     to_start = QueryToStart(describe)
 
     def start(live: LiveDirectory) -> SupervisedQuery:
-        return start_query(to_start.take(), job.name, live)
+        return start_query(to_start.take(), handle.name, live)
 
-    before = job.catalog.executions.of_run(context.run.run_id)
-    cause = start_cause(context.run.tags, has_begun=any(each.job_id == job.job_id for each in before))
+    before = handle.catalog.executions.of_run(context.run.run_id)
+    cause = start_cause(context.run.tags, has_begun=any(each.stream_id == handle.stream_id for each in before))
     # Entered again because making a Spark session replaces the SIGINT handler.
     with capture_interrupts():
-        return run_job(
-            job,
+        return execute_stream(
+            handle,
             RunRequest(
                 run_id=context.run.run_id,
                 start_query=start,
                 describe=to_start.described,
-                start_from=_start_from(context, job, config),
+                start_from=_start_from(context, handle, config),
                 cause=cause,
                 start_request_id=context.run.tags.get(START_REQUEST_TAG),
                 restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
@@ -214,12 +214,12 @@ def _run(
         )
 
 
-def _start_from(context: StepContext, job: StreamingJob, config: StreamRunConfig) -> StartFrom:
+def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunConfig) -> StartFrom:
     """Where the launchpad says; a retry of a run that had started goes on from there, and rewinds nothing again."""
     tags = context.run.tags
     if RETRY_NUMBER_TAG in tags:
         before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
-        if any(e.run_id in before and e.live_directory for e in job.catalog.executions.of_job(job.job_id)):
+        if any(e.run_id in before and e.live_directory for e in handle.catalog.executions.of_stream(handle.stream_id)):
             context.log.info("this run is a retry of one that had started: it goes on from the latest state")
             return StartFrom()
     return StartFrom.parse(
@@ -239,35 +239,35 @@ def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
     return run is None or run.is_finished
 
 
-def _settle(context: StepContext, job: StreamingJob, outcome: Outcome, watch: RunWatch) -> None:
+def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch) -> None:
     """Apply retention where the end is certain, and end the step accordingly."""
     end = outcome.end
     if end.kind is EndKind.INTERRUPTED:
         context.log.info(f"stopped, because of {watch.reason}" if watch.reason else end.reason)
-        _end_interrupted(context, job, outcome)
+        _end_interrupted(context, handle, outcome)
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
-        _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
+        _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)
         raise _failure(f"The stream was cancelled: {end.reason}", "CANCELED")
     elif end.kind is EndKind.SUSPENDED:
         context.log.info(f"suspended: {end.reason}; everything is kept")
     elif end.kind is EndKind.LEASE_LOST:
         raise _failure(end.reason, "LEASE_LOST")
     else:
-        _retain(context, job, outcome.execution_id, _STATES[end.kind])
+        _retain(context, handle, outcome.execution_id, _STATES[end.kind])
         if end.kind is EndKind.FAILED:
-            last = job.catalog.executions.get(outcome.execution_id)
-            context.log.error(tell_given_up(context.instance, job.catalog, last, outcome.gave_up or end.reason))
+            last = handle.catalog.executions.get(outcome.execution_id)
+            context.log.error(tell_given_up(context.instance, handle.catalog, last, outcome.gave_up or end.reason))
             raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
         if outcome.savepoint is not None:
             context.log.info(f"stopped with savepoint {outcome.savepoint.location}")
 
 
-def _end_interrupted(context: StepContext, job: StreamingJob, outcome: Outcome) -> None:
+def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcome) -> None:
     cancelled = cancelled_by_a_person(context)
     if cancelled is not None:
         if cancelled is dg.DagsterRunStatus.CANCELING:
-            _retain(context, job, outcome.execution_id, TerminalState.CANCELED)
+            _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)
         # One that was forced to its end is over for the supervisor sensor, which has its retention applied.
         raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
     # A time limit shows CANCELING too and then FAILURE: the supervisor sensor settles the execution by the
@@ -275,8 +275,8 @@ def _end_interrupted(context: StepContext, job: StreamingJob, outcome: Outcome) 
     raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
 
 
-def _retain(context: StepContext, job: StreamingJob, execution_id: str, state: TerminalState) -> None:
-    report = apply_terminal_retention(job, execution_id, state)
+def _retain(context: StepContext, handle: StreamHandle, execution_id: str, state: TerminalState) -> None:
+    report = apply_terminal_retention(handle, execution_id, state)
     for sentence in report.sentences():
         context.log.info(sentence)
 

@@ -1,11 +1,11 @@
-"""From a streaming asset and the resources at hand to the `StreamingJob` that lifecycle works on."""
+"""From a streaming asset and the resources at hand to the `StreamHandle` that lifecycle works on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dagster_ckpt.errors import JobNotFoundError
+from dagster_ckpt.errors import StreamNotFoundError
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamSpec
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
@@ -13,7 +13,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.stream.handle import StreamingJob
+from dagster_ckpt.stream.handle import StreamHandle
 
 
 class StreamResources(Protocol):
@@ -24,27 +24,27 @@ class StreamResources(Protocol):
     checkpoint_catalog: CheckpointCatalogResource
 
 
-def streaming_job(stream: Stream, resources: StreamResources | Any) -> StreamingJob:
+def stream_handle(stream: Stream, resources: StreamResources | Any) -> StreamHandle:
     """Put the job of a stream together, as its operators see it."""
-    return open_job(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
+    return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
 
 
-def open_job(
+def open_stream(
     spec: StreamSpec,
     resources: StreamResources | Any,
     *,
     name: str,
     writes: str,
     code_version: str | None,
-) -> StreamingJob:
+) -> StreamHandle:
     """Put a job together.
 
     A storage set in the stream's `CheckpointConfig` wins over the deployment's resource, as in Flink, and takes from
     it what it leaves unset.
 
     Args:
-        spec: The streaming job.
-        resources: Where it keeps images, state and records.
+        spec: The stream.
+        resources: Where it keeps snapshots, state and records.
         name: Name of its query in Spark.
         writes: The assets it writes, or its name outside assets.
         code_version: Version of the code that describes the query.
@@ -53,12 +53,12 @@ def open_job(
     configured = spec.options.storage
     backend = resources.state_backend.backend()
     storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
-    return StreamingJob(
-        job_id=spec.job_id,
+    return StreamHandle(
+        stream_id=spec.stream_id,
         name=name,
         asset_key=writes,
         catalog=resources.checkpoint_catalog.catalog(),
-        store=open_store(storage, spec.job_id, transfer_threads=backend.transfer_threads),
+        store=open_store(storage, spec.stream_id, transfer_threads=backend.transfer_threads),
         options=spec.options,
         restart=spec.restart,
         live_root=resources.state_backend.live_directory,
@@ -69,17 +69,17 @@ def open_job(
     )
 
 
-def find_stream(streams: Sequence[Stream], job_id: str) -> Stream:
-    """The stream of a job id, or of the key of one of its assets.
+def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
+    """The stream of a stream id, or of the key of one of its assets.
 
     Raises:
-        JobNotFoundError: No streaming asset of this code location has it.
+        StreamNotFoundError: No streaming asset of this code location has it.
     """
     for stream in streams:
-        if stream.is_called(job_id):
+        if stream.is_called(stream_id):
             return stream
-    known = ", ".join(sorted(stream.job_id for stream in streams)) or "none"
-    raise JobNotFoundError(
-        f"No streaming asset with job id {job_id!r} in this code location. It has: {known}. "
-        "Give one of these as job_id in the launchpad."
+    known = ", ".join(sorted(stream.stream_id for stream in streams)) or "none"
+    raise StreamNotFoundError(
+        f"No streaming asset with stream id {stream_id!r} in this code location. It has: {known}. "
+        "Give one of these as stream_id in the launchpad."
     )

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import EventRecord, EventType, ImageTally
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotTally
 from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, Told, events_to_tell
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.snapshot_report import (
-    IMAGE_ID_KEY,
     SEQUENCE_KEY,
+    SNAPSHOT_ID_KEY,
     failure_observation,
     identity,
     materialization,
@@ -116,19 +116,19 @@ def build_catalog_sensor(
     an end and failures are always reported.
 
     Its cursor is the sequence of the catalog's events. Dagster stores a tick's events before the
-    cursor, so a daemon that dies in between would report some twice; therefore images that are
+    cursor, so a daemon that dies in between would report some twice; therefore snapshots that are
     already on the asset are left out.
 
     Args:
-        streams: The streams to report on; of one that writes several assets each image is reported on all of them.
-        downstream: A job to start after new images, one run at a time.
+        streams: The streams to report on; of one that writes several assets each snapshot is reported on all of them.
+        downstream: A job to start after new snapshots, one run at a time.
         downstream_interval_seconds: Shortest time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported in each interval of this length; 0 reports each.
         name: Name of the sensor.
         minimum_interval_seconds: Shortest time between two looks.
         default_status: Whether it runs from the start.
     """
-    keys: dict[str, Sequence[dg.AssetKey]] = {stream.job_id: stream.keys for stream in streams}
+    keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
     memory = ReportMemory()
 
     @dg.sensor(
@@ -152,7 +152,7 @@ def build_catalog_sensor(
         known = memory.after(cursor.tick)
         reported = known or Reported(latest)
         events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK if known else EVENTS_IN_FIRST_TICK)
-        ours = [event for event in events if event.job_id in keys]
+        ours = [event for event in events if event.stream_id in keys]
         tidings = _tidings(
             context.instance,
             catalog,
@@ -205,27 +205,27 @@ def _tidings(
     """What these events put on the assets of their jobs, without what is there already."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
         return _Tidings((), reported)
-    jobs = sorted({event.job_id for event in events})
+    jobs = sorted({event.stream_id for event in events})
     before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
     # What was before is looked at again where an execution ends: was its last checkpoint reported?
-    ended = {event.job_id for event in events if event.type is EventType.EXECUTION_ENDED}
-    remembered = [event for job_id in ended for event in before[job_id]]
-    images = catalog.images.by_id([event.image_id for event in (*events, *remembered) if event.image_id])
-    told = list(events_to_tell(events, before, images, interval_ms=interval_ms))
+    ended = {event.stream_id for event in events if event.type is EventType.EXECUTION_ENDED}
+    remembered = [event for stream_id in ended for event in before[stream_id]]
+    snapshots = catalog.snapshots.by_id([event.snapshot_id for event in (*events, *remembered) if event.snapshot_id])
+    told = list(events_to_tell(events, before, snapshots, interval_ms=interval_ms))
     told_of: dict[dg.AssetKey, list[Told]] = {}
     for each in told:
-        for key in keys[each.event.job_id]:
+        for key in keys[each.event.stream_id]:
             told_of.setdefault(key, []).append(each)
     asked = _latest_of_ours(instance, [key for key in told_of if key not in reported.latest])
     latest = {**reported.latest, **asked}
     there = {key: _there(instance, key, of_key, latest.get(key, 0), reported) for key, of_key in told_of.items()}
-    new = [(key, each) for each in told for key in keys[each.event.job_id] if identity(each.event) not in there[key]]
+    new = [(key, each) for each in told for key in keys[each.event.stream_id] if identity(each.event) not in there[key]]
     tallies = _tallies(catalog, new, latest)
     reports = [
         failure_observation(key, each.event)
         if each.is_failure
         else materialization(
-            key, each.event, images.get(each.event.image_id or ""), tallies.get((key, each.event.sequence))
+            key, each.event, snapshots.get(each.event.snapshot_id or ""), tallies.get((key, each.event.sequence))
         )
         for key, each in new
     ]
@@ -266,7 +266,7 @@ def _there(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord]
 ) -> frozenset[str]:
-    """Which of these images are on their asset already, from a tick that was cut off or a cursor that was reset.
+    """Which of these snapshots are on their asset already, from a tick that was cut off or a cursor that was reset.
 
     Ours are there in the order of the catalog, with other people's events anywhere between them.
 
@@ -284,9 +284,9 @@ def already_reported(
         for record in page.records:
             reported = record.asset_materialization or record.asset_observation
             metadata = reported.metadata if reported else {}
-            sequence, image_id = metadata.get(SEQUENCE_KEY), metadata.get(IMAGE_ID_KEY)
-            if image_id is not None and image_id.value in candidates:
-                found.add(str(image_id.value))
+            sequence, snapshot_id = metadata.get(SEQUENCE_KEY), metadata.get(SNAPSHOT_ID_KEY)
+            if snapshot_id is not None and snapshot_id.value in candidates:
+                found.add(str(snapshot_id.value))
             elif isinstance(sequence, dg.IntMetadataValue) and (sequence.value or 0) < news[0].sequence:
                 return frozenset(found)
         if not page.has_more:
@@ -296,7 +296,7 @@ def already_reported(
 
 def _tallies(
     catalog: Catalog, new: Sequence[tuple[dg.AssetKey, Told]], latest: Mapping[dg.AssetKey, int]
-) -> dict[tuple[dg.AssetKey, int], ImageTally]:
+) -> dict[tuple[dg.AssetKey, int], SnapshotTally]:
     """The checkpoints since the report before, by asset and the sequence of the event that is reported."""
     before = dict(latest)
     reports, spans = [], []
@@ -307,9 +307,9 @@ def _tallies(
         # An older sequence behind a newer one: the catalog was made anew, and counts from one again.
         if key in before and before[key] < event.sequence:
             reports.append((key, event.sequence))
-            spans.append((event.job_id, before[key], event.sequence))
+            spans.append((event.stream_id, before[key], event.sequence))
         before[key] = event.sequence
-    return dict(zip(reports, catalog.images.tallies(spans), strict=True))
+    return dict(zip(reports, catalog.snapshots.tallies(spans), strict=True))
 
 
 def _is_in_progress(instance: dg.DagsterInstance, job_name: str) -> bool:

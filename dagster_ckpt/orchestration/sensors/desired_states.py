@@ -9,8 +9,8 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, JobRecord
-from dagster_ckpt.errors import CkptError, JobNotFoundError
+from dagster_ckpt.catalog.records import ExecutionRecord, StreamRecord
+from dagster_ckpt.errors import CkptError, StreamNotFoundError
 from dagster_ckpt.operations.desired_state import is_steady
 from dagster_ckpt.operations.managed_stream import StepRun
 from dagster_ckpt.operations.reconcile_desired_state import (
@@ -23,10 +23,10 @@ from dagster_ckpt.operations.reconcile_desired_state import (
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_config import (
     GAVE_UP_TAG,
-    JOB_ID_TAG,
     RETENTION_OF_TAG,
     START_REQUEST_TAG,
     STEP_TAG,
+    STREAM_ID_TAG,
 )
 from dagster_ckpt.stream.handle import register
 
@@ -46,11 +46,11 @@ def tell_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: Exe
     Returns:
         The same in one sentence, for a log.
     """
-    failures = len(catalog.executions.failures_since_manual_start(execution.job_id))
+    failures = len(catalog.executions.failures_since_manual_start(execution.stream_id))
     sentence = (
-        f"The stream {execution.job_id} has failed for good after {failures} "
+        f"The stream {execution.stream_id} has failed for good after {failures} "
         f"{'failure' if failures == 1 else 'failures'}: {reason} The last one: {execution.reason}. Remove the "
-        f"cause, then start the stream's job again, or run restart_stream_job for {execution.job_id}; it goes on "
+        f"cause, then start the stream's job again, or run restart_stream_job for {execution.stream_id}; it goes on "
         "from where it stopped."
     )
     catalog.executions.gave_up(execution.execution_id, reason)
@@ -109,16 +109,16 @@ def bring_to_desired_states(
     Args:
         instance: The Dagster instance.
         catalog: The catalog.
-        streams: The streams by job id.
+        streams: The streams by stream id.
         jobs: Names of the jobs that steps are done by.
         next_attempt: See `NextAttempt`.
     """
     rows = catalog.desired_states.all()
     managed = {
-        job_id
-        for job_id, stream in streams.items()
+        stream_id
+        for stream_id, stream in streams.items()
         # What something outside Dagster starts is not ours to start.
-        if stream.start_job is not None and (job_id in rows or stream.desired_state is not None)
+        if stream.start_job is not None and (stream_id in rows or stream.desired_state is not None)
     }
     if not managed:
         return Brought((), frozenset(), (), ())
@@ -127,26 +127,26 @@ def bring_to_desired_states(
     held: set[str] = set()
     sentences: list[str] = []
     alerts: list[str] = []
-    for job_id in sorted(managed):
-        stream = streams[job_id]
+    for stream_id in sorted(managed):
+        stream = streams[stream_id]
         definition = _definition(stream)
         try:
-            row = rows.get(job_id) or _first_row(catalog, stream)
-            if is_steady(row, definition.declared, newest.get(job_id), definition.code_version):
+            row = rows.get(stream_id) or _first_row(catalog, stream)
+            if is_steady(row, definition.declared, newest.get(stream_id), definition.code_version):
                 continue
             step = reconcile_desired(catalog, row, definition, _orchestrator(instance))
         except CkptError as error:
             # One row that cannot be read must not keep every other stream from being looked after.
-            alerts.append(f"{job_id}: nothing is done for it: {error}")
+            alerts.append(f"{stream_id}: nothing is done for it: {error}")
             continue
-        sentences.append(f"{job_id}: {step.decision.reason}")
+        sentences.append(f"{stream_id}: {step.decision.reason}")
         if step.decision.holds_restart:
-            held.add(job_id)
+            held.add(stream_id)
         if step.decision.alert is not None and step.decision.alert != row.alert:
-            alerts.append(f"{job_id}: {step.decision.alert}")
+            alerts.append(f"{stream_id}: {step.decision.alert}")
         attempt = next_attempt(STEP_TAG, step.step_name) if step.run is not None else None
         if attempt is not None:
-            execution = newest.get(job_id)
+            execution = newest.get(stream_id)
             runs.append(_run(stream, step, jobs, attempt, execution.execution_id if execution is not None else ""))
     return Brought(tuple(runs), frozenset(held), tuple(sentences), tuple(alerts))
 
@@ -154,21 +154,21 @@ def bring_to_desired_states(
 def _definition(stream: Stream) -> Definition:
     # A driver of its own has its code from elsewhere: its version is not that of the asset's definition.
     code_version = None if stream.runs_outside else stream.code_version
-    return Definition(stream.job_id, stream.desired_state, stream.upgrade, code_version)
+    return Definition(stream.stream_id, stream.desired_state, stream.upgrade, code_version)
 
 
 def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
     try:
-        catalog.jobs.get(stream.job_id)
-    except JobNotFoundError:
+        catalog.streams.get(stream.stream_id)
+    except StreamNotFoundError:
         _register(catalog, stream)
-    return catalog.desired_states.ensure(stream.job_id, origin="the asset's definition")
+    return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")
 
 
-def _register(catalog: Catalog, stream: Stream) -> JobRecord:
+def _register(catalog: Catalog, stream: Stream) -> StreamRecord:
     return register(
         catalog,
-        stream.job_id,
+        stream.stream_id,
         name=stream.name,
         asset_key=stream.writes,
         options=stream.options,
@@ -194,7 +194,7 @@ def _orchestrator(instance: dg.DagsterInstance) -> Orchestrator:
 
 
 def _run(stream: Stream, step: Step, jobs: StepJobs, attempt: int, execution_id: str) -> dg.RunRequest:
-    tags = {JOB_ID_TAG: stream.job_id, STEP_TAG: step.step_name}
+    tags = {STREAM_ID_TAG: stream.stream_id, STEP_TAG: step.step_name}
     config: dict[str, str | bool]
     if step.run is StepRun.PREFLIGHT and stream.start_job is not None:
         # The stream's own job: it has the resources and the context that the function asks for.
@@ -202,10 +202,10 @@ def _run(stream: Stream, step: Step, jobs: StepJobs, attempt: int, execution_id:
         config = {"preflight": True}
     elif step.run is StepRun.ROLL_BACK:
         job_name, op = jobs.roll_back, "roll_back_upgrade"
-        config = {"job_id": stream.job_id}
+        config = {"stream_id": stream.stream_id}
     else:
         job_name, op = jobs.retention, "apply_retention"
-        config = {"job_id": stream.job_id, "execution_id": execution_id, "state": "CANCELED"}
+        config = {"stream_id": stream.stream_id, "execution_id": execution_id, "state": "CANCELED"}
         tags[RETENTION_OF_TAG] = execution_id
     return dg.RunRequest(
         run_key=f"{step.step_name}/{attempt}",

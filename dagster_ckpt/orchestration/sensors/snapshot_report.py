@@ -1,4 +1,4 @@
-"""What the catalog sensor puts on an asset: an image as a materialization, a failed attempt as an observation."""
+"""What the catalog sensor puts on an asset: a snapshot as a materialization, a failed attempt as an observation."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 import dagster as dg
 import pendulum
 
-from dagster_ckpt.catalog.records import EventRecord, EventType, ImageRecord, ImageTally
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTally
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
-IMAGE_ID_KEY = "dagster_ckpt/image_id"
+SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"
 BATCH_ID_KEY = "dagster_ckpt/batch_id"
-JOB_ID_KEY = "dagster_ckpt/job_id"
+STREAM_ID_KEY = "dagster_ckpt/stream_id"
 TIMELINE_KEY = "dagster_ckpt/timeline"
 
 
 def identity(event: EventRecord) -> str:
     """What tells an event from all others, also from those of a catalog that was made anew and counts from one."""
-    return event.image_id or f"event {event.sequence}"
+    return event.snapshot_id or f"event {event.sequence}"
 
 
 def materialization(
-    key: dg.AssetKey, event: EventRecord, image: ImageRecord | None, tally: ImageTally | None
+    key: dg.AssetKey, event: EventRecord, snapshot: SnapshotRecord | None, tally: SnapshotTally | None
 ) -> dg.AssetMaterialization:
-    """An image on its asset.
+    """A snapshot on its asset.
 
     Args:
         key: The asset.
         event: The event that tells of it.
-        image: What the catalog knows of it; None where its row cannot be read: the event says what it says.
+        snapshot: What the catalog knows of it; None where its row cannot be read: the event says what it says.
         tally: The checkpoints since the report before, this one among them; None where that is not known.
     """
-    metadata = image_metadata(image) if image is not None else dict(event.payload)
+    metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
     batch_id = metadata.get(BATCH_ID_KEY, "unknown")
     since = (
         {}
@@ -46,7 +46,7 @@ def materialization(
     return dg.AssetMaterialization(
         key,
         description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
-        metadata={SEQUENCE_KEY: event.sequence, IMAGE_ID_KEY: identity(event), **metadata, **since},
+        metadata={SEQUENCE_KEY: event.sequence, SNAPSHOT_ID_KEY: identity(event), **metadata, **since},
         tags={"dagster/data_version": str(batch_id)},
     )
 
@@ -59,31 +59,31 @@ def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObserva
         description=f"a {kind} failed",
         metadata={
             SEQUENCE_KEY: event.sequence,
-            IMAGE_ID_KEY: identity(event),
+            SNAPSHOT_ID_KEY: identity(event),
             "dagster_ckpt/failure": str(event.payload.get("reason", "unknown")),
         },
     )
 
 
-def image_metadata(image: ImageRecord) -> dict[str, Any]:
-    """The figures of an image, as Dagster metadata; numbers are plotted on the asset's page."""
+def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
+    """The figures of a snapshot, as Dagster metadata; numbers are plotted on the asset's page."""
     figures: dict[str, Any] = {
-        BATCH_ID_KEY: image.batch_id,
-        JOB_ID_KEY: image.job_id,
-        TIMELINE_KEY: image.timeline,
-        "dagster_ckpt/rows": image.rows,
-        "dagster_ckpt/state_rows": image.state_rows,
-        "dagster_ckpt/duration_ms": image.duration_ms,
-        "dagster_ckpt/full_bytes": image.full_bytes,
-        "dagster_ckpt/incremental_bytes": image.incremental_bytes,
-        "dagster_ckpt/number": image.number,
-        "dagster_ckpt/kind": image.kind,
-        "dagster_ckpt/trigger": image.trigger.value,
-        "dagster_ckpt/location": dg.MetadataValue.path(image.location or ""),
-        IMAGE_ID_KEY: image.image_id,
-        "dagster_ckpt/watermark": image.watermark,
+        BATCH_ID_KEY: snapshot.batch_id,
+        STREAM_ID_KEY: snapshot.stream_id,
+        TIMELINE_KEY: snapshot.timeline,
+        "dagster_ckpt/rows": snapshot.rows,
+        "dagster_ckpt/state_rows": snapshot.state_rows,
+        "dagster_ckpt/duration_ms": snapshot.duration_ms,
+        "dagster_ckpt/full_bytes": snapshot.full_bytes,
+        "dagster_ckpt/incremental_bytes": snapshot.incremental_bytes,
+        "dagster_ckpt/number": snapshot.number,
+        "dagster_ckpt/kind": snapshot.kind,
+        "dagster_ckpt/trigger": snapshot.trigger.value,
+        "dagster_ckpt/location": dg.MetadataValue.path(snapshot.location or ""),
+        SNAPSHOT_ID_KEY: snapshot.snapshot_id,
+        "dagster_ckpt/watermark": snapshot.watermark,
     }
-    watermark_ms = _epoch_ms(image.watermark)
+    watermark_ms = _epoch_ms(snapshot.watermark)
     if watermark_ms is not None:
         figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
         # The page plots whole and decimal numbers only, no timestamps.

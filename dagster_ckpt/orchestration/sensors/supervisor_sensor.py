@@ -11,7 +11,12 @@ from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.operations.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.runs.run_config import JOB_ID_TAG, RESTART_OF_TAG, RETENTION_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.runs.run_config import (
+    RESTART_OF_TAG,
+    RETENTION_OF_TAG,
+    START_REQUEST_TAG,
+    STREAM_ID_TAG,
+)
 from dagster_ckpt.orchestration.runs.run_status import Silences, has_time_limit, report_lost_runs
 from dagster_ckpt.orchestration.sensors.desired_states import StepJobs, bring_to_desired_states, tell_given_up
 from dagster_ckpt.stream.handle import wall_clock_ms
@@ -53,7 +58,7 @@ def build_supervisor_sensor(
         minimum_interval_seconds: Shortest time between two looks.
         default_status: Whether it runs from the start.
     """
-    by_job_id = {stream.job_id: stream for stream in streams}
+    by_stream_id = {stream.stream_id: stream for stream in streams}
     silences = Silences()
 
     @dg.sensor(
@@ -68,22 +73,22 @@ def build_supervisor_sensor(
         context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
     ) -> dg.SensorResult:
         catalog = checkpoint_catalog.catalog()
-        sentences = report_lost_runs(context.instance, catalog, by_job_id, silences)
+        sentences = report_lost_runs(context.instance, catalog, by_stream_id, silences)
         # First, because starts are asked for here, and launched below like those that a person asks for.
         brought = bring_to_desired_states(
             context.instance,
             catalog,
-            by_job_id,
+            by_stream_id,
             StepJobs(retention_job.name, roll_back_job.name),
             lambda tag, value: _next_attempt(context.instance, tag, value),
         )
         sentences += brought.sentences
         for alert in brought.alerts:
             context.log.error(alert)
-        starts = list(_starts(context.instance, catalog, by_job_id, sentences))
+        starts = list(_starts(context.instance, catalog, by_stream_id, sentences))
         # A run that a person asked for goes on from what failed: a restart beside it would race it for the lease.
-        starting = {request.tags[JOB_ID_TAG] for request in starts} | brought.held
-        others = {job_id: stream for job_id, stream in by_job_id.items() if job_id not in starting}
+        starting = {request.tags[STREAM_ID_TAG] for request in starts} | brought.held
+        others = {stream_id: stream for stream_id, stream in by_stream_id.items() if stream_id not in starting}
         requests = [*brought.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, sentences)]
         for sentence in sentences:
             context.log.info(sentence)
@@ -147,17 +152,17 @@ def _starts(
     instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, Stream], sentences: list[str]
 ) -> Iterator[dg.RunRequest]:
     for request in catalog.requests.starts_to_launch():
-        stream = streams.get(request.job_id)
+        stream = streams.get(request.stream_id)
         # Where the program is started by others it takes the request up itself.
         if stream is None or stream.start_job is None or _has_a_launcher(instance, request):
             continue
         ended = _run_that_never_answered(instance, request)
         if ended is not None:
             catalog.requests.fail_start(request.request_id, ended)
-            sentences.append(f"{request.job_id}: {ended}")
+            sentences.append(f"{request.stream_id}: {ended}")
         else:
             sentences.append(
-                f"{request.job_id}: starting from {request.arguments.get('start_from')} for {request.origin}"
+                f"{request.stream_id}: starting from {request.arguments.get('start_from')} for {request.origin}"
             )
             yield _start_run(stream, request)
 
@@ -189,7 +194,7 @@ def _start_run(stream: Stream, request: RequestRecord) -> dg.RunRequest:
         run_key=f"start-{request.request_id}",
         job_name=stream.start_job.name,
         run_config={"ops": {stream.name: {"config": config}}},
-        tags={JOB_ID_TAG: stream.job_id, START_REQUEST_TAG: request.request_id},
+        tags={STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
     )
 
 
@@ -200,12 +205,12 @@ def _reconciled(
     retention_job: str,
     sentences: list[str],
 ) -> Iterator[dg.RunRequest]:
-    unsettled = {run_id for run_id, job_id in catalog.executions.unsettled_runs().items() if job_id in streams}
+    unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
     # Two queries that read ids only: nearly all runs go on, and there is nothing to do for them.
     over = unsettled - runs_that_go_on(context.instance, unsettled)
     runs = runs_by_id(context.instance, over)
     for execution in catalog.executions.unsettled(over):
-        stream = streams[execution.job_id]
+        stream = streams[execution.stream_id]
         run = runs.get(execution.run_id)
         recorded = (
             recorded_end_outside(context.instance, catalog, execution, run)
@@ -219,18 +224,18 @@ def _reconciled(
             catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
             execution = catalog.executions.get(execution.execution_id)  # noqa: PLW2901 - the same one, as it is now
         if stream.start_job is None:
-            sentences.append(f"{execution.job_id}: whoever looks after its program starts it again")
+            sentences.append(f"{execution.stream_id}: whoever looks after its program starts it again")
             continue
         verdict = reconcile(
             recorded,
             execution.status,
             stream.restart,
-            catalog.executions.failures_since_manual_start(execution.job_id),
+            catalog.executions.failures_since_manual_start(execution.stream_id),
             holds_lease=_holds_lease(catalog, execution),
             now_ms=catalog.now_ms(),
             random=Random(execution.execution_id),
         )
-        sentences.append(f"{execution.job_id}: {verdict.reason}")
+        sentences.append(f"{execution.stream_id}: {verdict.reason}")
         if isinstance(verdict, Restart):
             attempt = _next_attempt(context.instance, RESTART_OF_TAG, execution.execution_id)
             if attempt is not None:
@@ -246,7 +251,7 @@ def _reconciled(
 
 
 def _holds_lease(catalog: Catalog, execution: ExecutionRecord) -> bool:
-    lease = catalog.leases.current(execution.job_id)
+    lease = catalog.leases.current(execution.stream_id)
     return lease is not None and lease.run_id == execution.run_id and not lease.expired
 
 
@@ -270,7 +275,7 @@ def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int) -
         # A run that ended before it could begin an execution leaves the failure as it was: try once more.
         run_key=f"restart-{execution.execution_id}-{attempts_before}",
         job_name=stream.start_job.name,
-        tags={JOB_ID_TAG: stream.job_id, RESTART_OF_TAG: execution.execution_id},
+        tags={STREAM_ID_TAG: stream.stream_id, RESTART_OF_TAG: execution.execution_id},
     )
 
 
@@ -282,12 +287,12 @@ def _retention(retention_job: str, execution: ExecutionRecord, verdict: Retain, 
             "ops": {
                 "apply_retention": {
                     "config": {
-                        "job_id": execution.job_id,
+                        "stream_id": execution.stream_id,
                         "execution_id": execution.execution_id,
                         "state": verdict.state.value,
                     }
                 }
             }
         },
-        tags={JOB_ID_TAG: execution.job_id, RETENTION_OF_TAG: execution.execution_id},
+        tags={STREAM_ID_TAG: execution.stream_id, RETENTION_OF_TAG: execution.execution_id},
     )

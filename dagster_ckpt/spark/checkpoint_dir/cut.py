@@ -43,15 +43,15 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Cut:
-    """What an image is made of.
+    """What a snapshot is made of.
 
     Attributes:
         batch_id: The committed batch a restored query resumes after.
         query_id: Id of the query.
         in_flight: The batch whose planned offsets are carried, so that exactly it is replayed; or None.
         needed: The files.
-        properties: What an image should say of itself; see `describe`.
-        extends: Whether `needed` has only those state files that the base image does not have.
+        properties: What a snapshot should say of itself; see `describe`.
+        extends: Whether `needed` has only those state files that the base snapshot does not have.
         carries_state: Whether `needed` has the whole state after the batch in flight as well.
     """
 
@@ -65,7 +65,7 @@ class Cut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files as an image takes them, read from where Spark wrote them."""
+        """The files as a snapshot takes them, read from where Spark wrote them."""
         return self.needed
 
 
@@ -85,7 +85,7 @@ def cut(
         live: The live directory.
         carry_in_flight: Also take the planned offsets of a batch that runs, if one does.
         sinks: The query's sinks, as its progress names them.
-        base: An image that the new one may extend: then only what is new since is looked at.
+        base: A snapshot that the new one may extend: then only what is new since is looked at.
         attempts: How often to begin again where Spark commits and purges meanwhile.
         at_batch: A committed batch that Spark still retains, to resume after that one; default: the newest.
         carry_state: Also take the state after the batch in flight, if all of it is there: a sink that has the batch
@@ -211,7 +211,7 @@ def state_after(
 
 
 def _state(committed: CommittedState, base: Base | None) -> tuple[list[NeededFile], int, bool]:
-    """State files, the longest chain of changes among them, and whether they are only what a base image lacks."""
+    """State files, the longest chain of changes among them, and whether they are only what a base snapshot lacks."""
     if base is not None and base.can_be_extended:
         grown = grown_since(base, committed)
         if grown is not None:
@@ -226,7 +226,7 @@ def _log_file(live: LiveDirectory, path: str, what: str) -> NeededFile:
         return read_versioned(live.folder, path)
     except FileNotFoundError as error:
         raise IncompleteCutError(
-            f"{live.url}/{path} is missing: it is {what}. The live directory is damaged: restore an image."
+            f"{live.url}/{path} is missing: it is {what}. The live directory is damaged: restore a snapshot."
         ) from error
 
 
@@ -249,7 +249,7 @@ def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> Ne
         raise IncompleteCutError(
             f"{live.url}/{OFFSETS}/{batch_id - 1} is missing: Spark needs the offsets of the batch before "
             "batch "
-            f"{batch_id} to resume. The live directory is damaged: restore an image."
+            f"{batch_id} to resume. The live directory is damaged: restore a snapshot."
         ) from error
 
 
@@ -286,7 +286,7 @@ def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Seque
             raise IncompleteCutError(
                 f"The file sink {path} has batch {newest}, but the query of {live.url} has planned batches up to "
                 f"{planned}: another query writes there, and batches of this one may have been passed over. Stop the "
-                "other one, and start this one from an image with start_from=...: that rolls the sink back."
+                "other one, and start this one from a snapshot with start_from=...: that rolls the sink back."
             )
 
 
@@ -306,5 +306,5 @@ def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile)
 def _vanished(live: LiveDirectory, error: FileNotFoundError) -> IncompleteCutError:
     return IncompleteCutError(
         f"{error} vanished from {live.url} while it was read. If the query runs, try again; if it does not, "
-        "the live directory is damaged: restore an image."
+        "the live directory is damaged: restore a snapshot."
     )

@@ -1,6 +1,6 @@
-"""What an image says of its query: everything a person, or a check before a restore, wants to know of it.
+"""What a snapshot says of its query: everything a person, or a check before a restore, wants to know of it.
 
-The names are those of the image's header (docs/coverage.md lists them).
+The names are those of the snapshot's header (docs/coverage.md lists them).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CutFacts:
 
 
 def describe(facts: CutFacts) -> dict[str, Any]:
-    """The properties of an image, as far as the live directory shows them."""
+    """The properties of a snapshot, as far as the live directory shows them."""
     committed, commit, operators = facts.committed, facts.commit, facts.operators
     return {
         "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),

@@ -22,7 +22,7 @@ _FILES_OF_A_PART = 64
 
 
 class DonorCheck(Enum):
-    """What a linked file must have in common with the one that the image was taken of.
+    """What a linked file must have in common with the one that the snapshot was taken of.
 
     Attributes:
         DIGEST: Its content.
@@ -49,11 +49,11 @@ class Donor:
 def altered(
     root: Path, entries: Sequence[FileEntry], check: DonorCheck, *, watch: Callable[[], None] = lambda: None
 ) -> list[FileEntry]:
-    """Those of some files that have not the content that an image has of them.
+    """Those of some files that have not the content that a snapshot has of them.
 
     Args:
         root: The directory that they are in.
-        entries: The files, as the image describes them; their identity was compared before.
+        entries: The files, as the snapshot describes them; their identity was compared before.
         check: How they are made sure of.
         watch: Called before each file is read; what it raises ends it.
     """
@@ -84,6 +84,6 @@ def _has_content(path: str, entry: FileEntry) -> bool:
         finally:
             os.close(descriptor)
     except OSError:
-        # What cannot be read is read from the image.
+        # What cannot be read is read from the snapshot.
         return False
     return digest.hexdigest() == entry.digest

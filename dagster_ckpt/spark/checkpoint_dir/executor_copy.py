@@ -1,7 +1,7 @@
-"""Copying an image with Spark's executors, where it is too much for one machine: the driver only plans.
+"""Copying a snapshot with Spark's executors, where it is too much for one machine: the driver only plans.
 
 Each task reads its files from the live directory and writes data objects of its own. The manifest is the driver's, so
-an image is visible at once or not at all, whoever copied it.
+a snapshot is visible at once or not at all, whoever copied it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ExecutorCopy:
     threads: PackRunner = _ONE_THREAD
 
     def takes(self, total_bytes: int) -> bool:
-        """Whether the executors copy an image that has to write so many bytes."""
+        """Whether the executors copy a snapshot that has to write so many bytes."""
         return total_bytes > self.above_bytes
 
     def width(self, total_bytes: int) -> int:
@@ -69,7 +69,7 @@ class ExecutorCopy:
         group = f"dagster-ckpt-{uuid.uuid4()}"
 
         def collect() -> list[_Copied | CkptError]:
-            self.context.setJobGroup(group, "copy an image", interruptOnCancel=True)
+            self.context.setJobGroup(group, "copy a snapshot", interruptOnCancel=True)
             return self.context.parallelize(work, len(work)).map(_copy).collect()
 
         with ThreadPoolExecutor(1, thread_name_prefix="executor-copy") as pool:
@@ -84,14 +84,15 @@ class ExecutorCopy:
             return future.result()
         except Exception as error:
             raise StorageAccessError(
-                f"Spark's executors could not copy the image: {error}. They must reach live directory and images by "
+                f"Spark's executors could not copy the snapshot: {error}. They must reach live directory and "
+                "snapshots by "
                 "the same URLs as the driver, and have dagster-ckpt installed. Without executor_copy_bytes the driver "
                 "copies."
             ) from error
 
 
 def executors_above(total_bytes: int) -> ExecutorCopy | None:
-    """Executors of the application in this process, for images that write more; None where no application runs here."""
+    """Executors of this process's application, for snapshots that write more; None without an application."""
     # Imported here: live directories are read without Spark as well.
     from pyspark import SparkContext  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """A file sink's own memory of the batches it wrote, and bringing it back to an earlier batch.
 
 `FileStreamSink` passes over every batch up to the newest id in `<path>/_spark_metadata`, whatever query it
-comes from. A rewound query would lose rows there without a word, so an image carries this log and a restore
+comes from. A rewound query would lose rows there without a word, so a snapshot carries this log and a restore
 puts it back. Entries are
 files: `<batch>`, and every tenth batch `<batch>.compact` with all before it (`CompactibleFileStreamLog`).
 """
@@ -35,7 +35,7 @@ class CapturedSink:
 
     Attributes:
         path: Folder the sink writes to.
-        last_batch: Newest batch in it, up to the image's; None where it has none yet.
+        last_batch: Newest batch in it, up to the snapshot's; None where it has none yet.
         files: The entries that represent it.
         newest: Newest batch in it at all; None where it has none yet.
     """
@@ -46,13 +46,13 @@ class CapturedSink:
     newest: int | None = None
 
     def properties(self) -> dict[str, Any]:
-        """What an image says of the sink."""
+        """What a snapshot says of the sink."""
         return {"kind": "file", "path": self.path, "last_batch": self.last_batch}
 
 
 @dataclass(frozen=True)
 class SinkEntry:
-    """One log entry of a file sink, from an image.
+    """One log entry of a file sink, from a snapshot.
 
     Attributes:
         name: Its file name.
@@ -68,7 +68,7 @@ def capture(descriptions: Sequence[str], batch_id: int) -> list[CapturedSink]:
 
     Args:
         descriptions: Sinks as the query's progress names them.
-        batch_id: The batch of the image.
+        batch_id: The batch of the snapshot.
 
     Raises:
         IncompleteCutError: A log has lost an entry.
@@ -79,7 +79,7 @@ def capture(descriptions: Sequence[str], batch_id: int) -> list[CapturedSink]:
 
 
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
-    """Bring a file sink back to the batch an image was taken at.
+    """Bring a file sink back to the batch a snapshot was taken at.
 
     Readers then see exactly the rows of that batch and before; files of later batches stay on disk, unlisted.
     May be cut off anywhere, also by a loss of power, and done again: what is needed is durable before anything is
@@ -89,7 +89,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     Args:
         path: Folder the sink writes to.
         batch_id: The batch; -1 empties the log.
-        entries: The image's entries of this sink.
+        entries: The snapshot's entries of this sink.
         still_mine: Entered around each change of a file; raises where this process is not the writer any more.
 
     Raises:
@@ -128,9 +128,9 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
 
 
 def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
-    """Entries that do not belong to the image's past: later ones, and those another timeline wrote."""
+    """Entries that do not belong to the snapshot's past: later ones, and those another timeline wrote."""
     compacts = [number for name in wanted if name.endswith(COMPACT) and (number := entry_id(name)) is not None]
-    # Below the image's compact entry nothing is read, and Spark derives its compaction interval from what is
+    # Below the snapshot's compact entry nothing is read, and Spark derives its compaction interval from what is
     # there.
     unread_below = max(compacts, default=-1)
     return [

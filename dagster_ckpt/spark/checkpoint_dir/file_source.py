@@ -96,7 +96,7 @@ def _entries(folder: Folder, directory: str, base_limit: int, last: int) -> list
             f"{last}, "
             f"from {f'{base}{COMPACT}' if base >= 0 else 'its beginning'}. Spark may be purging; the next "
             "attempt "
-            "reads a newer commit. Where it stays missing, the live directory is damaged: restore an image."
+            "reads a newer commit. Where it stays missing, the live directory is damaged: restore a snapshot."
         )
     return [names[number] for number in needed]
 

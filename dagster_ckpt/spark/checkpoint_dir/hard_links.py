@@ -54,7 +54,7 @@ class Linker:
         return True
 
     def link_unchanged(self, tree: str, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Give files a second name in the new tree that are still what they were when an image was taken of them.
+        """Give files a second name in the new tree that are still what they were when a snapshot was taken of them.
 
         Args:
             tree: Path of the tree that may have them, under the same paths.
@@ -127,7 +127,7 @@ def _make_with_parents(directory: str, root: int) -> None:
 
 
 def _is_linked(entry: FileEntry, source: int, target: int) -> bool:
-    """Whether a file could be linked that is the one of the image; what else has its name is let go of again."""
+    """Whether a file could be linked that is the one of the snapshot; what else has its name is let go of again."""
     _, path, size, _, token, _, _ = entry
     try:
         os.link(path, path, src_dir_fd=source, dst_dir_fd=target)

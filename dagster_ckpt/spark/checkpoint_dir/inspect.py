@@ -61,7 +61,7 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
         whole = cut(live, carry_in_flight=True)
         _check_in_flight(live, whole.batch_id, whole.in_flight, stateful=bool(whole.properties["state_operators"]))
     except UnknownLayoutError:
-        # Not broken: a newer Spark may resume there, and an older image must not take its place.
+        # Not broken: a newer Spark may resume there, and an older snapshot must not take its place.
         raise
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))
@@ -100,11 +100,11 @@ def _check_in_flight(live: LiveDirectory, batch_id: int, carried: int | None, *,
         raise LiveDirectoryError(
             f"{live.url}/{OFFSETS} is at batch {now.offset}, but the newest commit is {batch_id}: the state "
             "between is "
-            "missing. Restore an image."
+            "missing. Restore a snapshot."
         )
     if now.offset == batch_id + 1 and stateful and cut(live, carry_in_flight=True).in_flight is None:
         raise LiveDirectoryError(
             f"{live.url}/{OFFSETS}/{now.offset} has another number of state partitions: an offline "
             "repartition was cut "
-            "off. Finish it, or restore an image."
+            "off. Finish it, or restore a snapshot."
         )

@@ -1,4 +1,4 @@
-"""A file that a restore needs: where it is now, and where it belongs in the image."""
+"""A file that a restore needs: where it is now, and where it belongs in the snapshot."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ READ_WHOLE_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class NeededFile:
-    """One file of a cut; a `Source` of an image.
+    """One file of a cut; a `Source` of a snapshot.
 
     Attributes:
         folder: The directory tree it lies in.
         source: Its path there.
-        path: Its path in the image.
+        path: Its path in the snapshot.
         size: Its length in bytes.
         token: See `FileVersion.token`; another one means that Spark replaced it.
         identity: A name that no other content will ever have (it holds a uuid), or None.
         data: Its content where it was read anyway.
-        stable: Whether the next images will most likely have it too.
+        stable: Whether the next snapshots will most likely have it too.
     """
 
     folder: Folder
@@ -65,11 +65,11 @@ def read_versioned(folder: Folder, path: str) -> NeededFile:
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 
 
-def read_needed(folder: Folder, path: str, *, image_path: str | None = None) -> NeededFile:
+def read_needed(folder: Folder, path: str, *, snapshot_path: str | None = None) -> NeededFile:
     """Read a small file that is needed.
 
     Raises:
         FileNotFoundError: It is not there (any more).
     """
     data = folder.read(path)
-    return NeededFile(folder, path, image_path or path, len(data), data=data)
+    return NeededFile(folder, path, snapshot_path or path, len(data), data=data)

@@ -160,7 +160,7 @@ def _parse(file: NeededFile) -> _Metadata:
     with reading(
         lambda why: LiveDirectoryError(
             f"{file.folder.url}/{file.source} is not operator metadata that can be read: {why}. "
-            "Restore an image, or remove the file: Spark writes it anew when the query starts."
+            "Restore a snapshot, or remove the file: Spark writes it anew when the query starts."
         )
     ):
         return _Metadata.model_validate_json(text)
@@ -196,7 +196,7 @@ def _key_is_empty(schema: NeededFile) -> bool:
 
 def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
     return LiveDirectoryError(
-        f"{schema.folder.url}/{schema.source} is not a state schema that can be read: {why}. Restore an image, "
+        f"{schema.folder.url}/{schema.source} is not a state schema that can be read: {why}. Restore a snapshot, "
         "or remove the file: Spark writes it anew when the query starts."
     )
 
@@ -214,13 +214,13 @@ def _below_state(path: str, where: str) -> str:
     if not marker or len(parts) != 2 or ".." in path.split("/"):
         raise LiveDirectoryError(
             f"{where} refers to the state schema {path!r}, which does not lie in a live directory "
-            f"({STATE}/<operator>/{_SCHEMAS}/...). The file is damaged: restore an image."
+            f"({STATE}/<operator>/{_SCHEMAS}/...). The file is damaged: restore a snapshot."
         )
     return f"{STATE}/{parts[1]}{marker}{tail}"
 
 
 def _incomplete(folder: Folder, path: str, why: str) -> IncompleteCutError:
     return IncompleteCutError(
-        f"{folder.url}/{path} is missing: {why}. The live directory is not whole; restore an image, "
+        f"{folder.url}/{path} is missing: {why}. The live directory is not whole; restore a snapshot, "
         "or run the query once more if Spark still starts it."
     )

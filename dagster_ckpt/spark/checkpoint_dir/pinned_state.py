@@ -44,7 +44,7 @@ def check_pinned_provider(live: LiveDirectory) -> None:
         told = ", ".join(f"{path} names {provider}" for path, provider in named.items())
         raise LiveDirectoryError(
             f"{live.url}: {told}. Spark never changes the state store provider of a query, so one of these entries is "
-            "damaged. Restore an image."
+            "damaged. Restore a snapshot."
         )
 
 

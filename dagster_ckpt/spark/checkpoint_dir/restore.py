@@ -1,4 +1,4 @@
-"""Turning an image into a live directory that Spark can start in."""
+"""Turning a snapshot into a live directory that Spark can start in."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def unwatched() -> None:
 
 @dataclass(frozen=True)
 class Materialized:
-    """A live directory made from an image.
+    """A live directory made from a snapshot.
 
     Attributes:
         live: The directory.
         batch_id: The batch it resumes after.
         query_id: Id of the query in it.
-        sinks: Index of a sink in the image's properties to its log entries, for `roll_back`.
+        sinks: Index of a sink in the snapshot's properties to its log entries, for `roll_back`.
         carries_state: Whether the state after the batch in flight came along, so that a sink may pass over it.
     """
 
@@ -71,8 +71,9 @@ def materialize(
 
     Args:
         target: Where it is to be; nothing may be there.
-        fill: Called once with what takes the files of the image; gives it every file, from several threads if it likes.
-        new_query_id: A fork's own query id. None keeps the image's: the query goes on, and
+        fill: Called once with what takes the files of the snapshot; gives it every file, from several threads if it
+            likes.
+        new_query_id: A fork's own query id. None keeps the snapshot's: the query goes on, and
             sinks that remember query ids know it again.
         is_whole: What `fill` gives is a cut that was whole, down to the last checked byte, so that only the logs are
             looked at once more.
@@ -80,7 +81,7 @@ def materialize(
         watch: Called while files are laid, from the threads that lay them; what it raises ends that.
 
     Raises:
-        RestoreError: Something is at the target, or the image makes no whole live directory.
+        RestoreError: Something is at the target, or the snapshot makes no whole live directory.
         StorageAccessError: The target cannot be written.
     """
     if target.exists():
@@ -156,7 +157,7 @@ def clone(
 
 
 class Filler:
-    """Takes the files of an image, each to its place in a new live directory.
+    """Takes the files of a snapshot, each to its place in a new live directory.
 
     Bytes may come from several threads at once, links from one.
 
@@ -190,13 +191,13 @@ class Filler:
         """Take one file.
 
         Args:
-            path: Its path in the image.
+            path: Its path in the snapshot.
             chunks: Its content.
         """
         chunks = self._watched(chunks)
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
-            raise RestoreError(f"The image holds a file {path!r}, which lies outside of a live directory.")
+            raise RestoreError(f"The snapshot holds a file {path!r}, which lies outside of a live directory.")
         if parts[0] == SINKS_FOLDER:
             index, name = sink_entry(path)
             self.sinks.setdefault(index, []).append(SinkEntry(name, b"".join(chunks)))
@@ -208,7 +209,7 @@ class Filler:
             try:
                 data = rewrite_schema_paths(b"".join(chunks), path, self._target.spark_location)
             except CkptError as error:
-                raise RestoreError(f"The image cannot be restored: {error}") from error
+                raise RestoreError(f"The snapshot cannot be restored: {error}") from error
             self._folder.create(path, [data])
         elif self._logs_last and parts[0] in _LOGS:
             self._logs[parts[0], "/".join(parts[1:])] = b"".join(chunks)
@@ -249,11 +250,11 @@ class Filler:
         return linked
 
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
-        """Take files of an image by hard links to where they came from, as far as they are what they were.
+        """Take files of a snapshot by hard links to where they came from, as far as they are what they were.
 
         Spark writes a file once and renames it into place, so one of the same device, inode, time and size is the very
-        file that the image was taken of, or a link to it. What a disk, a loss of power or a person did to its content
-        shows in none of these.
+        file that the snapshot was taken of, or a link to it. What a disk, a loss of power or a person did to its
+        content shows in none of these.
 
         Args:
             entries: The files.
@@ -290,13 +291,13 @@ class Filler:
             self._linker.close()
 
     def takes_as_it_is(self, path: str) -> bool:
-        """Whether a file goes into the live directory, and with the bytes it has in the image."""
+        """Whether a file goes into the live directory, and with the bytes it has in the snapshot."""
         is_rewritten = is_metadata_v2(path) or (path == METADATA and self._new_query_id is not None)
         return not is_rewritten and not path.startswith(f"{SINKS_FOLDER}/")
 
 
 def sink_entry(path: str) -> tuple[int, str]:
-    """Index of the sink and name of the log entry that a file of an image is for.
+    """Index of the sink and name of the log entry that a file of a snapshot is for.
 
     Raises:
         RestoreError: It is for none.
@@ -305,7 +306,7 @@ def sink_entry(path: str) -> tuple[int, str]:
     index = number_in(rest[0]) if rest else None
     if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
         raise RestoreError(
-            f"The image holds a file {path!r}, which is no entry of a sink's log. Restore another image."
+            f"The snapshot holds a file {path!r}, which is no entry of a sink's log. Restore another snapshot."
         )
     return index, rest[1]
 
@@ -315,8 +316,8 @@ def _query_id(live: LiveDirectory) -> str:
         return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (LiveDirectoryError, FileNotFoundError) as error:
         raise RestoreError(
-            f"The image makes no live directory that Spark could resume in: {error} holds no id of a query. Restore "
-            "another image."
+            f"The snapshot makes no live directory that Spark could resume in: {error} holds no id of a query. Restore "
+            "another snapshot."
         ) from error
 
 
@@ -324,8 +325,9 @@ def _newest_commit(live: LiveDirectory) -> int:
     positions = live.positions()
     if positions.commit is None or positions.offset is None or positions.offset < positions.commit:
         raise RestoreError(
-            f"The image makes no live directory that Spark could resume in: its newest commit is {positions.commit}, "
-            f"and the newest offsets are {positions.offset}. Restore another image."
+            "The snapshot makes no live directory that Spark could resume in: its newest commit is "
+            f"{positions.commit}, "
+            f"and the newest offsets are {positions.offset}. Restore another snapshot."
         )
     return positions.commit
 
@@ -335,5 +337,5 @@ def _checked(live: LiveDirectory) -> int:
     if state.status is LiveStatus.GOOD and state.batch_id is not None:
         return state.batch_id
     raise RestoreError(
-        f"The image makes no live directory that Spark could resume in: {state.reason} Restore another image."
+        f"The snapshot makes no live directory that Spark could resume in: {state.reason} Restore another snapshot."
     )

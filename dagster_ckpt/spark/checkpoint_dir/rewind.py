@@ -79,7 +79,7 @@ def own_past(sinks: Sequence[str], batch_id: int) -> list[CapturedSink]:
         if first != "0" and not first.endswith(COMPACT):
             raise SinkRollbackError(
                 f"{sink.path}/{LOG} begins with entry {first}, and what came before is only in later compact "
-                f"entries: the sink cannot be brought back to batch {batch_id}. Go back to an image, which carries "
+                f"entries: the sink cannot be brought back to batch {batch_id}. Go back to a snapshot, which carries "
                 "this log."
             )
     return captured

@@ -1,7 +1,7 @@
 """Holding on to the files of a cut, so that Spark may purge while a slow upload goes on.
 
-Only what an image has to read is held. Small files are read at once, which has to be done anyway. For more, a hard link
-on the local disk is an ideal hold: it costs no bytes, and Spark never modifies a file in place (it writes anew and
+Only what a snapshot has to read is held. Small files are read at once, which has to be done anyway. For more, a hard
+link on the local disk is an ideal hold: it costs no bytes, and Spark never modifies a file in place (it writes anew and
 renames), so a linked file can neither vanish nor change. The same is true of a file that is kept open, as few are.
 """
 
@@ -66,7 +66,7 @@ class StagedCut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files as an image takes them. Those that it reads must be held first."""
+        """The files as a snapshot takes them. Those that it reads must be held first."""
         return list(self._needed)
 
     def hand_over(self) -> Iterator[NeededFile]:
@@ -109,7 +109,7 @@ class StagedCut:
                 go_on()
                 name = place.hold(unread[index], index)
                 if name is not None:
-                    # In place: an image of a hundred thousand files has no room for a second list of them.
+                    # In place: a snapshot of a hundred thousand files has no room for a second list of them.
                     unread[index].folder, unread[index].source = folder, name
 
         width = self._live.folder.width
@@ -143,13 +143,13 @@ def staged_cut(
     at_batch: int | None = None,
     carry_state: bool = False,
 ) -> Iterator[StagedCut]:
-    """Cut a live directory, for an image that reads what it needs under a hold.
+    """Cut a live directory, for a snapshot that reads what it needs under a hold.
 
     Args:
         live: The live directory.
         carry_in_flight: Also take the planned offsets of a batch that runs.
         sinks: The query's sinks, as its progress names them.
-        base: An image that the new one may extend; `cut.extends` says whether it does.
+        base: A snapshot that the new one may extend; `cut.extends` says whether it does.
         at_batch: A committed batch that Spark still retains; default: the newest.
         carry_state: Also take the state after the batch in flight, if all of it is there.
 
@@ -204,10 +204,10 @@ class _Place:
             _remove_abandoned(root)
             return _Place._made(prefix=f".{root.name}{_MARK}", directory=root.parent)
         except FileNotFoundError as error:
-            raise LiveDirectoryError(f"{live.url} is gone, so no image of it can be taken.") from error
+            raise LiveDirectoryError(f"{live.url} is gone, so no snapshot of it can be taken.") from error
         except OSError as error:
             raise StorageAccessError(
-                f"Cannot make a folder beside {live.url} to hold the files of an image: {error}. "
+                f"Cannot make a folder beside {live.url} to hold the files of a snapshot: {error}. "
                 "Give this process the right to write there."
             ) from error
 
@@ -298,7 +298,7 @@ def _remove_abandoned(root: Path) -> None:
 
 
 def _cannot_hold(file: NeededFile, error: OSError, advice: str) -> StorageAccessError:
-    return StorageAccessError(f"Cannot hold {file.folder.url}/{file.source} for an image: {error}. {advice}")
+    return StorageAccessError(f"Cannot hold {file.folder.url}/{file.source} for a snapshot: {error}. {advice}")
 
 
 def overtaken(file: NeededFile, what: str) -> CutOvertakenError:

@@ -43,7 +43,7 @@ def examine_identity(subject: Subject) -> Iterator[Finding]:
         yield error(
             Code.QUERY_ID_DIFFERS,
             METADATA,
-            f"The directory belongs to query {query_id}, but the job's query is {subject.expected_query_id}: "
+            f"The directory belongs to query {query_id}, but the stream's query is {subject.expected_query_id}: "
             "another query "
             "wrote here, or the directory was exchanged.",
         )
@@ -69,7 +69,7 @@ def good_back_to(
 ) -> int | None:
     """The newest committed batch after which everything that a resume needs is there, or None.
 
-    Of the newest batch an image can be taken; to an earlier one, `start_from=batch-<n>` goes back, which replays
+    Of the newest batch a snapshot can be taken; to an earlier one, `start_from=batch-<n>` goes back, which replays
     exactly the batch after it, so that one's plan has to be whole too.
 
     Args:
@@ -176,7 +176,7 @@ def diagnose(
     Args:
         live: The directory.
         sinks: The query's sinks, as its progress names them; their logs are compared with the checkpoint.
-        expected_query_id: The id of the job's query; None where nobody knows it.
+        expected_query_id: The id of the stream's query; None where nobody knows it.
         deep: Read the content of every state file that a resume needs, and look at older snapshots. Otherwise names
             and sizes only.
         snapshot: A snapshot of this directory, with which its files are compared if `deep`.

@@ -74,7 +74,7 @@ def _sink(subject: Subject, folder: Folder) -> Iterator[Finding]:
                 f"{where}/{number}",
                 f"The sink's log has entries up to {last}, but not this one: readers and the next compaction "
                 "fail, and no "
-                "image can be taken.",
+                "snapshot can be taken.",
             )
             continue
         entry = f"{LOG}/{names[number]}"

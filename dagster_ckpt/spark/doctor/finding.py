@@ -69,20 +69,20 @@ class Code(StrEnum):
     NOT_WHOLE = "NOT_WHOLE"
 
 
-_GO_BACK = "Start from the image named below, or with start_from=batch-<n> from the batch it is good back to."
+_GO_BACK = "Start from the snapshot named below, or with start_from=batch-<n> from the batch it is good back to."
 _NOTHING = "Nothing needs to be done."
 
 ADVICE: dict[Code, str] = {
-    Code.DIRECTORY_MISSING: "Put the directory back, or start the job: it restores its newest image by itself.",
+    Code.DIRECTORY_MISSING: "Put the directory back, or start the stream: it restores its newest snapshot by itself.",
     Code.NOTHING_COMMITTED: "Wait for the query's first batch.",
     Code.COMMIT_LOG_LOST: _GO_BACK,
     Code.STATE_WITHOUT_BATCHES: "Spark refuses to start here (verifyCheckpointDirectoryEmptyOnStart). " + _GO_BACK,
-    Code.METADATA_MISSING: "Write the file back with the query id that the catalog's images name, or restore an image: "
+    Code.METADATA_MISSING: "Write the file back with the query id that the snapshots name, or restore a snapshot: "
     "under a new id sinks that remember query ids would write rows twice.",
-    Code.METADATA_UNREADABLE: "Write the file back with the query id that the catalog's images name, or restore an "
-    "image.",
-    Code.QUERY_ID_DIFFERS: "Find out which query wrote here. Do not start the job on it; restore one of its own "
-    "images.",
+    Code.METADATA_UNREADABLE: "Write the file back with the query id that the catalog's snapshots name, or restore an "
+    "snapshot.",
+    Code.QUERY_ID_DIFFERS: "Find out which query wrote here. Do not start the stream on it; restore one of its own "
+    "snapshots.",
     Code.UNKNOWN_VERSION: "Use the version of dagster_ckpt that knows this layout; nothing here was guessed at.",
     Code.OFFSETS_GAP: _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
     Code.COMMITS_GAP: _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
@@ -93,7 +93,7 @@ ADVICE: dict[Code, str] = {
     Code.COMMIT_WITHOUT_OFFSET: _GO_BACK,
     Code.PREVIOUS_OFFSET_MISSING: _GO_BACK,
     Code.OFFSETS_AHEAD: _GO_BACK,
-    Code.FENCED: "Start the job: it goes on from here in a fresh directory. Never start a query in this one by hand.",
+    Code.FENCED: "Start the stream: it resumes from here in a new directory. Never start a query in this one by hand.",
     Code.REPARTITION_UNFINISHED: "Finish the repartition, or " + _GO_BACK[0].lower() + _GO_BACK[1:],
     Code.SOURCE_LOG_MISSING: _GO_BACK,
     Code.SOURCE_LOG_UNREADABLE: _GO_BACK,
@@ -102,7 +102,7 @@ ADVICE: dict[Code, str] = {
     Code.SCHEMA_MISSING: _GO_BACK,
     Code.SCHEMA_UNREADABLE: _GO_BACK,
     Code.SCHEMA_PATH_ELSEWHERE: "Do not start a query on a directory that was copied or moved by hand: restore "
-    "an image, "
+    "a snapshot, "
     "or take a savepoint of this directory and start from that; both rewrite the path.",
     Code.STATE_FILE_MISSING: _GO_BACK,
     Code.STATE_FILE_DAMAGED: _GO_BACK,
@@ -118,11 +118,11 @@ ADVICE: dict[Code, str] = {
     "purpose, delete "
     "the state files of these versions before the query starts.",
     Code.SINK_LOG_GAP: "Do not delete files there. Put the entry back, or write to a new folder.",
-    Code.SINK_LOG_AHEAD: "Start from an image with start_from=...: that rolls the sink back. Left alone, Spark "
+    Code.SINK_LOG_AHEAD: "Start from a snapshot with start_from=...: that rolls the sink back. Left alone, Spark "
     "passes over "
     "these batches and their rows are lost.",
-    Code.SINK_LOG_BEHIND: "Put the output folder back as it was, or restore an image at or before its newest entry.",
-    Code.SINK_HAS_BATCH_IN_FLIGHT: "Start the job: its start brings the sink's log back by that batch first, and Spark "
+    Code.SINK_LOG_BEHIND: "Put the output folder back as it was, or restore a snapshot at or before its newest entry.",
+    Code.SINK_HAS_BATCH_IN_FLIGHT: "Start the stream: it first brings the sink's log back by that batch, and Spark "
     "runs it again.",
     Code.SINK_LOG_UNREADABLE: "Put the entry back, or write to a new folder: readers of the folder fail on it.",
     Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",

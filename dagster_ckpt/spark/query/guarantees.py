@@ -48,7 +48,7 @@ class Guarantees:
         mode: How Spark executes it.
         state: For its state and its place in the input.
         sink: For what its sinks show.
-        unaligned: Whether an image may carry the running batch, so that exactly it is replayed.
+        unaligned: Whether a snapshot may carry the running batch, so that exactly it is replayed.
         why: The reasons, for a person.
     """
 
@@ -59,7 +59,7 @@ class Guarantees:
     why: str
 
     def properties(self) -> dict[str, Any]:
-        """What an image says of them."""
+        """What a snapshot says of them."""
         return {
             "mode": self.mode.value,
             "guarantee": {
@@ -75,11 +75,12 @@ _AT_LEAST_ONCE_MODES = {
     ExecutionMode.ASYNC_PROGRESS: (
         "Asynchronous progress tracking leaves batches out of both logs, and what came after the newest batch in both "
         "is cut into batches anew. The query keeps no state; its sink gets those rows again, under other batch ids. "
-        "Only aligned images are taken."
+        "Only aligned snapshots are taken."
     ),
     ExecutionMode.CONTINUOUS: (
         "Continuous processing starts again after the newest committed epoch, and its epochs are not repeated as they "
-        "were. The query keeps no state; its sink gets the rows after that epoch again. Only aligned images are taken."
+        "were. The query keeps no state; its sink gets the rows after that epoch again. Only aligned snapshots are "
+        "taken."
     ),
 }
 
@@ -95,7 +96,7 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
     if mode is ExecutionMode.REAL_TIME:
         why = (
             "In real-time mode a batch gets its offsets only when it ends, so a batch that was cut off is made anew of "
-            "other rows: state is exact (checkpoint format v2), a sink may show rows twice. Only aligned images are "
+            "other rows: state is exact (checkpoint format v2), a sink may show rows twice. Only aligned snapshots are "
             "taken."
         )
         return Guarantees(mode, exactly, at_least, unaligned=False, why=why)

@@ -1,6 +1,7 @@
 """What a query keeps state for, as values that a person can read and that two starts can be compared by.
 
-Bounded in size: it is part of every image. What is longer is cut, and ends with a digest of the whole, so that a change
+Bounded in size: it is part of every snapshot. What is longer is cut, and ends with a digest of the whole, so that a
+    change
 in what was cut off is a change still.
 """
 
@@ -110,7 +111,7 @@ class _Record(BaseModel):
 
 
 def read_plan(record: object) -> PlanDescription | None:
-    """Read a description as an image or the catalog has it.
+    """Read a description as a snapshot or the catalog has it.
 
     Args:
         record: What `as_record` made.

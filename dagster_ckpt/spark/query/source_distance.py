@@ -53,7 +53,7 @@ def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_bat
 
     Args:
         live: The live directory; its query may run.
-        earlier: The offset log's entry of the earlier batch, from an image; None reads that of the directory.
+        earlier: The offset log's entry of the earlier batch, from a snapshot; None reads that of the directory.
         from_batch: The later batch.
         to_batch: The earlier batch.
 

@@ -1,6 +1,7 @@
 """Reading the state of every operator through Spark's own readers, as proof that it can be loaded.
 
-Sources: `state-metadata` and `statestore` (https://spark.apache.org/docs/latest/streaming/structured-streaming-state-data-source.html).
+Sources: `state-metadata` and `statestore`
+    (https://spark.apache.org/docs/latest/streaming/structured-streaming-state-data-source.html).
 """
 
 from __future__ import annotations
@@ -109,6 +110,6 @@ def _attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
     except (PySparkException, Py4JError) as error:
         first = str(error).strip().partition("\n")[0]
         raise LiveDirectoryError(
-            f"{live.url}: Spark cannot read the state, {what}: {first} Use another image; where all fail alike, the "
+            f"{live.url}: Spark cannot read the state, {what}: {first} Use another snapshot; where all fail alike, the "
             "session differs from the query's (Spark version, state store provider)."
         ) from error

@@ -98,7 +98,7 @@ def run_trial(
     """
     before = scratch.positions().commit
     try:
-        # Format noop replaces the sink, foreachBatch too, so nothing of the job's output is touched.
+        # Format noop replaces the sink, foreachBatch too, so nothing of the stream's output is touched.
         writer = describe().format("noop").queryName(name)
         writer = writer.trigger(once=True) if replays else writer.trigger(availableNow=True)
         query = SupervisedQuery(writer.option("checkpointLocation", scratch.spark_location).start())

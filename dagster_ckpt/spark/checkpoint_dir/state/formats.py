@@ -146,7 +146,7 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
     raise LiveDirectoryError(
         f"{store.folder.url}/{store.path} holds no state in a format of Spark's own providers (provider: "
         f"{provider}). "
-        "Images can be taken of HDFSBackedStateStoreProvider, RocksDBStateStoreProvider and classes that "
+        "Snapshots can be taken of HDFSBackedStateStoreProvider, RocksDBStateStoreProvider and classes that "
         "extend them."
     )
 
@@ -161,7 +161,7 @@ def unique_ids(folder: Folder, commit: CommitEntry, operator: Operator) -> tuple
     if not ids or any(len(stores) != len(operator.stores) for stores in ids):
         raise IncompleteCutError(
             f"{folder.url}/commits/{commit.batch_id} does not name the state of operator {operator.number} "
-            f"({operator.name}: {len(operator.stores)} stores a partition). Restore an image."
+            f"({operator.name}: {len(operator.stores)} stores a partition). Restore a snapshot."
         )
     return ids
 

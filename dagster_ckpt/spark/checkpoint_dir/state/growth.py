@@ -1,8 +1,8 @@
-"""What a state has grown by since an earlier image, found without looking at anything that was there before.
+"""What a state has grown by since an earlier snapshot, found without looking at anything that was there before.
 
 Providers that keep changes (deltas on the heap, changelogs of RocksDB) add one file to each store with every batch, and
-never need more than that. So the state after batch N is the state that an image of an earlier batch holds, and these
-files. A listing would only find newer snapshots, which shorten the chain of changes: that is left to an image now and
+never need more than that. So the state after batch N is the state that a snapshot of an earlier batch holds, and these
+files. A listing would only find newer snapshots, which shorten the chain of changes: that is left to a snapshot now and
 then.
 """
 
@@ -61,10 +61,10 @@ def layout_of(state: CommittedState) -> list[list[object]]:
 
 
 def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
-    """Files that a state has besides those of an earlier image; None where that cannot be told.
+    """Files that a state has besides those of an earlier snapshot; None where that cannot be told.
 
     Args:
-        base: The image, which can be extended.
+        base: The snapshot, which can be extended.
         state: The state.
 
     Raises:
@@ -104,7 +104,7 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
 
 
 def _is_ancestor(base: Base, folder: Folder) -> bool:
-    """Whether the commit that the image was cut at is still the same file: then nothing before it was undone."""
+    """Whether the commit that the snapshot was cut at is still the same file: then nothing before it was undone."""
     path = f"{COMMITS}/{base.metadata.manifest.header.batch_id}"
     entry = base.metadata.manifest.find(path)
     try:
@@ -121,7 +121,7 @@ def _read_at_once(versions: int, state: CommittedState) -> int:
 
 
 def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
-    """Changelogs of checkpoint format v2, whose names the newest one tells; it has to descend from the image's."""
+    """Changelogs of checkpoint format v2, whose names the newest one tells; it has to descend from the snapshot's."""
     folder = look.folder
     newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
     with folder.open(newest) as stream:
@@ -146,13 +146,13 @@ def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: st
 
 
 def _check_anchor(base: Base, path: str, lineage: Mapping[int, str]) -> None:
-    """Refuse a lineage that begins with a snapshot which the image does not have.
+    """Refuse a lineage that begins with a snapshot which the snapshot does not have.
 
     A lineage goes back to the snapshot that was uploaded last when its changelog was written, and nothing tells what
-    was before. An image that was cut earlier has an older snapshot and the changes since.
+    was before. A snapshot that was cut earlier has an older snapshot and the changes since.
 
     Raises:
-        FileNotFoundError: None of its snapshots is in the image.
+        FileNotFoundError: None of its snapshots is in the snapshot.
     """
     if 1 in lineage:
         return

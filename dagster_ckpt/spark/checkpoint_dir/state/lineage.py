@@ -47,7 +47,7 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
         lambda why: LiveDirectoryError(
             f"{where} has no lineage that can be read: {why}. Set spark.sql.streaming.stateStore.compression.codec "
             "to lz4 (Spark's default) before the query's first batch; if it is, the file is damaged: restore "
-            "an image."
+            "a snapshot."
         )
     ):
         plain = _Plain(stream)

@@ -77,7 +77,7 @@ def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
     files = [zip_file]
     stores = {directory: StoreDirectory(store.folder, f"{store.path}/{directory}") for directory in (_SSTS, _LOGS)}
     for directory, item, size in _named_files(zip_file):
-        # Names hold a uuid made for one upload, so equal names are equal bytes, in any image.
+        # Names hold a uuid made for one upload, so equal names are equal bytes, in any snapshot.
         file = stores[directory].need(item, f"{name} is built on it", identity=item)
         if file.size != size:
             raise stores[directory].incomplete(item, f"{name} needs {size} bytes of it, but {file.size} are there")
@@ -106,7 +106,7 @@ def _read_snapshot(file: NeededFile, data: bytes) -> _Snapshot:
     with reading(
         lambda why: LiveDirectoryError(
             f"{where} is not a RocksDB snapshot that can be read: {why}. "
-            "The live directory is damaged: restore an image."
+            "The live directory is damaged: restore a snapshot."
         )
     ):
         line, _, text = read_member(data, "metadata").decode("utf-8").partition("\n")

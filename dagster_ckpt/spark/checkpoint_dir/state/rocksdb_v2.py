@@ -61,7 +61,7 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
     with reading(
         lambda why: LiveDirectoryError(
             f"{store.folder.url}/{file.source} is not a checksum that can be read: {why}. "
-            "The live directory is damaged: restore an image."
+            "The live directory is damaged: restore a snapshot."
         )
     ):
         noted = from_json(file.data or b"")["mainFileSize"]

@@ -73,7 +73,7 @@ class StoreDirectory:
         """The error that says what is missing, and why it is needed."""
         return IncompleteCutError(
             f"{self.folder.url}/{self.path}/{name} is missing: {why}. If the query runs, the next attempt reads a "
-            "newer commit. Where it stays missing, the live directory is damaged: restore an image."
+            "newer commit. Where it stays missing, the live directory is damaged: restore a snapshot."
         )
 
     @cached_property

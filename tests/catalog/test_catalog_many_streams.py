@@ -1,0 +1,143 @@
+"""Questions about many streams at once, which the sensors ask at each tick: each stream gets its own answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import (
+    EventType,
+    SnapshotHistory,
+    SnapshotRecord,
+    SnapshotTally,
+    SnapshotTrigger,
+    StartCause,
+)
+from tests.as_writer import as_writer
+from tests.catalog.conftest import ManualClock, holder
+
+STREAMS = ("orders", "payments", "quiet")
+
+
+@pytest.fixture(autouse=True)
+def streams(catalog: Catalog) -> None:
+    for stream_id in STREAMS:
+        catalog.streams.ensure(stream_id, name=stream_id, asset_key=stream_id, options={})
+
+
+def begin_execution(catalog: Catalog, stream_id: str, name: str) -> str:
+    execution_id = f"{stream_id}-{name}"
+    as_writer(catalog, stream_id).executions.begin(
+        execution_id, run_id=f"run of {execution_id}", cause=StartCause.MANUAL, holder=holder(name)
+    )
+    return execution_id
+
+
+def begin_snapshot(catalog: Catalog, stream_id: str, number: int, *, timeline: int = 0) -> str:
+    snapshot_id = f"{stream_id}-{number}"
+    as_writer(catalog, stream_id).snapshots.begin(
+        snapshot_id=snapshot_id,
+        execution_id=None,
+        kind="CHECKPOINT",
+        number=number,
+        trigger=SnapshotTrigger.PERIODIC,
+        timeline=timeline,
+    )
+    return snapshot_id
+
+
+def snapshot(catalog: Catalog, stream_id: str, number: int, *, timeline: int = 0, size: int = 10) -> SnapshotRecord:
+    snapshot_id = begin_snapshot(catalog, stream_id, number, timeline=timeline)
+    return as_writer(catalog).complete(snapshot_id, full_bytes=size, incremental_bytes=number, rows=number * 100)
+
+
+def test_the_newest_execution_of_each_stream(catalog: Catalog) -> None:
+    begin_execution(catalog, "orders", "a")
+    newest = begin_execution(catalog, "orders", "b")
+    only = begin_execution(catalog, "payments", "a")
+    found = catalog.executions.latest_of(STREAMS)
+    assert {stream_id: execution.execution_id for stream_id, execution in found.items()} == {
+        "orders": newest,
+        "payments": only,
+    }
+
+
+def test_unsettled_executions_by_their_runs(catalog: Catalog) -> None:
+    begin_execution(catalog, "orders", "a")
+    orders = begin_execution(catalog, "orders", "b")
+    begin_execution(catalog, "payments", "a")
+    assert catalog.executions.unsettled_runs() == {"run of orders-b": "orders", "run of payments-a": "payments"}
+    assert [found.execution_id for found in catalog.executions.unsettled({"run of orders-b", "nope"})] == [orders]
+    assert catalog.executions.unsettled(()) == []
+
+
+def test_the_snapshot_that_each_stream_would_be_recovered_from(catalog: Catalog) -> None:
+    snapshot(catalog, "orders", 1)
+    newest = snapshot(catalog, "orders", 2)
+    begin_snapshot(catalog, "orders", 3)
+    first = snapshot(catalog, "payments", 1)
+    snapshot(catalog, "payments", 2)
+    as_writer(catalog, "payments").streams.switch_live_directory("/live/1", restored_snapshot_id=first.snapshot_id)
+    assert catalog.snapshots.newest_of(STREAMS) == {"orders": newest, "payments": first}
+
+
+def test_the_history_of_each_stream(catalog: Catalog, clock: ManualClock) -> None:
+    snapshot(catalog, "orders", 1, size=1)
+    clock.now_ms += 1000
+    since_ms = clock.now_ms
+    snapshot(catalog, "orders", 2, size=2)
+    clock.now_ms += 1000
+    newest = snapshot(catalog, "orders", 3, size=3)
+    catalog.snapshots.verified(newest.snapshot_id, None)
+    clock.now_ms += 1000
+    catalog.snapshots.verified("orders-2", "torn")
+    for number, reason in ((4, "full"), (5, "gone")):
+        as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "orders", number), reason)
+    as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "payments", 1), "no disk")
+
+    told = catalog.snapshots.histories(dict.fromkeys([*STREAMS, "never started"], since_ms) | {"payments": 0})
+
+    assert told == {
+        "orders": SnapshotHistory(
+            catalog.snapshots.get(newest.snapshot_id), catalog.snapshots.get("orders-2"), 2, "gone", 2
+        ),
+        "payments": SnapshotHistory(None, None, 1, "no disk", None),
+        "quiet": SnapshotHistory(),
+        "never started": SnapshotHistory(),
+    }
+
+
+def test_what_checkpoints_amount_to_in_spans_of_events(catalog: Catalog) -> None:
+    for number in (1, 2, 3):
+        snapshot(catalog, "orders", number)
+        snapshot(catalog, "payments", number)
+    sequences = {event.snapshot_id: event.sequence for event in catalog.events.after(0)}
+    spans = [
+        ("orders", sequences["orders-1"], sequences["orders-3"]),
+        ("quiet", 0, sequences["orders-3"]),
+        ("payments", 0, sequences["payments-1"]),
+    ]
+    assert catalog.snapshots.tallies(spans) == [
+        SnapshotTally(2, 500, 5),
+        SnapshotTally(0, 0, 0),
+        SnapshotTally(1, 100, 1),
+    ]
+    assert catalog.snapshots.tallies([]) == []
+
+
+@pytest.mark.parametrize(("each", "of_orders"), [(1, [3]), (2, [2, 3]), (4, [1, 2, 3])])
+def test_the_last_events_of_each_stream(catalog: Catalog, each: int, of_orders: list[int]) -> None:
+    for number in (1, 2, 3):
+        snapshot(catalog, "orders", number)
+        as_writer(catalog).deleted(f"orders-{number}", "another type of event")
+    snapshot(catalog, "payments", 1)
+    up_to = catalog.events.latest_sequence()
+    snapshot(catalog, "orders", 4)
+
+    told = catalog.events.last_of(STREAMS, [EventType.CHECKPOINT_COMPLETED], up_to=up_to, each=each)
+
+    assert {stream_id: [event.snapshot_id for event in found] for stream_id, found in told.items()} == {
+        "orders": [f"orders-{number}" for number in of_orders],
+        "payments": ["payments-1"],
+        "quiet": [],
+    }

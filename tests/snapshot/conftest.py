@@ -1,0 +1,50 @@
+import io
+from collections.abc import Callable
+
+import pytest
+
+from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
+from dagster_ckpt.snapshot.reuse import SourceFile
+
+
+@pytest.fixture
+def space() -> MemorySpace:
+    return MemorySpace("memory://stream")
+
+
+@pytest.fixture
+def header() -> Callable[[int], SnapshotHeader]:
+    def make(number: int) -> SnapshotHeader:
+        return SnapshotHeader(
+            snapshot_id=f"snapshot-{number}",
+            stream_id="stream",
+            kind=SnapshotKind.CHECKPOINT,
+            number=number,
+            created_at_ms=1,
+            batch_id=number,
+            query_id="query",
+            properties={"watermark": "2013-01-01T00:00:00Z", "rows": [1, None, {"a": 0.5}]},
+        )
+
+    return make
+
+
+class Content:
+    """A source file that counts how often it is opened."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.opened = 0
+
+    def open(self) -> io.BytesIO:
+        self.opened += 1
+        return io.BytesIO(self.data)
+
+    def file(self, path: str, *, identity: str | None = None, size: int | None = None) -> SourceFile:
+        return SourceFile(path, len(self.data) if size is None else size, identity, self.open)
+
+
+@pytest.fixture
+def content() -> type[Content]:
+    return Content

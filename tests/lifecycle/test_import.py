@@ -1,4 +1,4 @@
-"""An import is a query of its own: it resumes from another deployment's snapshot and leaves that deployment as it is."""
+"""An import is a query of its own: it resumes from another deployment's snapshot and leaves that deployment alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog is lost: snapshots and live directories are registered again, and the next plain start resumes exactly."""
+"""The catalog is lost: snapshots and live directories are registered again, and the next start resumes exactly."""
 
 from __future__ import annotations
 

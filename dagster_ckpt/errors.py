@@ -99,7 +99,7 @@ class QueryStopError(CkptError):
     """A streaming query was told to stop and still runs."""
 
 
-class StandstillError(CkptError):
+class QueryStalledError(CkptError):
     """A query made no batch and did not rest for longer than its stream allows; a new process may do better."""
 
 

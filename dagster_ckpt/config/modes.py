@@ -116,9 +116,9 @@ class DesiredState(StrEnum):
 
     RUNNING: It runs, with the code that is loaded.
     SUSPENDED: It does not run; it was stopped with a savepoint, and everything is kept.
-    CANCELLED: It does not run; its checkpoints are kept or deleted as its clean-up option says.
+    CANCELED: It does not run; its checkpoints are kept or deleted as its clean-up option says.
     """
 
     RUNNING = "RUNNING"
     SUSPENDED = "SUSPENDED"
-    CANCELLED = "CANCELLED"
+    CANCELED = "CANCELED"

@@ -31,11 +31,11 @@ from dagster_ckpt.policies.upgrade import UpgradePolicy
 _ENDED_BY_HAND = {
     ExecutionStatus.FINISHED: DesiredState.SUSPENDED,
     ExecutionStatus.SUSPENDED: DesiredState.SUSPENDED,
-    ExecutionStatus.CANCELED: DesiredState.CANCELLED,
+    ExecutionStatus.CANCELED: DesiredState.CANCELED,
 }
 _STOP_BY = {
     DesiredState.SUSPENDED: (RequestKind.STOP_WITH_SAVEPOINT, RequestKind.SUSPEND),
-    DesiredState.CANCELLED: (RequestKind.CANCEL, RequestKind.CANCEL),
+    DesiredState.CANCELED: (RequestKind.CANCEL, RequestKind.CANCEL),
 }
 
 
@@ -99,8 +99,8 @@ def _to_stopped(
     if row.reached == row.generation:
         return stay(row, f"it is {desired.value}")
     execution = seen.execution
-    is_cancelled = execution is None or execution.status is ExecutionStatus.CANCELED or seen.run_succeeded
-    if desired is DesiredState.CANCELLED and not is_cancelled:
+    is_canceled = execution is None or execution.status is ExecutionStatus.CANCELED or seen.run_succeeded
+    if desired is DesiredState.CANCELED and not is_canceled:
         return stay(row, "its checkpoints are kept or deleted as its clean-up says").but(Run(StepRun.CANCEL))
     return stay(row, f"it is {desired.value}").but(reached=True)
 

@@ -12,7 +12,7 @@ from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.operations.source_health import SourceFacts, lag, retention
-from dagster_ckpt.runtime.stall import Stillness
+from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 MINUTE_MS = 60_000
@@ -56,7 +56,7 @@ class HealthFacts:
         desired: What it is meant to be and how far its last upgrade is; None where nobody has said anything.
         heartbeat_at_ms: When the process of its running query last told anything; None where none runs.
         process: That process, for a person to find it.
-        stillness: What that query is doing and for how long; None where its process does not tell.
+        inactivity: What that query is doing and for how long; None where its process does not tell.
         down: Why it does not run although it should; None where it runs, or need not.
         down_since_ms: Since when.
         failed_runs: How many of its executions failed lately, since the newest snapshot completed.
@@ -75,7 +75,7 @@ class HealthFacts:
     desired: DesiredRecord | None = None
     heartbeat_at_ms: int | None = None
     process: str | None = None
-    stillness: Stillness | None = None
+    inactivity: QueryInactivity | None = None
     down: str | None = None
     down_since_ms: int | None = None
     failed_runs: int = 0
@@ -198,25 +198,25 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
         return say(Verdict.ERROR, sentence, {"failed_runs": facts.failed_runs})
     if facts.heartbeat_at_ms is None:
         return say(Verdict.PASS, "no query runs")
-    limit_ms = settings.max_standstill_ms
+    limit_ms = settings.max_stall_ms
     silent_ms = max(0, now_ms - facts.heartbeat_at_ms)
     if silent_ms > limit_ms:
         sentence = f"{facts.process} has told nothing for {iso_duration(silent_ms)}: it is gone, or hangs itself"
         sentence += ". Where the supervisor sensor starts no other run, end that process"
-        return say(Verdict.ERROR, sentence, {"silent_for_ms": silent_ms, "max_standstill_ms": limit_ms})
-    return _stillness(facts, limit_ms, silent_ms)
+        return say(Verdict.ERROR, sentence, {"silent_for_ms": silent_ms, "max_stall_ms": limit_ms})
+    return _inactivity(facts, limit_ms, silent_ms)
 
 
-def _stillness(facts: HealthFacts, limit_ms: int, silent_ms: int) -> Finding:
+def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int) -> Finding:
     """Whether the query of a process that reports moves."""
     say = _about(HealthCheck.PROGRESS)
-    still = facts.stillness
+    still = facts.inactivity
     if still is None:
         return say(Verdict.UNKNOWN, f"{facts.process} does not tell what its query is doing")
-    if still.at_rest:
+    if still.is_idle:
         return say(Verdict.PASS, f"the query rests: {still.doing}")
-    still_ms = still.still_for_ms + silent_ms
-    figures = {"doing": still.doing, "still_for_ms": still_ms, "max_standstill_ms": limit_ms}
+    still_ms = still.stalled_for_ms + silent_ms
+    figures = {"doing": still.doing, "stalled_for_ms": still_ms, "max_stall_ms": limit_ms}
     sentence = f"the query is at {still.doing!r}, and nothing has moved for {iso_duration(still_ms)}"
     if still_ms <= limit_ms:
         return say(Verdict.PASS, sentence, figures)

@@ -13,7 +13,7 @@ from dagster_ckpt.operations.health import HealthFacts
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.operations.source_health import sources_of
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
-from dagster_ckpt.runtime.stall import Stillness
+from dagster_ckpt.runtime.stall import QueryInactivity
 
 _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 
@@ -58,7 +58,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             failed_runs=len(failed_runs),
             last_end=failed_runs[-1].reason if failed_runs else None,
             unrestorable=_why_unrestorable(history.newest, recoveries.get(stream_id, ())),
-            stillness=Stillness.of_record(progress.get("activity")),
+            inactivity=QueryInactivity.of_record(progress.get("activity")),
         )
     return facts
 

@@ -25,7 +25,7 @@ class HealthSettings:
         size_window_ms: That window.
         size_floor_bytes: Smaller snapshots may grow as they like.
         max_snapshot_bytes: A larger snapshot is an error; None for any size.
-        max_standstill_ms: A query that makes no batch and does not rest for so long is an error; a warning where tasks
+        max_stall_ms: A query that makes no batch and does not rest for so long is an error; a warning where tasks
             of its batch run.
         loop_failures: A stream whose run failed this often since its newest snapshot, within `loop_window_ms`, restarts
             in a loop: an error.
@@ -47,7 +47,7 @@ class HealthSettings:
     size_window_ms: int = DAY_MS
     size_floor_bytes: int = 64 * 1024 * 1024
     max_snapshot_bytes: int | None = None
-    max_standstill_ms: int = 10 * 60_000
+    max_stall_ms: int = 10 * 60_000
     loop_failures: int = 3
     loop_window_ms: int = HOUR_MS
     max_catch_up_ms: int = 10 * 60_000

@@ -18,12 +18,12 @@ from dagster_ckpt.errors import (
     LeaseLostError,
     LiveDirectoryError,
     PlanChangedError,
+    QueryStalledError,
     RecoveryExhaustedError,
     RestartWithdrawnError,
     RowsAtRiskError,
     SharedSinkError,
     SnapshotNotFoundError,
-    StandstillError,
     StartStoppedError,
     StateAtRiskError,
     StateBackendChangeError,
@@ -93,7 +93,7 @@ class RunRequest:
         jvm_pid: Pid of the JVM that works for this process, where it is on this machine.
         application: The Spark application of this process.
         interrupted: True once the process was told to stop.
-        was_cancelled: Asked once `interrupted` has ended it: whether a person cancelled the run.
+        was_canceled: Asked once `interrupted` has ended it: whether a person cancelled the run.
         holder_is_over: Says of a lease holder whether its run is recorded as over.
         report: Told one sentence at each step, for the run's log.
         ttl_ms: Life of the lease without a renewal.
@@ -110,7 +110,7 @@ class RunRequest:
     jvm_pid: int | None = None
     application: SparkApplication | None = None
     interrupted: Callable[[], bool] = lambda: False
-    was_cancelled: Callable[[], bool] = lambda: False
+    was_canceled: Callable[[], bool] = lambda: False
     holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
     report: Callable[[str], None] = lambda _sentence: None
     ttl_ms: int = DEFAULT_TTL_MS
@@ -153,7 +153,7 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
         StateBackendChangeError: The stream's state backend cannot read the state it would start from.
         PlanChangedError: The query keeps other state than what it would go on from, and nobody accepted that.
         RowsAtRiskError: A sink could lose rows by the rewind, and `accept_loss` was not given.
-        StandstillError: The query stood still for longer than the stream allows. It was stopped.
+        QueryStalledError: The query stood still for longer than the stream allows. It was stopped.
         StorageAccessError: The checkpoint storage cannot be written.
     """
     record = stream.register()
@@ -208,7 +208,7 @@ class _Run:
         while True:
             end = self._execute(execution_id, start_from, cause)
             status = _STATUS.get(end.kind)
-            if end.kind is EndKind.INTERRUPTED and self._request.was_cancelled():
+            if end.kind is EndKind.INTERRUPTED and self._request.was_canceled():
                 # While the lease is held: a successor that waits for it would take this for a process that died.
                 status = ExecutionStatus.CANCELED
             if status is not None:
@@ -223,7 +223,7 @@ class _Run:
                 self._note_loss(execution_id, end.reason)
             if end.kind is EndKind.STOOD_STILL:
                 # What it waited for is in this process or its JVM, where the next query would wait for it as well.
-                raise StandstillError(
+                raise QueryStalledError(
                     f"Stream {self._stream.stream_id!r}: {end.reason}. It was stopped; its restart strategy says "
                     "whether a new "
                     "process goes on."

@@ -18,48 +18,48 @@ LOOK_AT_TASKS_AFTER_MS = 10_000
 
 
 @dataclass(frozen=True)
-class Stillness:
+class QueryInactivity:
     """What a query is doing, and for how long it has done nothing else.
 
     Attributes:
         doing: In Spark's words.
-        at_rest: It waits for its next trigger, and may do so for ever.
-        still_for_ms: Nothing has moved for so long.
+        is_idle: It waits for its next trigger, and may do so for ever.
+        stalled_for_ms: Nothing has moved for so long.
         tasks: Its Spark jobs under way; None where nobody looked, or can.
     """
 
     doing: str
-    at_rest: bool
-    still_for_ms: int
+    is_idle: bool
+    stalled_for_ms: int
     tasks: TaskCounts | None = None
 
     def is_over(self, limit_ms: int) -> bool:
         """Whether it stands still for longer than a limit, and no task of it runs that may only take long."""
         works = self.tasks is not None and self.tasks.running > 0
-        return self.still_for_ms > limit_ms and not (self.at_rest or works)
+        return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
     def as_record(self) -> dict[str, Any]:
         """As the catalog keeps it among the figures of an execution."""
         return asdict(self)
 
     @staticmethod
-    def of_record(record: object) -> Stillness | None:
+    def of_record(record: object) -> QueryInactivity | None:
         """What the catalog has of it; None where the process that wrote it did not know it yet."""
         if not isinstance(record, Mapping):
             return None
         try:
             tasks = record.get("tasks")
-            return Stillness(
+            return QueryInactivity(
                 doing=str(record["doing"]),
-                at_rest=bool(record["at_rest"]),
-                still_for_ms=int(record["still_for_ms"]),
+                is_idle=bool(record["is_idle"]),
+                stalled_for_ms=int(record["stalled_for_ms"]),
                 tasks=None if tasks is None else TaskCounts(**tasks),
             )
         except (KeyError, TypeError, ValueError):
             return None
 
 
-class Standstill:
+class StallDetector:
     """Watches one query for signs of life.
 
     Args:
@@ -79,7 +79,7 @@ class Standstill:
         batch: int | None,
         tasks: Callable[[], TaskCounts | None],
         now_ms: int,
-    ) -> Stillness:
+    ) -> QueryInactivity:
         """Note what the query is doing now.
 
         Args:
@@ -88,7 +88,7 @@ class Standstill:
             tasks: Looks at the tasks of its Spark jobs; called only where nothing else has moved for a while.
             now_ms: The time now, on a clock that never goes back.
         """
-        if activity.at_rest or activity != self._activity or batch != self._batch:
+        if activity.is_idle or activity != self._activity or batch != self._batch:
             self._moved(now_ms)
         self._activity, self._batch = activity, batch
         counts = tasks() if now_ms - self._moved_at_ms >= LOOK_AT_TASKS_AFTER_MS else None
@@ -96,7 +96,7 @@ class Standstill:
             if self._tasks is not None and counts != self._tasks:
                 self._moved(now_ms)
             self._tasks = counts
-        return Stillness(activity.doing, activity.at_rest, now_ms - self._moved_at_ms, counts)
+        return QueryInactivity(activity.doing, activity.is_idle, now_ms - self._moved_at_ms, counts)
 
     def _moved(self, now_ms: int) -> None:
         self._moved_at_ms = now_ms

@@ -39,7 +39,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.runtime.retry_queue import OwedChanges
-from dagster_ckpt.runtime.stall import Standstill, Stillness
+from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
 from dagster_ckpt.spark.query.activity import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
@@ -51,7 +51,7 @@ REQUEST_POLL_MS = 500
 # Longer than anything between two signs of life usually takes.
 TELL_AFTER_MS = 60_000
 # Whatever a query that stands still waits for may not be interrupted either.
-STOP_STANDING_MS = 60_000
+STOP_STALLED_MS = 60_000
 
 
 class EndKind(Enum):
@@ -137,15 +137,15 @@ class Supervisor:
     ) -> None:
         self._report = report
         self._stream_id = stream.stream_id
-        self._standstill_timeout_ms = stream.standstill_timeout_ms
+        self._stall_timeout_ms = stream.stall_timeout_ms
         self._catalog = stream.catalog
         self._execution_id = execution_id
         self._query = query
         self._lease = lease
         self._interrupted = interrupted
         self._log = BatchLog()
-        self._standstill = Standstill(monotonic_ms())
-        self._still = Stillness(STARTING, at_rest=False, still_for_ms=0)
+        self._stall_detector = StallDetector(monotonic_ms())
+        self._still = QueryInactivity(STARTING, is_idle=False, stalled_for_ms=0)
         self._owed = OwedChanges()
         self._attempts = AttemptRunner(
             stream,
@@ -194,8 +194,8 @@ class Supervisor:
                 if error is not None
                 else QueryEnd(EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended")
             )
-        elif self._standstill_timeout_ms is not None and self._still.is_over(self._standstill_timeout_ms):
-            self._end = QueryEnd(EndKind.STOOD_STILL, _stood_still(self._still))
+        elif self._stall_timeout_ms is not None and self._still.is_over(self._stall_timeout_ms):
+            self._end = QueryEnd(EndKind.STOOD_STILL, _describe_stall(self._still))
         else:
             self._coordinate()
 
@@ -280,10 +280,10 @@ class Supervisor:
         if now_ms < self._next_heartbeat_ms:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
-        before, self._still = self._still, self._stillness()
+        before, self._still = self._still, self._inactivity()
         if self._still.is_over(TELL_AFTER_MS) and not before.is_over(TELL_AFTER_MS):
             stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
-            self._report(f"{_stood_still(self._still)}. Its thread is{stack or ' not to be seen'}")
+            self._report(f"{_describe_stall(self._still)}. Its thread is{stack or ' not to be seen'}")
         # A catalog that is away for a moment must not end the query: whether this process is still the
         # writer is for the lease to say.
         with suppress(CatalogError):
@@ -311,11 +311,11 @@ class Supervisor:
             },
         )
 
-    def _stillness(self) -> Stillness:
+    def _inactivity(self) -> QueryInactivity:
         if self._is_stopped:
-            return Stillness("Stopped for a savepoint", at_rest=True, still_for_ms=0)
+            return QueryInactivity("Stopped for a savepoint", is_idle=True, stalled_for_ms=0)
         latest = self._log.latest
-        return self._standstill.note(
+        return self._stall_detector.note(
             self._query.activity(),
             batch=latest.batch_id if latest else None,
             tasks=self._query.tasks,
@@ -346,13 +346,13 @@ class Supervisor:
         try:
             if not self._is_stopped:
                 stands = self._end is not None and self._end.kind is EndKind.STOOD_STILL
-                self._query.stop(within_ms=STOP_STANDING_MS if stands else None)
+                self._query.stop(within_ms=STOP_STALLED_MS if stands else None)
         finally:
             # Also where the JVM is gone and nothing can be stopped any more.
             self._handle(QueryStopped(monotonic_ms()))
             self._attempts.close(self._end.reason if self._end else "the supervising process failed")
 
 
-def _stood_still(still: Stillness) -> str:
+def _describe_stall(still: QueryInactivity) -> str:
     tasks = "" if still.tasks is None else f", with no task running of its Spark jobs under way ({still.tasks.jobs})"
-    return f"the query stood still at {still.doing!r} for {iso_duration(still.still_for_ms)}{tasks}"
+    return f"the query stood still at {still.doing!r} for {iso_duration(still.stalled_for_ms)}{tasks}"

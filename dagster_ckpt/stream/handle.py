@@ -70,8 +70,8 @@ class StreamHandle:
             live directories and snapshots by the same URLs. None: always by the process that supervises the query.
         backend: How the query is to keep its state; None leaves it to the session, unchecked. Its
             `transfer_threads` are those that copy files while a snapshot is taken or restored.
-        standstill_timeout_ms: A query that stands still for so long, with no task running, fails its run, so that the
-            restart strategy begins a new one; None: people decide. See `Standstill`.
+        stall_timeout_ms: A query that stands still for so long, with no task running, fails its run, so that the
+            restart strategy begins a new one; None: people decide. See `StallDetector`.
         code_version: Version of the code that describes the query, as its owner names it; snapshots carry it.
     """
 
@@ -86,7 +86,7 @@ class StreamHandle:
     backend: StateBackend | None = None
     code_version: str | None = None
     executor_copy_bytes: int | None = None
-    standstill_timeout_ms: int | None = None
+    stall_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a place that could not be kept in the catalog, and shown.

@@ -50,7 +50,7 @@ def test_the_newest_word_of_a_person_counts_and_raises_the_generation(catalog: C
 
 def test_the_definition_decides_where_a_person_left_it_to_it(catalog: Catalog) -> None:
     assert catalog.desired_states.ensure("orders", origin="definition").desired is None
-    catalog.desired_states.say("orders", DesiredState.CANCELLED, origin="anna")
+    catalog.desired_states.say("orders", DesiredState.CANCELED, origin="anna")
     assert catalog.desired_states.say("orders", None, origin="anna").desired is None
 
 

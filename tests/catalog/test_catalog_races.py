@@ -82,14 +82,14 @@ def test_what_a_person_says_while_the_sensor_records_is_not_undone(url: str, cat
     row = catalog.desired_states.ensure("orders", origin="a test")
 
     def say(first: Catalog) -> None:
-        first.desired_states.say("orders", DesiredState.CANCELLED, origin="anna")
+        first.desired_states.say("orders", DesiredState.CANCELED, origin="anna")
 
     with beside_an_uncommitted(url, say) as second:
         assert not second.desired_states.advance(row, upgrade=None, alert=None, request_id=None, reached=True)
 
     after = catalog.desired_states.find("orders")
     assert after is not None
-    assert (after.generation, after.reached, after.desired) == (row.generation + 1, 0, DesiredState.CANCELLED)
+    assert (after.generation, after.reached, after.desired) == (row.generation + 1, 0, DesiredState.CANCELED)
 
 
 def test_a_snapshot_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:

@@ -13,20 +13,20 @@ from query_bench import DEADLINE_S, Bench, Person, make_stream, when
 from small_spark import small_spark
 
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.errors import StandstillError
+from dagster_ckpt.errors import QueryStalledError
 from dagster_ckpt.operations.health import Finding, Verdict, progress
 from dagster_ckpt.operations.health_facts import health_facts
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime.stall import LOOK_AT_TASKS_AFTER_MS, Stillness
-from dagster_ckpt.runtime.supervision import STOP_STANDING_MS
+from dagster_ckpt.runtime.stall import LOOK_AT_TASKS_AFTER_MS, QueryInactivity
+from dagster_ckpt.runtime.supervision import STOP_STALLED_MS
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 
 pytestmark = pytest.mark.spark
 
 # What has not moved between two heartbeats stands still.
-AT_ONCE = HealthSettings(max_standstill_ms=1)
+AT_ONCE = HealthSettings(max_stall_ms=1)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the
     monkeypatch.setattr("dagster_ckpt.runtime.supervision.TELL_AFTER_MS", LOOK_AT_TASKS_AFTER_MS)
     stream = replace(
         make_stream(tmp_path),
-        standstill_timeout_ms=LOOK_AT_TASKS_AFTER_MS,
+        stall_timeout_ms=LOOK_AT_TASKS_AFTER_MS,
         restart=RestartStrategies.fixed_delay_restart(9, 1),
     )
     bench = Bench(spark, tmp_path, stream)
@@ -122,7 +122,9 @@ def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the
     when(has_every_core, list)()
     try:
         # A restart in this process would wait for the same cores.
-        with pytest.raises(StandstillError, match=r"no task running of its Spark jobs under way \(1\).*a new process"):
+        with pytest.raises(
+            QueryStalledError, match=r"no task running of its Spark jobs under way \(1\).*a new process"
+        ):
             bench.run(lambda: False)
     finally:
         context.cancelJobsWithTag("in-the-way")
@@ -130,7 +132,7 @@ def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the
 
     [execution] = stream.catalog.executions.of_stream("orders")
     assert (execution.status, execution.settled) == (ExecutionStatus.FAILED, False)
-    still = Stillness.of_record((execution.progress or {})["activity"])
+    still = QueryInactivity.of_record((execution.progress or {})["activity"])
     assert still is not None
     assert still.tasks is not None
     assert (still.tasks.jobs, still.tasks.running, still.tasks.done) == (1, 0, 0)
@@ -139,7 +141,7 @@ def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the
     assert "DAGScheduler.runStream" in told
     assert "MicroBatchExecution.runActivatedStream" in told
     # The stop could not have hung either.
-    assert spark.conf.get("spark.sql.streaming.stopTimeout") == str(STOP_STANDING_MS)
+    assert spark.conf.get("spark.sql.streaming.stopTimeout") == str(STOP_STALLED_MS)
     # Its successor goes on where it was.
     bench.feed(3)
     bench.run_to_the_end()

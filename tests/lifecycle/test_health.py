@@ -26,7 +26,7 @@ from dagster_ckpt.operations.health_facts import health_facts
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.operations.source_health import SourceFacts, sources_of, with_earliest
 from dagster_ckpt.policies.upgrade import UpgradeMode
-from dagster_ckpt.runtime.stall import Stillness
+from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.spark.query.activity import TaskCounts
 from tests.as_writer import as_writer
 
@@ -52,8 +52,10 @@ def desired(*, upgrade: str | None = None, alert: str | None = None, broken: str
     return DesiredRecord("orders", None, 3, 2, None, under_way, None, alert, "a test", 1, 1, broken)
 
 
-def stillness(*, doing: str, minutes: int, at_rest: bool = False, tasks: dict[str, int] | None = None) -> Stillness:
-    return Stillness(doing, at_rest, minutes * MINUTE_MS, None if tasks is None else TaskCounts(**tasks))
+def inactivity(
+    *, doing: str, minutes: int, is_idle: bool = False, tasks: dict[str, int] | None = None
+) -> QueryInactivity:
+    return QueryInactivity(doing, is_idle, minutes * MINUTE_MS, None if tasks is None else TaskCounts(**tasks))
 
 
 def facts_of(case: dict[str, Any]) -> HealthFacts:
@@ -66,7 +68,7 @@ def facts_of(case: dict[str, Any]) -> HealthFacts:
         newest=snapshot(**told.pop("snapshot")) if "snapshot" in told else None,
         verified=snapshot(**told.pop("verified")) if "verified" in told else None,
         desired=desired(**told.pop("desired")) if "desired" in told else None,
-        stillness=stillness(**told.pop("still")) if "still" in told else None,
+        inactivity=inactivity(**told.pop("still")) if "still" in told else None,
         heartbeat_at_ms=None if heard is None else NOW_MS - heard * MINUTE_MS,
         down_since_ms=None if down_for is None else NOW_MS - down_for * MINUTE_MS,
         process="process 4711 on ours",
@@ -180,9 +182,9 @@ def test_what_a_running_query_was_last_heard_to_do(tmp_path: Path) -> None:
     catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: clock[0])
     catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
 
-    def known() -> tuple[int | None, str | None, Stillness | None]:
+    def known() -> tuple[int | None, str | None, QueryInactivity | None]:
         facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=clock[0])["orders"]
-        return facts.heartbeat_at_ms, facts.process, facts.stillness
+        return facts.heartbeat_at_ms, facts.process, facts.inactivity
 
     as_writer(catalog).executions.begin(
         "one", run_id="run", cause=StartCause.MANUAL, holder=Holder("one", "run", "ours", 4711, 1, "boot")
@@ -193,7 +195,7 @@ def test_what_a_running_query_was_last_heard_to_do(tmp_path: Path) -> None:
     clock[0] += 60 * MINUTE_MS
     as_writer(catalog).executions.running("one", live_directory="/live", recovery={})
     assert known() == (clock[0], where, None)
-    still = Stillness("Processing new data", at_rest=False, still_for_ms=7, tasks=TaskCounts(1, 2, 3, 8))
+    still = QueryInactivity("Processing new data", is_idle=False, stalled_for_ms=7, tasks=TaskCounts(1, 2, 3, 8))
     as_writer(catalog).executions.heartbeat("one", {"activity": still.as_record()})
     assert known() == (clock[0], where, still)
     catalog.executions.end_unheld("one", ExecutionStatus.FAILED, "as the test says")

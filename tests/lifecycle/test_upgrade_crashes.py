@@ -260,11 +260,11 @@ def suspended_and_wanted_again(world: World) -> None:
     assert len(world.started_from) == 2
 
 
-def cancelled_by_hand(world: World) -> None:
+def canceled_by_hand(world: World) -> None:
     """A person's own request; the sensor takes it over as what is wanted."""
     world.catalog.requests.submit(world.stream_id, RequestKind.CANCEL, origin="anna")
     world.pass_time()
-    world.live(lambda: world.row.reached == world.row.generation and world.row.desired is DesiredState.CANCELLED)
+    world.live(lambda: world.row.reached == world.row.generation and world.row.desired is DesiredState.CANCELED)
     assert len(world.started_from) == 1
 
 
@@ -275,7 +275,7 @@ STORIES: list[tuple[Callable[[World], None], bool, bool, UpgradePolicy]] = [
     (refused, True, False, SAVEPOINT),
     (rolled_back, False, True, SAVEPOINT),
     (suspended_and_wanted_again, True, True, SAVEPOINT),
-    (cancelled_by_hand, True, True, SAVEPOINT),
+    (canceled_by_hand, True, True, SAVEPOINT),
 ]
 
 

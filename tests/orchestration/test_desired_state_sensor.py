@@ -173,7 +173,7 @@ def test_a_stream_that_is_to_run_is_restarted_by_its_strategy(location: Location
 def test_a_cancelled_wish_for_a_stream_at_rest_is_a_run_that_cleans_up(location: Location) -> None:
     [request] = location.ticks()
     execution = location.runs(request, "1", DagsterRunStatus.FAILURE)
-    location.set_desired_state("CANCELLED")
+    location.set_desired_state("CANCELED")
     [clean_up] = location.ticks()
     assert clean_up.job_name == "apply_retention_job"
     config = clean_up.run_config["ops"]["apply_retention"]["config"]

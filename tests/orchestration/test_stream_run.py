@@ -292,13 +292,13 @@ class TestInterrupts:
         answers: list[bool] = []
 
         def life(request: RunRequest) -> QueryEnd:
-            answers.append(request.was_cancelled())
+            answers.append(request.was_canceled())
             end = stage.terminated(request)
             if forced:
                 run = stage.instance.get_run_by_id(request.run_id)
                 assert run is not None
                 stage.instance.report_run_canceled(run)
-            answers.append(request.was_cancelled())
+            answers.append(request.was_canceled())
             return end
 
         stage.run(life, dagster__max_runtime=max_runtime)

@@ -89,15 +89,15 @@ class TestDecorator:
             @streaming_asset(stream_id=stream_id)
             def stream(context: Any) -> Any: ...
 
-    def test_a_standstill_is_not_a_matter_of_seconds(self) -> None:
-        with pytest.raises(OptionError, match="standstill_timeout_ms of stream 'anything' is 29999"):
-            streaming_asset(standstill_timeout_ms=29_999)
+    def test_a_stall_is_not_a_matter_of_seconds(self) -> None:
+        with pytest.raises(OptionError, match="stall_timeout_ms of stream 'anything' is 29999"):
+            streaming_asset(stall_timeout_ms=29_999)
 
-    def test_the_job_of_a_stream_allows_as_long_a_standstill_as_the_stream(self, resources: dict[str, Any]) -> None:
-        @streaming_asset(standstill_timeout_ms=30_000)
+    def test_the_job_of_a_stream_allows_as_long_a_stall_as_the_stream(self, resources: dict[str, Any]) -> None:
+        @streaming_asset(stall_timeout_ms=30_000)
         def stream(context: Any) -> Any: ...
 
-        assert stream_handle(stream, Bundle(resources)).standstill_timeout_ms == 30_000
+        assert stream_handle(stream, Bundle(resources)).stall_timeout_ms == 30_000
 
     def test_a_function_without_parameters_is_refused(self) -> None:
         with pytest.raises(OptionError, match="takes no parameters"):

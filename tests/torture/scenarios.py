@@ -122,13 +122,13 @@ def _problems_of_upgrade(root: Path) -> list[str]:
         history.close()
 
 
-def _cancelling(root: Path) -> History:
+def _canceling(root: Path) -> History:
     history = History.reopened(root)
     history.shelf.cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
     return history
 
 
-def _make_cancelled(root: Path) -> None:
+def _make_canceled(root: Path) -> None:
     history = History(root)
     stream = history.shelf.stream
     trigger_savepoint(stream, Operator("torture"), label="sp")
@@ -140,12 +140,12 @@ def _make_cancelled(root: Path) -> None:
 
 
 def _delete_at_cancellation(root: Path) -> None:
-    apply_terminal_retention(_cancelling(root).shelf.stream, "first", TerminalState.CANCELED)
+    apply_terminal_retention(_canceling(root).shelf.stream, "first", TerminalState.CANCELED)
 
 
-def _problems_of_cancelled(root: Path) -> list[str]:
+def _problems_of_canceled(root: Path) -> list[str]:
     """The rest of it goes by the next pass; the savepoint stays, and the stream starts from it."""
-    history = _cancelling(root)
+    history = _canceling(root)
     stream = history.shelf.stream
     try:
         without_lease(stream)
@@ -199,6 +199,6 @@ SCENARIOS = {
             _AFTER_A_RUN,
         ),
         Scenario("an upgrade rolled back", _make_failed_upgrade, _roll_upgrade_back, _problems_of_upgrade),
-        Scenario("end of the run: all is deleted", _make_cancelled, _delete_at_cancellation, _problems_of_cancelled),
+        Scenario("end of the run: all is deleted", _make_canceled, _delete_at_cancellation, _problems_of_canceled),
     )
 }

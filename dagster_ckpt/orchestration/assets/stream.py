@@ -25,7 +25,7 @@ STREAM_TAGS = {
     "dagster/max_retries": "0",
 }
 
-SHORTEST_STANDSTILL_MS = 30_000
+SHORTEST_STALL_MS = 30_000
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StreamSpec:
         restart: What happens after a failure.
         desired_state: What it is to be where nobody has said anything else; None: it is not managed.
         upgrade: How it goes over to another code version.
-        standstill_timeout_ms: A query that stands still for so long fails its run; None: people decide.
+        stall_timeout_ms: A query that stands still for so long fails its run; None: people decide.
 
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
@@ -49,7 +49,7 @@ class StreamSpec:
     restart: DecidingRestartStrategy
     desired_state: DesiredState | None = None
     upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
-    standstill_timeout_ms: int | None = None
+    stall_timeout_ms: int | None = None
 
     @staticmethod
     def of(
@@ -59,7 +59,7 @@ class StreamSpec:
         restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
         desired_state: DesiredState | None = None,
         upgrade: UpgradePolicy | UpgradeSettings | None = None,
-        standstill_timeout_ms: int | None = None,
+        stall_timeout_ms: int | None = None,
     ) -> StreamSpec:
         """A stream of options as a person writes them.
 
@@ -73,7 +73,7 @@ class StreamSpec:
                 it, and brings it over to another `code_version`. What people say later wins. None: people start and
                 stop it.
             upgrade: How it goes over to another code version; default: `UpgradePolicy()`, by a savepoint.
-            standstill_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks
+            stall_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks
                 runs, fails its run, and the restart strategy begins a new one; from 30,000. None: people decide.
 
         Raises:
@@ -85,10 +85,10 @@ class StreamSpec:
                 "a "
                 "letter or digit, 128 at most."
             )
-        if standstill_timeout_ms is not None and standstill_timeout_ms < SHORTEST_STANDSTILL_MS:
+        if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
             raise OptionError(
-                f"standstill_timeout_ms of stream {stream_id!r} is {standstill_timeout_ms}, but must be at least "
-                f"{SHORTEST_STANDSTILL_MS}, or None for no limit: a shorter wait is nothing unusual."
+                f"stall_timeout_ms of stream {stream_id!r} is {stall_timeout_ms}, but must be at least "
+                f"{SHORTEST_STALL_MS}, or None for no limit: a shorter wait is nothing unusual."
             )
         if isinstance(checkpointing, CheckpointSettings):
             checkpointing = checkpointing.checkpoint_config()
@@ -97,7 +97,7 @@ class StreamSpec:
         options = (checkpointing or CheckpointConfig()).options
         restart = effective_restart_strategy(restart_strategy, checkpointing_enabled=options.interval_ms is not None)
         policy = upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy()
-        return StreamSpec(stream_id, options, restart, desired_state, policy, standstill_timeout_ms)
+        return StreamSpec(stream_id, options, restart, desired_state, policy, stall_timeout_ms)
 
     def metadata(self) -> dict[str, Any]:
         """What the asset's page says of it."""

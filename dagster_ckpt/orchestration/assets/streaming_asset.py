@@ -49,7 +49,7 @@ def streaming_asset(
     restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
     desired_state: DesiredState | None = None,
     upgrade: UpgradePolicy | UpgradeSettings | None = None,
-    standstill_timeout_ms: int | None = None,
+    stall_timeout_ms: int | None = None,
     stream_id: str | None = None,
     name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
@@ -85,7 +85,7 @@ def streaming_asset(
         desired_state: What the stream is to be, from the moment the code is loaded: the supervisor sensor starts it,
             and brings it over to another `code_version`. What people say later wins. None: people start and stop it.
         upgrade: How it goes over to another code version; default: `UpgradePolicy()`, by a savepoint.
-        standstill_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks runs,
+        stall_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks runs,
             fails its run, and the restart strategy begins a new one; from 30,000. None: people decide.
         stream_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when
             the asset is renamed, and its state goes along.
@@ -116,7 +116,7 @@ def streaming_asset(
         restart_strategy=restart_strategy,
         desired_state=desired_state,
         upgrade=upgrade,
-        standstill_timeout_ms=standstill_timeout_ms,
+        stall_timeout_ms=stall_timeout_ms,
     )
     # What can be wrong without the function is told where it was written.
     declared("anything")
@@ -154,7 +154,7 @@ def streaming_multi_asset(
     restart_strategy: RestartStrategyConfiguration | RestartSettings | None = None,
     desired_state: DesiredState | None = None,
     upgrade: UpgradePolicy | UpgradeSettings | None = None,
-    standstill_timeout_ms: int | None = None,
+    stall_timeout_ms: int | None = None,
     stream_id: str | None = None,
     name: str | None = None,
     description: str | None = None,
@@ -173,7 +173,7 @@ def streaming_multi_asset(
         restart_strategy: As in `streaming_asset`.
         desired_state: As in `streaming_asset`.
         upgrade: As in `streaming_asset`.
-        standstill_timeout_ms: As in `streaming_asset`.
+        stall_timeout_ms: As in `streaming_asset`.
         stream_id: Id in catalog and storage; default: the name.
         name: Name of the op, and of the query; default: the function's name.
         description: Description of the op; default: the function's docstring.
@@ -195,7 +195,7 @@ def streaming_multi_asset(
         restart_strategy=restart_strategy,
         desired_state=desired_state,
         upgrade=upgrade,
-        standstill_timeout_ms=standstill_timeout_ms,
+        stall_timeout_ms=stall_timeout_ms,
     )
     declared("anything")
 

@@ -31,7 +31,7 @@ class Health(dg.Model):
     max_snapshot_bytes: int | None = Field(
         default=None, description="A larger snapshot is an error. Default: any size."
     )
-    max_standstill_ms: int = Field(
+    max_stall_ms: int = Field(
         default=10 * 60_000,
         description="A query that makes no batch and does not rest for so long is an error; a warning where tasks of "
         "its batch run. Default: ten minutes.",

@@ -111,7 +111,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
             "people start and stop it."
         ),
     ] = None
-    standstill_timeout_ms: Annotated[
+    stall_timeout_ms: Annotated[
         int | None,
         said(
             "A query that makes no batch and does not rest for so long, and none of whose tasks runs, fails its run, "
@@ -159,7 +159,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
             restart_strategy=self.restart,
             desired_state=self.desired_state,
             upgrade=self.upgrade,
-            standstill_timeout_ms=self.standstill_timeout_ms,
+            stall_timeout_ms=self.stall_timeout_ms,
             description=specs[0].description,
             pool=self.pool,
         )

@@ -24,7 +24,7 @@ class WantedState(Enum):
 
     RUNNING = "RUNNING"
     SUSPENDED = "SUSPENDED"
-    CANCELLED = "CANCELLED"
+    CANCELED = "CANCELED"
     AS_DEFINED = "AS_DEFINED"
 
     @property
@@ -39,7 +39,7 @@ class DesiredStateConfigSchema(dg.Config):
     stream_id: str = Field(description=STREAM_ID)
     state: WantedState = Field(
         description="RUNNING: it runs, and goes over to new code versions. SUSPENDED: it is stopped with a savepoint "
-        "and everything is kept. CANCELLED: it is cancelled, and its clean-up option says what is kept. AS_DEFINED: "
+        "and everything is kept. CANCELED: it is cancelled, and its clean-up option says what is kept. AS_DEFINED: "
         "what streaming_asset(desired_state=...) says; where that says nothing, it is not managed."
     )
     retry_refused: bool = Field(

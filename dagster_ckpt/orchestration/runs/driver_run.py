@@ -29,7 +29,7 @@ from dagster_ckpt.orchestration.runs.run_config import (
     START_REQUEST_TAG,
     STREAM_ID_TAG,
 )
-from dagster_ckpt.orchestration.runs.run_status import cancelled_by_a_person, start_cause
+from dagster_ckpt.orchestration.runs.run_status import canceled_by_user, start_cause
 from dagster_ckpt.orchestration.runs.run_watch import RunWatch
 from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
 from dagster_ckpt.stream.handle import StreamHandle
@@ -171,7 +171,7 @@ def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunW
 
 
 def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
-    if cancelled_by_a_person(context) is None:
+    if canceled_by_user(context) is None:
         raise _failure(
             f"This run was told to stop ({watch.reason}) and follows the driver no longer; the stream goes on. Launch "
             "the job again to follow it, cancel_stream_job or stop_with_savepoint_job to stop it.",

@@ -26,7 +26,7 @@ def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> boo
     return limit > 0
 
 
-def cancelled_by_a_person(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.DagsterRunStatus | None:
+def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.DagsterRunStatus | None:
     """What Dagster says of a run that a person has terminated; None where nobody has, or a time limit may have."""
     run = context.instance.get_run_by_id(context.run.run_id)
     if run is None or has_time_limit(context.instance, context.run.tags):

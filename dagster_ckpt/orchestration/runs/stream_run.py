@@ -38,7 +38,7 @@ from dagster_ckpt.orchestration.runs.run_config import (
     StreamRunConfig,
 )
 from dagster_ckpt.orchestration.runs.run_refusals import StepContext
-from dagster_ckpt.orchestration.runs.run_status import cancelled_by_a_person, start_cause
+from dagster_ckpt.orchestration.runs.run_status import canceled_by_user, start_cause
 from dagster_ckpt.orchestration.runs.run_watch import RunWatch
 from dagster_ckpt.orchestration.runs.streams_of_assets import open_stream
 from dagster_ckpt.orchestration.sensors.desired_states import tell_given_up
@@ -206,7 +206,7 @@ def _run(
                 restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
                 jvm_pid=jvm.pid if jvm else None,
                 interrupted=watch.should_stop,
-                was_cancelled=lambda: cancelled_by_a_person(context) is not None,
+                was_canceled=lambda: canceled_by_user(context) is not None,
                 application=application_of(spark),
                 holder_is_over=lambda lease: run_is_over(context.instance, lease),
                 report=context.log.info,
@@ -264,7 +264,7 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
 
 
 def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcome) -> None:
-    cancelled = cancelled_by_a_person(context)
+    cancelled = canceled_by_user(context)
     if cancelled is not None:
         if cancelled is dg.DagsterRunStatus.CANCELING:
             _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)

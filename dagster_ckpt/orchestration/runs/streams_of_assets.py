@@ -65,7 +65,7 @@ def open_stream(
         code_version=code_version,
         backend=backend,
         executor_copy_bytes=deployment.executor_copy_bytes,
-        standstill_timeout_ms=spec.standstill_timeout_ms,
+        stall_timeout_ms=spec.stall_timeout_ms,
     )
 
 

@@ -56,7 +56,7 @@ class QueryActivity:
         return self.doing.startswith(STARTING)
 
     @property
-    def at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """It waits for its next trigger: nothing is under way that could hang."""
         return not (self.is_starting or self.in_trigger)
 

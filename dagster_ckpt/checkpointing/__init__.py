@@ -1,4 +1,4 @@
-"""Taking snapshots: when to take one, and how it is taken from a running or a stopped query.
+"""Taking snapshots: when to take one, and how to take it from a running or a stopped query.
 
-`coordinator` decides and is pure; `snapshotting.py` does the work.
+`coordinator` makes the decisions and is pure; `snapshotting.py` does the work.
 """

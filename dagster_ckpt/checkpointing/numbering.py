@@ -1,4 +1,4 @@
-"""The number of a stream's next snapshot: above every number that is in use, whatever the catalog remembers."""
+"""The number of a stream's next snapshot: above every number in use, even if the catalog has lost some."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _CHECKPOINT = re.compile(r"chk-(\d+)")
 def count_beyond_what_is_used(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the snapshot that it is restored from.
 
-    A catalog that was lost, or brought back from a backup, counts from below what is stored, and a number is never
-    written twice: every checkpoint would fail until the counter had caught up. Flink likewise goes on from the number
-    of the checkpoint that it restored.
+    A catalog that was lost or restored from a backup counts from below the stored numbers. A number
+    is never written twice, so every checkpoint would fail until the counter had caught up. Flink
+    likewise continues from the number of the restored checkpoint.
 
     Args:
         stream: The stream, registered in the catalog.
-        restored: The snapshot that an execution starts from, if it does.
+        restored: The snapshot that an execution starts from, if any.
         lease: The lease of the stream.
 
     Returns:
         The next number.
 
     Raises:
-        LeaseLostError: The lease is not held any more.
+        LeaseLostError: The lease is no longer held.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
     used = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]

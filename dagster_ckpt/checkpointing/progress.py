@@ -1,4 +1,4 @@
-"""What the batches of a running query did, and how far it is."""
+"""The progress of a running query: figures per batch, and positions in its live directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.query.progress import QueryProgress
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 
-# Batches remembered: far more than lie between two checkpoints that anybody reads row counts of.
+# Number of batches remembered: far more than there are between two checkpoints in practice.
 REMEMBERED = 10_000
 
 
@@ -19,9 +19,9 @@ class BatchFigures:
     """Figures of the query up to one batch.
 
     Attributes:
-        rows: Input rows since the snapshot before, as far as this execution saw them.
+        rows: Input rows since the previous snapshot, as far as this execution saw them.
         state_rows: Rows in all state stores.
-        watermark: Event-time watermark as ISO-8601, or None where the query has none.
+        watermark: Event-time watermark as ISO-8601, or None if the query has none.
     """
 
     rows: int | None = None
@@ -31,14 +31,14 @@ class BatchFigures:
 
 @dataclass
 class BatchLog:
-    """The progress of the batches of one execution, each noted once."""
+    """The progress reports of one execution's batches, each recorded once."""
 
     total_rows: int = 0
     latest: QueryProgress | None = None
     _batches: deque[QueryProgress] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def note(self, reports: Iterable[QueryProgress]) -> None:
-        """Note reports of batches that ran, oldest first."""
+        """Record reports of batches that ran, oldest first."""
         for report in reports:
             self._batches.append(report)
             self.latest = report
@@ -48,8 +48,8 @@ class BatchLog:
         """Figures at a batch.
 
         Args:
-            batch_id: The batch the snapshot stands at.
-            since_batch: The batch of the snapshot before; None counts from the start of the execution.
+            batch_id: The batch of the snapshot.
+            since_batch: The batch of the previous snapshot; None counts from the start of the execution.
         """
         seen = [report for report in self._batches if report.batch_id <= batch_id]
         if not seen:
@@ -63,21 +63,22 @@ class BatchLog:
         )
 
 
-# Spark reports a batch right after its commit is visible. This is for what it does not report in time: a batch that was
-# only planned, and the batches of continuous processing.
+# Spark reports a batch right after its commit is visible. This interval covers what it does not
+# report in time: a batch that was only planned, and the batches of continuous processing.
 LOOK_AGAIN_MS = 2_000
 
 
 class PositionWatch:
-    """Positions of a live directory, for a loop that asks several times a second.
+    """Positions in a live directory, for a loop that polls several times a second.
 
-    On this machine a look costs microseconds and is taken each time. In object storage it is two requests that list,
-    which are paid for: there it is taken when Spark has reported another batch, or some time has passed.
+    On a local disk a read costs microseconds and happens on every call. In object storage it is two
+    list requests, which are billed: there it happens only when Spark has reported another batch or
+    some time has passed.
 
     Args:
         live: The live directory.
-        log: What the query has reported.
-        clock: In ms; never goes back.
+        log: The query's reports.
+        clock: Monotonic time in ms.
     """
 
     def __init__(self, live: LiveDirectory, log: BatchLog, clock: Clock = monotonic_ms) -> None:
@@ -89,19 +90,19 @@ class PositionWatch:
         self._seen_at_ms = 0
 
     def look(self) -> Positions:
-        """Positions as they are now.
+        """Read the current positions.
 
         Raises:
             StorageAccessError: The directory cannot be reached.
         """
-        # What is reported while the look is under way may not be in it.
+        # A report that arrives during the read may not be covered by it.
         after, now_ms = self._log.latest, self._clock()
         self._seen = self._live.positions()
         self._seen_after, self._seen_at_ms = after, now_ms
         return self._seen
 
     def latest(self) -> Positions:
-        """Positions as they are now, or where a look costs requests: as they were after the last report of a batch.
+        """The current positions; if a read costs requests, those after the last reported batch.
 
         Raises:
             StorageAccessError: The directory cannot be reached.

@@ -1,4 +1,4 @@
-"""What a snapshot's header says of its origin, and how the catalog records a stored snapshot."""
+"""What a snapshot's header records about its origin, and how the catalog records a stored snapshot."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
 
     Args:
         stream: The stream.
-        sinks: Its sinks, as the progress of the query names them.
-        facts: What the running query knows of itself; None for a query that does not run. Its code version is left
-            out then: the code that is loaded now need not be what wrote the live directory.
+        sinks: Its sinks, as named in the query's progress.
+        facts: What is known about the running query; None for a query that is not running. The code
+            version is then omitted: the code loaded now may not be the code that wrote the live
+            directory.
 
     Returns:
-        `parent_snapshot_id` (the snapshot before it on this timeline, or the one that the timeline began with),
-        `timeline`, and of a running query `code_version`, `plan_fingerprint`, `spark_version`, `mode` and `guarantee`.
-        `plan` is that of the running query, else that of the query that was started last. What is not known is left
-        out.
+        `parent_snapshot_id` (the previous snapshot on this timeline, or the one that the timeline
+        began with), `timeline`, and for a running query `code_version`, `plan_fingerprint`,
+        `spark_version`, `mode` and `guarantee`. `plan` is that of the running query, else that of the
+        query that was started last. Unknown values are omitted.
     """
     before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -49,17 +50,17 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
 
 
 def asked(trigger: SnapshotTrigger, schedule: str | None) -> dict[str, object]:
-    """Properties that say why a snapshot is taken, for a catalog that is rebuilt."""
+    """Properties that record why a snapshot is taken, for a catalog that is rebuilt."""
     return {"trigger": trigger.value, **({"schedule": schedule} if schedule is not None else {})}
 
 
 @dataclass(frozen=True)
 class NotRecorded:
-    """A snapshot that the catalog did not take, as far as can be seen.
+    """A snapshot that, as far as can be determined, the catalog did not record.
 
     Attributes:
-        why: What went wrong, for a person.
-        is_certain: Whether the catalog says so itself. Only then may the bytes be deleted.
+        why: What went wrong, for a message.
+        is_certain: Whether the catalog itself confirms it. Only then may the bytes be deleted.
     """
 
     why: str
@@ -69,22 +70,23 @@ class NotRecorded:
 def record_snapshot(
     catalog: Catalog, taken: TakenSnapshot, figures: BatchFigures, *, duration_ms: int, lease: LeaseRecord | None
 ) -> SnapshotRecord | NotRecorded:
-    """Record that a snapshot is whole in storage.
+    """Record that a snapshot is complete in storage.
 
-    A connection that breaks during a commit leaves open whether it was done. Then the catalog is asked again, by a
-    change that only a snapshot which is not completed takes. Where it does not answer, nothing is known, and the bytes
-    must stay, as in Flink after a `PossibleInconsistentStateException`.
+    If a connection breaks during a commit, the outcome is unknown. This function then sends the
+    catalog a change that only an incomplete snapshot accepts, and reads the snapshot again. If the
+    catalog does not answer, the outcome stays unknown and the bytes must stay, as in Flink after a
+    `PossibleInconsistentStateException`.
 
     Args:
         catalog: The catalog, in which the snapshot is in progress.
         taken: The stored snapshot.
-        figures: What the batches since the snapshot before did.
+        figures: Figures of the batches since the previous snapshot.
         duration_ms: How long the attempt took.
-        lease: The lease of the run that took it; None for a savepoint of a stream that does not run.
+        lease: The lease of the run that took it; None for a savepoint of a stream that is not running.
 
     Raises:
-        LeaseLostError: The lease is not held any more. The snapshot is not recorded, and its bytes are not this
-            process's to delete.
+        LeaseLostError: The lease is no longer held. The snapshot is not recorded, and this process must
+            not delete its bytes.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(

@@ -1,4 +1,4 @@
-"""Taking one snapshot: cut the live directory, store the cut, say what it holds."""
+"""Take one snapshot: cut the live directory, store the cut, describe its contents."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from dagster_ckpt.stream.unregistered import DEPLOYMENT
 
 @dataclass(frozen=True)
 class SnapshotOrder:
-    """What is to be taken.
+    """The description of a snapshot to take.
 
     Attributes:
         snapshot_id: Id of the snapshot, also in the catalog.
         kind: Checkpoint or savepoint.
         number: Number from the stream's counter; the `n` of `chk-<n>`.
-        carry_in_flight: Carry the planned offsets of the running batch (unaligned).
+        carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared; None writes everything.
-        target_directory: Where a savepoint goes, if not to the configured folder.
-        sinks: Sinks the query writes to, as the progress of the query names them.
-        label: A person's name for it.
-        properties: What else the snapshot is to carry.
+        target_directory: Folder for a savepoint, instead of the configured one.
+        sinks: Sinks the query writes to, as named in its progress.
+        label: A user-defined name.
+        properties: Further properties of the snapshot.
 
     Raises:
         OptionError: A start could not find the snapshot by that label.
@@ -49,11 +49,11 @@ class SnapshotOrder:
     properties: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a label that means something else: also one that did not come through a front door."""
+        """Refuse an ambiguous label, even one that no public interface has checked."""
         checked_label(self.label)
 
     def carrying_in_flight(self) -> SnapshotOrder:
-        """The same order, with the planned offsets of the running batch."""
+        """A copy of the order that includes the planned offsets of the running batch."""
         return replace(self, carry_in_flight=True)
 
 
@@ -62,11 +62,11 @@ class TakenSnapshot:
     """A stored snapshot.
 
     Attributes:
-        order: What was asked for.
-        batch_id: The batch after which it resumes.
+        order: The order it fulfils.
+        batch_id: The batch after which a restore resumes.
         query_id: Id of the Spark query.
-        stored: Where it is and how large.
-        properties: What the snapshot says of itself.
+        stored: Its location and size.
+        properties: The properties in its header.
     """
 
     order: SnapshotOrder
@@ -77,10 +77,10 @@ class TakenSnapshot:
 
 
 def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
-    """The snapshot that the next one of a stream most likely has the most in common with.
+    """The snapshot that most likely has most in common with a stream's next one.
 
-    That is the newest checkpoint of its timeline, else the snapshot the timeline began with, else the newest
-    checkpoint.
+    The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the
+    newest checkpoint.
     """
     snapshots = stream.catalog.snapshots
     restorable = snapshots.restorable(stream.stream_id)
@@ -99,16 +99,17 @@ def take_snapshot(
 ) -> TakenSnapshot:
     """Cut a live directory at its newest commit and store the cut.
 
-    The files that have to be read are held first (few are read, many are linked), so that Spark may purge while a
-    slow upload goes on. Where it purges or replaces one before, a new cut is taken.
+    The files to read are pinned first (a few are read, most are linked), so that Spark may purge
+    during a slow upload. If Spark purges or replaces a file before that, a new cut is taken.
 
     Args:
         stream: The stream.
         live: Its live directory, of a running or a stopped query.
-        order: What to take.
-        now_ms: Creation time that the snapshot carries.
-        on_cut: Called with the batch id as soon as the files of a consistent cut are held.
-        should_abort: Asked during the upload; True ends it and removes what was written.
+        order: The snapshot to take.
+        now_ms: Creation time recorded in the snapshot.
+        on_cut: Called with the batch id as soon as the files of a consistent cut are pinned.
+        should_abort: Polled during the upload; if it returns True, the upload ends and what was
+            written is deleted.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -138,7 +139,8 @@ def _take(
 
         def hold(files: list[Source]) -> list[Source]:
             size = sum(file.size for file in files)
-            # Executors cannot reach what is held on this machine; they read what Spark has not purged meanwhile.
+            # Executors cannot reach files pinned on this machine; they read what Spark has not
+            # purged in the meantime.
             held = files if runner is not None and runner.takes(size) else staged.hold(files)
             on_cut(taken.batch_id)
             return held

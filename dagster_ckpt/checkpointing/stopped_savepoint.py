@@ -1,4 +1,4 @@
-"""A savepoint of a stream whose query does not run: a cut of its quiet live directory."""
+"""A savepoint of a stream whose query is not running: a cut of its unchanging live directory."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ def savepoint_of_stopped_stream(
     trigger: SnapshotTrigger = SnapshotTrigger.MANUAL,
     lease: LeaseRecord | None = None,
 ) -> SnapshotRecord:
-    """Take a savepoint of where a stream stands that does not run.
+    """Take a savepoint of the current state of a stream that is not running.
 
-    Operators need no lease: reading at a commit is safe beside any writer, and the number comes from the catalog.
+    Operators need no lease: reading at a commit is safe alongside any writer, and the number comes
+    from the catalog.
 
     Args:
         stream: The stream.
-        label: A name that a start can find it by.
+        label: A name by which a start can refer to it.
         target_directory: Folder for it, instead of the configured one.
-        schedule: Name of the schedule that asks, if one does.
-        trigger: Why it is taken, where no schedule asks.
-        lease: The lease of the stream, where its run takes it before it starts the query.
+        schedule: Name of the schedule that requests it, if any.
+        trigger: Why it is taken, if no schedule requests it.
+        lease: The lease of the stream, if its run takes the savepoint before it starts the query.
 
     Raises:
-        LeaseLostError: The lease is not held any more.
+        LeaseLostError: The lease is no longer held.
         NothingCommittedError: The stream has no live directory, or nothing is committed in it.
-        IncompleteCutError: The live directory is not whole.
+        IncompleteCutError: The live directory is incomplete.
         StorageAccessError: The savepoint cannot be written.
     """
     record = stream.catalog.streams.get(stream.stream_id)
@@ -88,11 +89,11 @@ def savepoint_of_stopped_stream(
             label=label,
         )
     try:
-        # The hold on the attempt itself says that its process lives.
+        # The hold on the attempt itself shows that its process is alive.
         with holding(stream.catalog, [begun, base], f"savepoint {snapshot_id}"):
             taken = take_snapshot(stream, LiveDirectory(record.live_directory), order, now_ms=began_ms)
     except BaseException as error:
-        # Also one that is interrupted is no longer under way.
+        # An interrupted attempt is no longer in progress either.
         reason = str(error) or type(error).__name__
         if lease is None:
             snapshots.fail_of_stopped(snapshot_id, reason)

@@ -1,4 +1,5 @@
-"""One stream as everything above sees it: its handle, its lease, and the names of its snapshots.
+"""A stream as the packages above see it: its handle, its lease, and the names of its snapshots.
 
-Start with `handle.py`; `lease.py` makes a process the only writer, `liveness.py` decides whether a process is dead.
+Start with `handle.py`. `lease.py` makes a process the only writer of a stream, and `liveness.py`
+decides whether a process is dead.
 """

@@ -1,8 +1,8 @@
-"""Before a successor starts: the query of a holder that is not proven to have ended is kept from writing on.
+"""Fence the previous holder's query before a successor starts.
 
-A holder whose Python process hangs, or whose machine is cut off from the catalog, may have a JVM that goes on. Its
-lease fences its catalog writes; here its query is fenced, by its own live directory and, on the same machine, by ending
-its JVM.
+If a Python process hangs, or its machine is cut off from the catalog, its JVM may keep writing. The
+lease fences the holder's catalog writes. This module fences its query: it blocks further batches in
+the old live directory and, on the same machine, kills the JVM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, ProcessIdentity, jvm_of
 
-# A batch in flight is waited for as long as twice what the batch before it took, within these.
+# How long to wait for a batch in flight: twice the duration of the previous batch, within these
+# bounds.
 SHORTEST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
 
@@ -35,17 +36,19 @@ def fence_predecessor(
     own_jvm_pid: int | None = None,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> None:
-    """Let the query of a holder that may still live end before it can plan another batch.
+    """Stop the query of a previous holder that may still be alive before it can plan another batch.
 
-    Does nothing where every holder before is proven to have ended. After it the live directory is one to go on from,
-    never one to start in, whoever starts next: also where this process dies.
+    Does nothing if every previous holder is proven to have ended. After this call a query must
+    never be started in the old live directory again, only restored from it, even if this process
+    dies.
 
     Args:
         stream: The stream, whose lease this process holds.
-        acquired: That lease, and what is known of the holder before.
-        still_mine: Called before each step; raises LeaseLostError where another has the lease by now.
+        acquired: That lease, with what is known of the previous holder.
+        still_mine: Called before each step. Raises LeaseLostError if another execution has taken
+            the lease.
         own_jvm_pid: The JVM that works for this process.
-        report: Told what was done.
+        report: Called with a message for every action taken.
 
     Raises:
         LeaseLostError: Another execution has taken the lease.
@@ -66,15 +69,19 @@ def put_up_fence(
     report: Callable[[str], None] = lambda _sentence: None,
     is_followed: bool = True,
 ) -> None:
-    """As `fence_predecessor`, where a holder before is not proven to have ended; the lease goes on saying so.
+    """Fence as `fence_predecessor` does, but do not record in the lease that it was done.
+
+    For a previous holder that is not proven to have ended.
 
     Args:
         stream: The stream, whose lease this process holds.
-        acquired: That lease, and what is known of the holder before.
-        still_mine: Called before each step; raises LeaseLostError where another has the lease by now.
+        acquired: That lease, with what is known of the previous holder.
+        still_mine: Called before each step. Raises LeaseLostError if another execution has taken
+            the lease.
         own_jvm_pid: The JVM that works for this process.
-        report: Told what was done.
-        is_followed: A query is to go on from here, so the batch in flight is waited for.
+        report: Called with a message for every action taken.
+        is_followed: Whether a query will continue from this directory, so that it is worth waiting
+            for the batch in flight.
 
     Raises:
         LeaseLostError: Another execution has taken the lease.
@@ -96,10 +103,10 @@ def put_up_fence(
 
 
 def refuse_a_fenced_directory(live: LiveDirectory) -> None:
-    """Make sure that a query is never started where one was fenced off.
+    """Refuse to start a query in a live directory that was fenced.
 
     Raises:
-        LiveDirectoryError: It was.
+        LiveDirectoryError: The directory was fenced.
     """
     batch = live.fenced_at()
     if batch is not None:
@@ -123,9 +130,9 @@ def _end_jvm(
     still_mine: Callable[[], None],
     report: Callable[[str], None],
 ) -> bool:
-    """End the JVM of a holder whose lease has run out, where it runs on this machine; True once it has ended.
+    """Kill the JVM of a holder whose lease has expired, if it runs on this machine. True if it has ended.
 
-    One that works for this process, or for another lease that is in force, is left alone.
+    Leaves a JVM alone that works for this process or for another lease in force.
     """
     jvm = jvm_of(before)
     if jvm is None or jvm.liveness() is not Liveness.ALIVE:
@@ -134,7 +141,7 @@ def _end_jvm(
     if jvm.pid in (own_jvm_pid, os.getpid()) or any(other.stream_id != before.stream_id for other in others):
         return False
     still_mine()
-    # Asked once more by the handle of the process itself, which is of no other that has its number later.
+    # `_kill` checks again through a pidfd, which cannot refer to a later process with the same pid.
     with suppress(ProcessLookupError, PermissionError):
         _kill(jvm)
     deadline = time.monotonic() + JVM_GRACE_S

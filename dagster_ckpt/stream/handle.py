@@ -1,4 +1,4 @@
-"""One stream as its operators and its executions see it."""
+"""A stream as its operators and its executions see it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 Clock = Callable[[], int]
 
-# One that was not finished has a suffix; names without a token are older than this rule.
+# An unfinished directory has the suffix `.partial`. Names without a token predate this rule.
 _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.partial)?")
 
 
@@ -29,18 +29,18 @@ def wall_clock_ms() -> int:
 
 
 def monotonic_ms() -> int:
-    """Milliseconds of a clock that never goes back."""
+    """Milliseconds of a monotonic clock."""
     return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(frozen=True)
 class BuiltDirectory:
-    """A live directory that is there, whatever the catalog knows of it.
+    """A live directory that exists in storage, whether or not the catalog knows it.
 
     Attributes:
         live: The directory.
         generation: Its number among the stream's live directories.
-        token: Token of the lease under which it was made; 0 where its name does not say.
+        token: Token of the lease under which it was created; 0 if its name carries none.
     """
 
     live: LiveDirectory
@@ -49,30 +49,33 @@ class BuiltDirectory:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it was not moved to its place yet, or never will be."""
+        """Whether it was not yet renamed to its final name, or never will be."""
         return self.live.url.endswith(".partial")
 
 
 @dataclass(frozen=True)
 class StreamHandle:
-    """Everything that the operations of one stream need.
+    """Everything that an operation on one stream needs.
 
     Attributes:
         stream_id: Stable id of the streaming asset; the name of its folder in storage.
-        name: Name the query gets in Spark.
+        name: Name of the query in Spark.
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
         catalog: The record of streams, executions, snapshots, requests and events.
-        store: Where this stream's snapshots live.
+        store: Where this stream's snapshots are stored.
         options: Checkpointing options.
         restart: What happens after a failure.
-        live_root: Folder of live directories; this stream's are `<live_root>/<stream_id>/live-<generation>-<token>`.
-        executor_copy_bytes: Snapshots that write more bytes than this are copied by Spark's executors, which must reach
-            live directories and snapshots by the same URLs. None: always by the process that supervises the query.
-        backend: How the query is to keep its state; None leaves it to the session, unchecked. Its
-            `transfer_threads` are those that copy files while a snapshot is taken or restored.
-        stall_timeout_ms: A query that stands still for so long, with no task running, fails its run, so that the
-            restart strategy begins a new one; None: people decide. See `StallDetector`.
-        code_version: Version of the code that describes the query, as its owner names it; snapshots carry it.
+        live_root: Folder of live directories. This stream's are
+            `<live_root>/<stream_id>/live-<generation>-<token>`.
+        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this. They must
+            reach live directories and snapshots by the same URLs. None: the process that supervises the
+            query always copies.
+        backend: How the query keeps its state. None uses the session's settings without checking them.
+            Its `transfer_threads` copy files while a snapshot is taken or restored.
+        stall_timeout_ms: Fails the run if the query makes no progress for this long and no task is
+            running, so that the restart strategy starts a new one. None: never. See `StallDetector`.
+        code_version: Version of the code that defines the query, as its owner names it; snapshots
+            record it.
     """
 
     stream_id: str
@@ -89,10 +92,11 @@ class StreamHandle:
     stall_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a place that could not be kept in the catalog, and shown.
+        """Refuse locations that must not be stored in the catalog or displayed.
 
         Raises:
-            OptionError: The folder of live directories names a user, or the stream id another folder.
+            OptionError: The folder of live directories contains user credentials, or the stream id would
+                name another folder.
         """
         checked_stream_id(self.stream_id)
         refuse_user_info("The folder of live directories", self.live_root)
@@ -103,20 +107,20 @@ class StreamHandle:
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The live directory that a holder of the lease makes; no other ever builds or deletes under this name.
+        """The live directory that a lease holder creates. No other holder builds or deletes under this name.
 
         Args:
-            generation: Its number among the stream's; a new one is made by every restore.
-            token: The token of the lease under which it is made.
+            generation: Its number among the stream's live directories; every restore creates a new one.
+            token: Token of the lease under which it is created.
         """
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
 
     def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """Where a holder of the lease makes its next live directory: nothing is there, whatever the catalog forgot.
+        """Path of a lease holder's next live directory, unused even if the catalog has lost track.
 
         Args:
-            generation: Number of the one before, as the catalog has it.
-            token: The token of the lease under which it is made.
+            generation: Number of the previous one, according to the catalog.
+            token: Token of the lease under which it is created.
 
         Raises:
             StorageAccessError: The stream's folder cannot be reached.
@@ -125,9 +129,10 @@ class StreamHandle:
         return self.live_directory(max(generation, newest) + 1, token)
 
     def token_in_use(self, record: StreamRecord) -> int:
-        """The highest token that a live directory carries, where the catalog knows no start of the stream; else 0.
+        """The highest token in a live directory's name if the catalog knows no start of the stream, else 0.
 
-        A catalog that takes the place of a lost one gives out higher tokens: what is older counts as older.
+        A catalog that replaces a lost one must issue higher tokens, so that older directories count
+        as older.
 
         Raises:
             StorageAccessError: The stream's folder cannot be reached.
@@ -137,7 +142,7 @@ class StreamHandle:
         return max((built.token for built in self.live_directories()), default=0)
 
     def live_directories(self) -> list[BuiltDirectory]:
-        """Every live directory in the stream's folder, in use, left behind or unfinished, oldest first.
+        """Every live directory in the stream's folder, oldest first: in use, abandoned or unfinished.
 
         Raises:
             StorageAccessError: The folder cannot be reached.
@@ -151,7 +156,7 @@ class StreamHandle:
         return sorted(found, key=lambda each: (each.generation, each.token, each.live.url))
 
     def register(self) -> StreamRecord:
-        """Make the stream known to the catalog, or refresh what it says of it."""
+        """Register the stream in the catalog, or update its entry."""
         return register(
             self.catalog,
             self.stream_id,
@@ -171,7 +176,7 @@ def register(
     options: CheckpointOptions,
     restart: DecidingRestartStrategy,
 ) -> StreamRecord:
-    """Make a stream known to the catalog, or refresh what it says of it, where its storage need not be opened."""
+    """Register a stream in the catalog, or update its entry, without opening its storage."""
     return catalog.streams.ensure(
         stream_id,
         name=name,

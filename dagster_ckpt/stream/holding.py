@@ -1,4 +1,4 @@
-"""Holding snapshots while they are read: whoever reads a snapshot holds it, and nobody else deletes it meanwhile."""
+"""Hold snapshots while they are read, so that no other process deletes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.stream.handle import StreamHandle
 
-# How long a reader that was killed keeps a snapshot from being deleted.
+# How long a killed reader keeps a snapshot from being deleted.
 HOLD_TTL_MS = 60_000
 
 
@@ -19,16 +19,16 @@ HOLD_TTL_MS = 60_000
 def holding(
     catalog: Catalog, snapshots: Sequence[SnapshotRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
 ) -> Iterator[None]:
-    """Hold snapshots as long as the context lasts; a thread renews the holds.
+    """Hold snapshots for the duration of the context. A thread renews the holds.
 
     Args:
         catalog: The catalog.
-        snapshots: The snapshots; None, and one that the catalog does not list, is passed over.
-        reader: Who reads them and what for, as the catalog shows it.
+        snapshots: The snapshots. None, and snapshots that the catalog does not list, are skipped.
+        reader: Who reads them and why, as shown by the catalog.
         ttl_ms: How long the holds last if this process is killed.
 
     Raises:
-        SnapshotNotFoundError: One of them has been deleted since it was listed, or is being deleted.
+        SnapshotNotFoundError: One of them was deleted after it was listed, or is being deleted.
     """
     wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
@@ -40,7 +40,8 @@ def holding(
 
     def renew() -> None:
         while not over.wait(ttl_ms / 3000):
-            # Where the catalog is away for longer than the holds last, what is read may go; the reader then says so.
+            # If the catalog is unavailable for longer than the holds last, the snapshots may be
+            # deleted. The reader then fails with an error that says so.
             with suppress(CatalogError):
                 catalog.holds.renew(ids, ttl_ms)
 
@@ -51,17 +52,17 @@ def holding(
     finally:
         over.set()
         thread.join()
-        # Where the catalog is away they run out.
+        # If the catalog is unavailable, the holds expire.
         with suppress(CatalogError):
             catalog.holds.release(ids)
 
 
 @contextmanager
 def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
-    """Hold the snapshot at a location, where the catalog lists one there.
+    """Hold the snapshot at a location if the catalog lists one there.
 
     Raises:
-        SnapshotNotFoundError: One was listed there, and has been deleted since or is being deleted.
+        SnapshotNotFoundError: The catalog lists one there that was deleted or is being deleted.
     """
     known = stream.catalog.snapshots.at_location(stream.stream_id, location)
     with holding(stream.catalog, [known], reader):

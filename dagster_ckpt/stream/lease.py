@@ -1,4 +1,4 @@
-"""Becoming, and staying, the one writer of a stream."""
+"""Acquire and keep the lease that makes a process the only writer of a stream."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HolderIsOver = Callable[[LeaseRecord], bool]
 
 @dataclass(frozen=True)
 class AcquiredLease:
-    """A lease together with what is known of the holder before.
+    """A lease, with what is known of the previous holder.
 
     Attributes:
-        record: The lease as the catalog holds it: every write of a run takes it, and is refused once another holder
-            has a higher token.
-        predecessor: The lease that had run out, where its holder is not proven to have ended.
+        record: The lease as the catalog has it. Every write of a run carries it and is refused once
+            another holder has a higher token.
+        predecessor: The expired lease, if its holder is not proven to have ended.
     """
 
     record: LeaseRecord
@@ -33,7 +33,7 @@ class AcquiredLease:
 
     @property
     def predecessor_ended(self) -> bool:
-        """False where an earlier holder may still be writing: its query must be fenced off first."""
+        """False if an earlier holder may still be writing, so that its query must be fenced first."""
         return not self.record.predecessor_unproven
 
 
@@ -52,12 +52,12 @@ def acquire(
     Args:
         catalog: The catalog that keeps the lease.
         stream_id: The stream to write.
-        holder: Who asks.
+        holder: The process that asks for the lease.
         ttl_ms: How long the lease lasts without a renewal.
-        holder_is_over: Says of a present holder whether its run is recorded as over. Its
-            process may still live, so its lease is waited for, not taken.
-        interrupted: Asked while waiting; True gives up.
-        above: The token is above this one: see `StreamHandle.token_in_use`.
+        holder_is_over: Whether the run of the present holder is recorded as finished. Its process may
+            still be alive, so this call waits for the lease to expire instead of taking it.
+        interrupted: Polled while waiting; if it returns True, this call fails.
+        above: The new token must be higher than this: see `StreamHandle.token_in_use`.
 
     Raises:
         LeaseHeldError: A live execution holds the lease, or waiting was interrupted.
@@ -82,11 +82,11 @@ def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
 
 
 class LeaseKeeper:
-    """Renews a lease from a thread of its own, and says when it is lost.
+    """Renews a lease in a background thread and reports when it is lost.
 
-    A holder that could not renew stops counting itself as the writer a little before the
-    lease runs out in the catalog, so that a successor never overlaps with a healthy
-    process that merely lost its database.
+    A holder that cannot renew stops acting as the writer shortly before the lease expires in the
+    catalog. A successor therefore never overlaps with a healthy process that only lost its
+    database.
     """
 
     def __init__(self, catalog: Catalog, lease: LeaseRecord, *, ttl_ms: int = DEFAULT_TTL_MS) -> None:
@@ -108,7 +108,7 @@ class LeaseKeeper:
     def lost(self) -> LeaseLostError | None:
         """Why this process is no longer the writer, or None while it is.
 
-        It is asked of the clock, not of the renewing thread: that one may hang in the catalog.
+        Decided by the clock, not by the renewing thread, which may hang in a catalog call.
         """
         age_s = time.monotonic() - self._renewed_at
         if self._lost is None and age_s >= self._give_up_after_s:
@@ -122,13 +122,13 @@ class LeaseKeeper:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one short step that changes what a successor would use: the lease is held until it is done.
+        """Hold the lease during one short step that changes what a successor would use.
 
-        Writes to the catalog need no such thing: they are refused by themselves.
+        Catalog writes do not need this: the catalog refuses them if the lease is lost.
 
         Raises:
-            LeaseLostError: Another execution holds the lease; the step was not begun.
-            CatalogError: The catalog does not say, or did not hold the lease until the end.
+            LeaseLostError: Another execution holds the lease; the step was not started.
+            CatalogError: The catalog is unavailable, or did not hold the lease until the end of the step.
         """
         lost = self.lost
         if lost is not None:
@@ -141,13 +141,13 @@ class LeaseKeeper:
             raise
 
     def check(self) -> None:
-        """Raise if this process is no longer the writer; asks the catalog.
+        """Raise if this process is no longer the writer, according to the catalog.
 
-        Asked before what takes long and destroys nothing that a successor uses.
+        Call it before long work that destroys nothing a successor uses.
 
         Raises:
             LeaseLostError: Another execution holds the lease.
-            CatalogError: The catalog does not say.
+            CatalogError: The catalog is unavailable.
         """
         lost = self.lost
         if lost is not None:
@@ -168,12 +168,16 @@ class LeaseKeeper:
         self._stop.set()
         self._thread.join(timeout=self._ttl_ms / 1000)
         if self._lost is None and not (isinstance(error, QueryStopError) and self._jvm_may_run()):
-            # Where the catalog is away it runs out by itself.
+            # If the catalog is unavailable, the lease expires.
             with suppress(CatalogError):
                 self._catalog.leases.release(self._lease.stream_id, self._lease.token)
 
     def _jvm_may_run(self) -> bool:
-        """Whether a query that does not stop may still write: a successor needs a proof, or goes on elsewhere."""
+        """Whether a query that did not stop may still write.
+
+        If so the lease is not released: a successor needs proof that it ended, or continues in
+        another live directory.
+        """
         jvm = jvm_of(self._lease)
         return jvm is None or jvm.liveness() is not Liveness.ENDED
 
@@ -185,7 +189,7 @@ class LeaseKeeper:
         usual_s = self._ttl_ms / 3000
         wait_s = usual_s
         while not self._stop.wait(wait_s) and self.lost is None:
-            # The database counts from a moment after this one.
+            # The database starts counting after this moment.
             asked_at = time.monotonic()
             try:
                 self._catalog.leases.renew(self._lease.stream_id, self._lease.token, self._ttl_ms)
@@ -193,5 +197,5 @@ class LeaseKeeper:
             except LeaseLostError as error:
                 self._lost = error
             except CkptError as error:
-                # The call may have taken long: there is time for another one, not for the usual pause.
+                # The failed call may have taken long: retry sooner than after the usual pause.
                 self._trouble, wait_s = str(error), usual_s / 10

@@ -1,7 +1,8 @@
-"""Is the process that held a lease, ran an execution or was launched dead? One answer, by one set of time limits.
+"""Decide whether the process behind a lease, an execution or a launch is dead.
 
-Only `ENDED` is a proof. A process is identified by what no clock can change: the host, the boot and the pid namespace,
-its number, and the kernel's own count of when it started. Wall-clock times prove nothing: they are stepped.
+Only `ENDED` is a proof. A process is identified by what no clock change affects: host, boot and pid
+namespace, pid, and the start time in ticks that the kernel counts. Wall-clock times prove nothing,
+since they can be stepped.
 """
 
 from __future__ import annotations
@@ -20,26 +21,33 @@ import psutil
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, Holder, LaunchRecord, LeaseRecord
 
-# The JVM ends by itself when the Python side of its pipe is gone; give it time to.
+# The JVM ends when the Python side of its pipe closes. Give it time to do so.
 JVM_GRACE_S = 10.0
-# A heartbeat comes every two seconds; an execution with one so young needs no look.
+# Heartbeats come every two seconds. An execution with a heartbeat younger than this is alive
+# without further checks.
 LIVELY_MS = 15_000
-# A process that cannot be seen, holds no lease and has sent no heartbeat for so long does nothing any more. A driver
-# that has stopped its query gives up the lease first, and then applies retention: not for longer than this.
+# A process that cannot be observed, holds no lease and has sent no heartbeat for this long is
+# considered inactive. A driver that has stopped its query releases the lease first and then applies
+# retention, which takes less time than this.
 SILENCE_MS = 60_000
-# The same for a run that has not begun an execution yet: until then it starts Spark, and sends nothing.
+# The same for a run that has not started an execution yet: it is starting Spark and sends no
+# heartbeats.
 SLOW_START_MS = 180_000
 
-# A start time that is compared with the clock by which a log entry was written.
+# Tolerance when a start time is compared with the clock that dated a log entry.
 _CLOCK_SLACK_MS = 50
-# /proc/<pid>/stat after the name in parentheses, which may hold anything: field 3 is the first, field 22 the start.
+# Indexes into /proc/<pid>/stat after the parenthesized name, which may contain anything: field 3 is
+# the first, field 22 the start time.
 _STATE, _START_TICKS = 0, 19
 _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self/stat").exists()
 
 
 class Liveness(Enum):
-    """What is known of a process. ENDED is a proof; UNKNOWN is all that can be said from another machine or boot."""
+    """What is known of a process.
+
+    ENDED is a proof. UNKNOWN is the only possible answer for a process of another machine or boot.
+    """
 
     ALIVE = "ALIVE"
     ENDED = "ENDED"
@@ -48,12 +56,12 @@ class Liveness(Enum):
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process that cannot be mistaken for a later one with the same number, nor for one of another machine or boot.
+    """A process, distinguishable from a later one with the same pid and from those of other machines or boots.
 
     Attributes:
-        pid: Its number.
-        start_ticks: When the kernel says that it started, counted from the boot and untouched by the wall clock; None
-            where this was not recorded, and nothing can be proven.
+        pid: Its process id.
+        start_ticks: Its start time as the kernel counts it from boot, unaffected by the wall clock. None
+            if this was not recorded; then nothing can be proven.
         host: Its machine.
         boot_id: The boot of that machine and its pid namespace; see `boot_id`.
     """
@@ -68,13 +76,13 @@ class ProcessIdentity:
         """Identity of a process that runs on this machine.
 
         Raises:
-            psutil.NoSuchProcess: There is no such process now.
+            psutil.NoSuchProcess: There is no such process.
         """
         seen = _seen(pid)
         return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
 
     def liveness(self) -> Liveness:
-        """Whether this very process still runs; a zombie has ended, it writes nothing any more."""
+        """Whether exactly this process is still running. A zombie has ended: it writes nothing more."""
         if not self.boot_id or self.start_ticks is None:
             return Liveness.UNKNOWN
         if (self.host, self.boot_id) != (socket.gethostname(), boot_id()):
@@ -89,22 +97,22 @@ class ProcessIdentity:
 
 
 def boot_id() -> str:
-    """Identity of this boot of this machine and, in a container, of its own processes; pids mean nothing across two.
+    """Identity of this machine's boot and, in a container, of its namespaces.
 
-    Containers may share the name of their host, and none sees the processes of another one. Empty where the system has
-    no such identity: then nothing is ever proven.
+    Pids of different boots are unrelated. Containers may share their host's name, and none sees the
+    processes of another. Empty if the system has no such identity; then nothing can be proven.
     """
     path = Path("/proc/sys/kernel/random/boot_id")
     if not path.exists():
         return _boot_session()
-    # Start ticks are shown as the reader's time namespace counts them.
+    # The kernel reports start ticks relative to the reader's time namespace.
     namespaces = [Path("/proc/self/ns") / kind for kind in ("pid", "time")]
     names = [namespace.readlink().name for namespace in namespaces if namespace.is_symlink()]
     return " ".join([path.read_text().strip(), *names])
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
-    """Describe this process, and the JVM that works for it, as a lease holder."""
+    """Describe this process and its JVM as a lease holder."""
     me = ProcessIdentity.of(os.getpid())
     jvm = ProcessIdentity.of(jvm_pid) if jvm_pid is not None else None
     return Holder(
@@ -120,17 +128,17 @@ def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
-    """The JVM that works for a lease's holder, or None where it names none."""
+    """The JVM of a lease's holder, or None if the lease records none."""
     if lease.jvm_pid is None:
         return None
     return ProcessIdentity(lease.jvm_pid, lease.jvm_start_ticks, lease.host, lease.boot_id)
 
 
 def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness:
-    """Whether the holder of a lease can write nothing any more. It has ended once Python process and JVM both have.
+    """Whether the holder of a lease can still write. It has ended once its Python process and its JVM have.
 
     Args:
-        lease: The lease, run out or not.
+        lease: The lease, expired or not.
         jvm_grace_s: Seconds to wait for the JVM of a Python process that has ended.
     """
     python = ProcessIdentity(lease.pid, lease.process_start_ticks, lease.host, lease.boot_id).liveness()
@@ -144,14 +152,15 @@ def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness
 
 
 def is_held(lease: LeaseRecord | None) -> bool:
-    """Whether a lease is in force: it has not run out, and its holder is not proven to have ended."""
+    """Whether a lease is in force: it has not expired and its holder is not proven to have ended."""
     return lease is not None and not lease.expired and holder_liveness(lease) is not Liveness.ENDED
 
 
 def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness:
-    """Whether the process of an unsettled execution will do something for it yet.
+    """Whether the process of an unsettled execution may still act for it.
 
-    UNKNOWN once it holds no lease, cannot be seen from here, and has been silent for longer than any step takes.
+    UNKNOWN if it holds no lease, cannot be observed from here, and has been silent for longer than
+    any step takes.
 
     Args:
         catalog: The catalog.
@@ -161,31 +170,31 @@ def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness
         return Liveness.ALIVE
     if _process_of(execution).liveness() is Liveness.ENDED:
         return Liveness.ENDED
-    # By the clock that dates the heartbeats: this machine's may be hours away from it.
+    # Use the clock that dated the heartbeats: this machine's may be hours off.
     silent_ms = catalog.now_ms() - execution.heartbeat_at_ms
     return Liveness.UNKNOWN if silent_ms > SILENCE_MS else Liveness.ALIVE
 
 
 def launch_liveness(launch: LaunchRecord) -> Liveness:
-    """Whether the process that was launched still runs."""
+    """Whether the launched process is still running."""
     return ProcessIdentity(launch.pid, launch.process_start_ticks, launch.host, launch.boot_id).liveness()
 
 
 def run_liveness(
     catalog: Catalog, run_id: str, stream_id: str, *, pid: int, seen_at_ms: int, silent_ms: int
 ) -> Liveness:
-    """Whether the process of an orchestrator's run is there, of which only its number is known.
+    """Whether the process of an orchestrator's run is alive, when only its pid is known.
 
-    UNKNOWN once it cannot be seen from here and has given no sign of life for longer than any step takes. ENDED only by
-    the proof of what its execution recorded.
+    UNKNOWN if it cannot be observed from here and has shown no sign of life for longer than any
+    step takes. ENDED only if the identity that its execution recorded proves it.
 
     Args:
         catalog: The catalog.
         run_id: The run.
         stream_id: The stream that it runs.
-        pid: Number of its process, on a machine that is not known.
-        seen_at_ms: When that process said so.
-        silent_ms: How long nothing new has been seen of it, by a clock that never goes back.
+        pid: Pid of its process, on an unknown machine.
+        seen_at_ms: When that process logged its pid.
+        silent_ms: How long nothing new has been seen of it, by a monotonic clock.
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE
@@ -209,7 +218,7 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen | None:
-    """A process as the system shows it; None where there is one that it does not show to this user.
+    """A process as the system shows it; None if it exists but is hidden from this user.
 
     Raises:
         psutil.NoSuchProcess: There is none.
@@ -220,20 +229,21 @@ def _seen(pid: int) -> _Seen | None:
         except PermissionError:
             return None
         except (FileNotFoundError, ProcessLookupError) as error:
-            # Mounted with `hidepid`, /proc has no entry for the processes of other users.
+            # With the mount option `hidepid`, /proc has no entries for other users' processes.
             if _is_there(pid):
                 return None
             raise psutil.NoSuchProcess(pid) from error
         fields = stat[stat.rindex(b")") + 1 :].split()
         return _Seen(int(fields[_START_TICKS]), fields[_STATE] not in (b"Z", b"X", b"x"))
     process = psutil.Process(pid)
-    # What the kernel noted once, in seconds. `create_time()` would be moved with the clock.
+    # The start time the kernel recorded, in seconds. `create_time()` would shift with the wall
+    # clock.
     started_s: float = process._proc.create_time(monotonic=True)  # type: ignore[attr-defined]
     return _Seen(round(started_s * 1_000_000), process.status() != psutil.STATUS_ZOMBIE)
 
 
 def _is_there(pid: int) -> bool:
-    """Whether a process has this number, whoever's it is."""
+    """Whether a process with this pid exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -245,7 +255,7 @@ def _is_there(pid: int) -> bool:
 
 @cache
 def _boot_session() -> str:
-    """MacOS names each of its boots."""
+    """Identity of this boot on macOS."""
     try:
         asked = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, check=True, text=True)
     except (OSError, subprocess.CalledProcessError):
@@ -254,7 +264,7 @@ def _boot_session() -> str:
 
 
 def _may_run_since(pid: int, at_ms: int) -> bool:
-    # No proof of anything: it compares two clocks. It only keeps a run from being given up.
+    # Not a proof, since it compares two clocks. It only keeps a run from being reported as dead.
     try:
         started_at_ms = psutil.Process(pid).create_time() * 1000
         seen = _seen(pid)

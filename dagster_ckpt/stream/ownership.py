@@ -1,9 +1,9 @@
-"""Whose is it? What a start and a rebuild find in the places of a stream may be another deployment's.
+"""Check that the storage locations of a stream belong to this deployment.
 
-Two environments that share a folder by mistake, or a catalog that was copied with its rows, would delete what is not
-theirs: a catalog knows of its own lease only. So the folder of a stream's live directories carries the id of the
-deployment whose they are, each snapshot does, and what a catalog names outside of the stream's places is not written
-to.
+Two environments that share a folder by mistake, or a copied catalog, would delete each other's
+data, because a catalog only knows its own lease. Therefore the folder of a stream's live
+directories carries the id of the deployment that owns it, every snapshot does too, and a start
+never writes to locations outside the stream's folders, even if the catalog names them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _GOES_ON = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 
 
 def check_places(stream: StreamHandle, start_from: StartFrom, *, predecessor_ended: bool) -> None:
-    """Make sure that a start meets only what is its own deployment's; before anything is written, killed or fenced.
+    """Refuse a start that would use another deployment's files, before anything is written, killed or fenced.
 
     Args:
         stream: The stream, whose lease this process holds.
-        start_from: What was asked for.
-        predecessor_ended: Whether the execution before can write nothing any more.
+        start_from: The requested starting point.
+        predecessor_ended: Whether the previous execution can write nothing more.
 
     Raises:
-        LiveDirectoryError: The live directory of the catalog, or the folder of live directories, is another's.
+        LiveDirectoryError: The live directory in the catalog, or the folder of live directories,
+            belongs to another deployment.
         StorageAccessError: The folder cannot be reached.
     """
     record = stream.catalog.streams.get(stream.stream_id)
@@ -47,10 +48,10 @@ def check_places(stream: StreamHandle, start_from: StartFrom, *, predecessor_end
 
 
 def claim_live_folder(stream: StreamHandle) -> None:
-    """Say whose the folder of the stream's live directories is, before one is made there.
+    """Mark the folder of the stream's live directories as this deployment's before one is created there.
 
     Raises:
-        LiveDirectoryError: It is another deployment's.
+        LiveDirectoryError: It belongs to another deployment.
         StorageAccessError: The folder cannot be reached.
     """
     if owner_of_live_folder(stream) is None:
@@ -75,7 +76,7 @@ IF_LOST = (
 
 
 def owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of the deployment whose live directories lie in the stream's folder; None where nothing says so.
+    """Id of the deployment that owns the stream's folder of live directories; None if it is not marked.
 
     Raises:
         StorageAccessError: The folder cannot be reached.
@@ -87,13 +88,13 @@ def owner_of_live_folder(stream: StreamHandle) -> str | None:
 
 
 def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory that the catalog names is not in the stream's folder."""
+    """Whether the live directory in the catalog is outside the stream's folder."""
     live = record.live_directory
     return live is not None and not same_folder(live.rstrip("/").rpartition("/")[0], stream.live_folder)
 
 
 def disown_live_folder(stream: StreamHandle) -> None:
-    """Forget whose the stream's folder of live directories is, as there is none in it any more.
+    """Remove the owner's mark from the stream's folder of live directories, once it contains none.
 
     Raises:
         StorageAccessError: The folder cannot be reached.

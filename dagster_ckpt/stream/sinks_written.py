@@ -1,4 +1,4 @@
-"""The sinks that a stream writes to, as it stands: what its executions reported, and what it was restored from."""
+"""The sinks that a stream writes to: those its executions reported, or those of the snapshot it was restored from."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dagster_ckpt.stream.handle import StreamHandle
 
 
 def sinks_written(stream: StreamHandle) -> list[str]:
-    """The sinks that its newest execution wrote to, or where it was restored and not started since, its snapshot's.
+    """The sinks that the newest execution wrote to; after a restore and before the next start, those of the snapshot.
 
     Raises:
-        StreamNotFoundError: It was never registered.
+        StreamNotFoundError: The stream was never registered.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     origin = record.origin
@@ -28,7 +28,7 @@ def sinks_written(stream: StreamHandle) -> list[str]:
 
 
 def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
-    """The sinks that a query wrote to when a snapshot of it was taken, as Spark names them.
+    """The sinks that a query wrote to when a snapshot was taken, as Spark names them.
 
     Raises:
         SnapshotCorruptError: The snapshot cannot be read.

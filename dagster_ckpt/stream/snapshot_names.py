@@ -1,4 +1,4 @@
-"""What a snapshot is called, and what it is to the rules of retention and recovery."""
+"""Names of snapshots, and how retention and recovery classify them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SAVEPOINT = "SAVEPOINT"
 
 
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
-    """The snapshot that an automatic recovery takes.
+    """The snapshot that an automatic recovery uses.
 
-    The newest one; with `prefer_checkpoint` the newest checkpoint if there is any
-    (Flink's CompletedCheckpointStore.getLatestCheckpoint before FLINK-20427).
+    The newest one; with `prefer_checkpoint`, the newest checkpoint if there is any (Flink's
+    CompletedCheckpointStore.getLatestCheckpoint before FLINK-20427).
 
     Args:
         snapshots: Restorable snapshots, newest first.
-        prefer_checkpoint: Skip savepoints where a checkpoint exists.
+        prefer_checkpoint: Skip savepoints if a checkpoint exists.
     """
     oldest_first = [Retained(snapshot.snapshot_id, retained_kind(snapshot)) for snapshot in reversed(snapshots)]
     chosen = snapshot_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
@@ -29,19 +29,19 @@ def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoin
 
 
 def retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
-    """What a snapshot is to the rules of retention and recovery."""
+    """How the rules of retention and recovery classify a snapshot."""
     if is_owned_by_stream(snapshot):
         return RetainedKind.CHECKPOINT
     return RetainedKind.STOP_WITH_SAVEPOINT if snapshot.trigger is SnapshotTrigger.STOP else RetainedKind.SAVEPOINT
 
 
 def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
-    """Whether the stream deletes a snapshot itself: a checkpoint, or a savepoint that a start has claimed."""
+    """Whether the stream deletes a snapshot itself: a checkpoint, or a savepoint that a start claimed."""
     return snapshot.kind == CHECKPOINT or snapshot.claimed
 
 
 def describe_snapshot(snapshot: SnapshotRecord) -> str:
-    """One snapshot in a few words: what a person calls it and the batch it stands at."""
+    """Short name of a snapshot and its batch, for messages."""
     name = (
         f"chk-{snapshot.number}"
         if snapshot.kind == CHECKPOINT
@@ -51,7 +51,7 @@ def describe_snapshot(snapshot: SnapshotRecord) -> str:
 
 
 def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
-    """Whether a reference is the id, label, location or, of a checkpoint, the `chk-<n>` of a snapshot."""
+    """Whether a reference is the id, label, location or, for a checkpoint, the `chk-<n>` of a snapshot."""
     location = (snapshot.location or "").rstrip("/")
     plain = reference.rstrip("/").removesuffix("/_metadata")
     names = {snapshot.snapshot_id, location, location.removeprefix("file://"), snapshot.label}

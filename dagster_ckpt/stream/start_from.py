@@ -1,4 +1,4 @@
-"""Where a start is to begin: the words a person may use, parsed once."""
+"""Starting points: the values of `start_from`, parsed in one place."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class StartPoint(Enum):
 _BATCH = re.compile(r"batch-(\d+)", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"chk-\d+", re.IGNORECASE)
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-# What other verbs take for every snapshot.
+# Other operations use this word for every snapshot.
 _RESERVED = frozenset({"all"})
 LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """A label that a person gives to a snapshot, if a start can find the snapshot by it and by nothing else.
+    """Validate a label for a snapshot: `start_from` must be able to find the snapshot by it, unambiguously.
 
     Args:
-        label: The label; None is none.
+        label: The label, or None.
 
     Raises:
-        OptionError: It is blank, too long, cannot be printed, or means another starting point.
+        OptionError: It is blank, too long, not printable, or means another starting point.
     """
     if label is None:
         return None
@@ -70,7 +70,7 @@ def _why_no_label(label: str) -> str | None:
 
 
 def is_location(reference: str) -> bool:
-    """Whether a reference names a snapshot by where it is."""
+    """Whether a reference names a snapshot by its location."""
     return reference.startswith("/") or "://" in reference
 
 
@@ -80,14 +80,15 @@ class StartFrom:
 
     Attributes:
         point: The kind.
-        reference: For NAMED: a snapshot id, `chk-<n>`, a savepoint's label, or a location. For BATCH: its number.
-        new_query_id: Go on as another query: sinks that remember query ids then write the rewound batches again
-            instead of passing over them. For a start from a snapshot or a batch.
-        accept_loss: Start also where a sink would lose rows.
-        claim_mode: Who owns the snapshot that is started from.
-        accept_plan_change: Start also where the code keeps other state than what is there.
-        give_up_state: Confirms that an empty start may give up all state there is.
-        no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
+        reference: For NAMED: a snapshot id, `chk-<n>`, a savepoint's label, or a location. For BATCH:
+            its number.
+        new_query_id: Continue under a new query id: sinks that remember query ids then write the
+            rewound batches again instead of skipping them. For a start from a snapshot or a batch.
+        accept_loss: Start even if a sink would lose rows.
+        claim_mode: Who owns the snapshot that the stream starts from.
+        accept_plan_change: Start even if the code needs different state from what is stored.
+        give_up_state: Confirms that an empty start may discard all existing state.
+        no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
     """
 
     point: StartPoint = StartPoint.LATEST
@@ -110,24 +111,24 @@ class StartFrom:
         give_up_state: bool = False,
         no_safety_savepoint: bool = False,
     ) -> StartFrom:
-        """Read what a person or a run configuration says.
+        """Parse a starting point from a run configuration or a command line.
 
         Args:
-            text: "latest" (go on where the query stopped: the live directory, else the newest
-                snapshot), "latest-checkpoint", "latest-savepoint", "preferred-savepoint", "empty"
-                (forget all state), "batch-<n>" (back to a batch that Spark still retains), or the name
-                of a snapshot.
-            new_query_id: Go on as another query.
-            accept_loss: Start also where a sink would lose rows.
-            claim_mode: Who owns the snapshot that is started from.
-            accept_plan_change: Start also where the code keeps other state than what is there.
-            give_up_state: Confirms that an empty start may give up all state there is.
-            no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
+            text: "latest" (continue where the query stopped: the live directory, else the newest
+                snapshot), "latest-checkpoint", "latest-savepoint", "preferred-savepoint", "empty" (discard
+                all state), "batch-<n>" (back to a batch that Spark still retains), or the name of a
+                snapshot.
+            new_query_id: Continue under a new query id.
+            accept_loss: Start even if a sink would lose rows.
+            claim_mode: Who owns the snapshot that the stream starts from.
+            accept_plan_change: Start even if the code needs different state from what is stored.
+            give_up_state: Confirms that an empty start may discard all existing state.
+            no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
 
         Raises:
-            OptionError: The text is empty, a new query id is asked for a start that keeps or gives up all state,
-                a snapshot is claimed by a start that names none, the claim mode is not offered, or state is to be given
-                up by a start that is not empty.
+            OptionError: The text is empty, new_query_id is combined with latest or empty, a snapshot is
+                claimed by a start that names none, the claim mode is not supported, or give_up_state is
+                set for a start that is not empty.
         """
         word = text.strip()
         if not word:

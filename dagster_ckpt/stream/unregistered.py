@@ -1,4 +1,4 @@
-"""Snapshots that the catalog does not list: a savepoint that was moved, a snapshot whose recording was cut off."""
+"""Snapshots that the catalog does not list: moved savepoints, and snapshots whose recording was interrupted."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ DEPLOYMENT = "deployment_id"
 def unlisted_snapshot(
     stream: StreamHandle, start_from: StartFrom, listed: Sequence[SnapshotRecord]
 ) -> SnapshotRecord | None:
-    """The snapshot at a location that a start names, or None where it names a listed one, or no location.
+    """The snapshot at the location that a start names; None if it names a listed snapshot or no location.
 
     Args:
-        stream: The stream to be started.
-        start_from: What was asked for.
+        stream: The stream to start.
+        start_from: The requested starting point.
         listed: The snapshots that the catalog lists.
 
     Raises:
-        SnapshotNotFoundError: The snapshot is of another stream or another deployment, or is to be claimed.
+        SnapshotNotFoundError: The snapshot belongs to another stream or deployment, or was to be
+            claimed.
         SnapshotCorruptError: Its metadata is truncated or altered.
         StorageAccessError: The location cannot be reached.
     """
@@ -38,7 +39,7 @@ def unlisted_snapshot(
     try:
         header = stream.store.manifest(location).header
     except SnapshotNotFoundError:
-        # The plan's own refusal says which snapshots there are.
+        # The plan's own error lists the available snapshots.
         return None
     if start_from.claim_mode is RecoveryClaimMode.CLAIM:
         raise SnapshotNotFoundError(
@@ -73,12 +74,12 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
     """The snapshot of another deployment at a location.
 
     Args:
-        stream: The stream that is to go on from it, whose storage can reach the location.
-        location: URL of the snapshot's folder, or of the `_metadata` in it.
+        stream: The stream that will continue from it. Its storage must be able to reach the location.
+        location: URL of the snapshot's folder, or of the `_metadata` file in it.
 
     Raises:
-        OptionError: That is no location, or it names a user.
-        SnapshotNotFoundError: There is no snapshot, or it is of this deployment.
+        OptionError: The value is not a location, or contains user credentials.
+        SnapshotNotFoundError: There is no snapshot, or it belongs to this deployment.
         SnapshotCorruptError: Its metadata is truncated or altered.
         StorageAccessError: The location cannot be reached.
     """

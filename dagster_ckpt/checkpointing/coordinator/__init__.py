@@ -1,5 +1,5 @@
-"""When a snapshot is taken and what counts as failure, as a pure state machine: events in, actions out.
+"""A pure state machine that decides when to take a snapshot and what counts as a failure: events in, actions out.
 
-No thread, I/O, clock, Spark, Dagster or catalog may be used here. Start with `coordinator.py`; `messages.py` has its
-events and actions.
+Do not use threads, I/O, clocks, Spark, Dagster or the catalog here. Start with `coordinator.py`;
+`messages.py` defines its events and actions.
 """

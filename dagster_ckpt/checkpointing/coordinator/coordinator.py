@@ -1,4 +1,4 @@
-"""Decides when a snapshot is taken and when a query has failed too often at it. Pure."""
+"""Decides when to take a snapshot and when too many of them have failed. Pure."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ UNLIMITED = 2**31 - 1
 
 
 class FailureCounter:
-    """Consecutive failures that count, against the number that is tolerated.
+    """Counts consecutive failures against the tolerated number.
 
     Args:
-        tolerable: Failures in a row after which one more fails the query.
+        tolerable: Consecutive failures that are tolerated; one more fails the query.
     """
 
     def __init__(self, tolerable: int) -> None:
@@ -65,14 +65,14 @@ class FailureCounter:
         return len(self._counted)
 
     def exceeded_by(self, number: int, kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
-        """Record a failure and tell whether it is one too many.
+        """Record a failure and return whether it exceeds the tolerated number.
 
-        A number counts once, and not at all if a later or the same number has succeeded. When
-        the answer is true the count starts again at zero, so one streak fails the query once.
+        An attempt counts once, and not at all if it or a later attempt succeeded. When this returns
+        True the counter restarts at zero, so that one streak fails the query once.
 
         Args:
             number: The attempt that failed.
-            kind: What it was to take.
+            kind: The kind of its snapshot.
             reason: Why it failed.
         """
         if self._tolerable >= UNLIMITED or not _counts(kind, reason):
@@ -86,7 +86,7 @@ class FailureCounter:
         return True
 
     def succeeded(self, number: int) -> None:
-        """Record a success, which ends a streak of failures unless it is an old one."""
+        """Record a success. It resets the counter unless a later attempt already succeeded."""
         if self._last_success is None or number > self._last_success:
             self._last_success = number
             self._counted.clear()
@@ -99,24 +99,24 @@ def _counts(kind: TriggerKind, reason: CheckpointFailureReason) -> bool:
         case TriggerKind.SAVEPOINT:
             return reason.counts and reason.side is FailureSide.QUERY
         case TriggerKind.STOP_WITH_SAVEPOINT:
-            # In Flink tasks block in a synchronous savepoint until they hear of its completion,
-            # so a failed one must fail the stream or they would wait for ever. Here nothing in the
-            # query waits for it: the process that hears of the failure is the one that lets the
-            # query go on, and the attempt's timeout bounds the wait.
+            # In Flink, tasks block in a synchronous savepoint until they learn that it is complete,
+            # so a failed one must fail the job, or they would wait forever. Here nothing in the
+            # query waits for the savepoint: the process that learns of the failure lets the query
+            # continue, and the attempt's timeout bounds the wait.
             return False
 
 
 class PeriodicTimer:
     """A fixed-rate timer with a random first delay, as in Flink's `CheckpointCoordinator`.
 
-    The effective period is the longer of interval and pause. The first delay is drawn evenly
-    between the pause and the period, so that streams that start together do not all take their
-    checkpoints together.
+    The effective period is the longer of interval and pause. The first delay is drawn uniformly
+    between the pause and the period, so that streams that start together do not all checkpoint at
+    the same time.
 
     Args:
-        interval_ms: The checkpoint interval; None is a timer that never fires.
+        interval_ms: The checkpoint interval; None for a timer that never fires.
         min_pause_ms: The minimum pause between checkpoints.
-        random: Where the first delay is drawn from.
+        random: Source of randomness for the first delay.
     """
 
     def __init__(self, *, interval_ms: int | None, min_pause_ms: int, random: Random) -> None:
@@ -140,13 +140,13 @@ class PeriodicTimer:
         self._due_at_ms = None
 
     def postpone(self, due_at_ms: int) -> None:
-        """Fire next at this time, and at the fixed rate from then on."""
+        """Fire next at this time, then at the fixed rate."""
         self._due_at_ms = due_at_ms
 
     def fires(self, now_ms: int) -> bool:
-        """Whether it is due; if so, it is set to the next time of its rate after now.
+        """Return whether the timer is due, and if so advance it to the next time after now.
 
-        Periods that went by unseen are skipped: catching up would take the same snapshot again.
+        Missed periods are skipped: catching up would take the same snapshot again.
         """
         if self._period_ms is None or self._due_at_ms is None or now_ms < self._due_at_ms:
             return False
@@ -160,19 +160,19 @@ MAX_PAUSE_MS = 365 * 24 * 3_600_000
 
 
 class CheckpointCoordinator:
-    """Events in, actions out: no thread, no I/O and no clock of its own.
+    """Decides when to take snapshots of one stream: events in, actions out, without thread, I/O or clock.
 
-    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, also across
-    restarts of that query. Whoever drives it hands in each event, carries out the returned
-    actions in their order, and sends a `Tick` at `next_deadline_ms`.
+    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across restarts of
+    that query. Its driver passes in each event, carries out the returned actions in order, and
+    sends a `Tick` at `next_deadline_ms`.
 
-    A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the
-    driver itself when it reports the end of an attempt that is still pending.
+    A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver
+    when it reports the end of an attempt that is still pending.
 
     Args:
         options: The stream's checkpointing options.
         first_number: Number of the first attempt.
-        random: Where the first delay of the periodic timer is drawn from.
+        random: Source of randomness for the periodic timer's first delay.
 
     Raises:
         OptionError: The options contradict each other (`CheckpointOptions.in_effect`).
@@ -215,7 +215,7 @@ class CheckpointCoordinator:
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
-        """The requests that wait for their attempt, the next one first."""
+        """The queued requests, the next one first."""
         return self._decider.waiting
 
     @property
@@ -224,13 +224,13 @@ class CheckpointCoordinator:
         return self._failures.consecutive
 
     def handle(self, event: Event) -> list[Action]:
-        """Take in an event.
+        """Process an event.
 
-        An event that no longer matters, such as the report of an attempt nobody knows, changes
-        nothing. An event that arrives late is taken as happening now: time never goes back.
+        An event that no longer matters, such as the report of an unknown attempt, changes nothing.
+        A late event is treated as happening now: time never goes back.
 
         Returns:
-            What is to be done, in this order.
+            The actions to carry out, in this order.
         """
         self._now_ms = max(self._now_ms, event.at_ms)
         return list(chain(self._react(event), self._start_waiting()))
@@ -255,7 +255,7 @@ class CheckpointCoordinator:
             case CleaningChanged(pending=pending):
                 self._cleaning = pending
 
-    # The life of the query
+    # Lifecycle of the query
 
     def _query_started(self) -> None:
         if self._is_running:
@@ -268,7 +268,7 @@ class CheckpointCoordinator:
         yield from self._suspend()
 
     def _suspend(self) -> Iterator[Action]:
-        """Stop the periodic scheduler; abort what is pending and drop what waits, as Flink does."""
+        """Stop the periodic scheduler, abort pending attempts and drop queued requests, as Flink does."""
         self._timer.stop()
         self._stop_request = None
         yield from self._abort(lambda _attempt: True, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
@@ -288,7 +288,7 @@ class CheckpointCoordinator:
         elif request.origin is TriggerOrigin.PERIODIC and self._stop_request is not None:
             yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is under way.")
         elif self._is_known(request):
-            # The same request handed in twice is still one request, with one answer.
+            # The same request passed in twice is one request with one answer.
             return
         elif request.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             yield from self._stop_requested(request)
@@ -321,7 +321,7 @@ class CheckpointCoordinator:
                 "It was the lowest in order; ask again when the queue is shorter.",
             )
 
-    # The passing of time
+    # Time passes
 
     def _expire(self) -> Iterator[Action]:
         expired = self._pending.abort(expired_at(self._now_ms), Reason.CHECKPOINT_EXPIRED)
@@ -332,12 +332,12 @@ class CheckpointCoordinator:
             yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
 
     def _fire_timer(self) -> Iterator[Action]:
-        # Unlike in Flink, the timer has one request waiting at most. A long savepoint would else
-        # be followed by a burst of checkpoints of the same commit.
+        # Unlike Flink's, this timer never has more than one request queued. Otherwise a long savepoint
+        # would be followed by a burst of checkpoints of the same commit.
         if self._timer.fires(self._now_ms) and TIMER_REQUEST not in self._decider.waiting:
             yield from self._submit(TIMER_REQUEST)
 
-    # The ends of attempts
+    # Ends of attempts
 
     def _completed(self, number: int) -> Iterator[Action]:
         aborted_because = self._pending.abort_settled(number)
@@ -360,7 +360,7 @@ class CheckpointCoordinator:
 
     def _attempt_lost(self, attempt: Attempt, reason: Reason, detail: str) -> Iterator[Action]:
         if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Without its savepoint the query is not to stop: it goes on as before.
+            # Without its savepoint the query must not stop: it continues as before.
             self._stop_request = None
             self._timer.start(self._now_ms)
         exceeded = self._failures.exceeded_by(attempt.number, attempt.kind, reason)
@@ -379,7 +379,7 @@ class CheckpointCoordinator:
         for attempt in self._pending.abort(which, reason):
             yield Abort(attempt.number, reason)
 
-    # The start of attempts
+    # Starts of attempts
 
     def _start_waiting(self) -> Iterator[Action]:
         while True:

@@ -1,4 +1,4 @@
-"""Attempts, events and actions of the coordinator, and Flink's failure reasons; `at_ms` is monotonic."""
+"""The coordinator's attempts, events and actions, and Flink's failure reasons. Every `at_ms` is monotonic time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dagster_ckpt.config.modes import CheckpointingMode
 
 
 class Alignment(Enum):
-    """Which batch a snapshot ends at, if one is running when the attempt begins.
+    """The batch that a snapshot ends at, if a batch is running when the attempt begins.
 
-    WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and cut there.
-    CARRY_IN_FLIGHT: Unaligned. Cut at the newest commit at once, and carry the planned offsets
-        of the running batch, so that a restore replays exactly that batch.
-    NEWEST_COMMIT: At least once. Cut at the newest commit at once, without the plan of the
-        running batch: after a restore it may be planned anew, so its rows may be emitted
-        twice, but never lost.
+    WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there.
+    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit immediately and include the
+        planned offsets of the running batch, so that a restore replays exactly that batch.
+    NEWEST_COMMIT: At least once. Take the cut at the newest commit immediately, without the plan of
+        the running batch. A restore may plan that batch differently, so its rows may be emitted
+        twice, but are never lost.
     """
 
     WAIT_FOR_COMMIT = auto()
@@ -31,13 +31,13 @@ class Attempt:
     """One attempt to take a snapshot. All times are on the monotonic clock of the events.
 
     Attributes:
-        number: From the stream's counter, rising. The `n` of `chk-<n>`; a savepoint takes a number
+        number: From the stream's increasing counter. The `n` of `chk-<n>`; a savepoint takes a number
             too, as in Flink, though its path does not show it.
-        kind: What is taken.
-        request_id: Whom to answer; None if the timer asked.
-        alignment: What to do about a running batch.
-        alignment_deadline_ms: When an attempt that waits for a commit gives up waiting and goes
-            on as `CARRY_IN_FLIGHT`. None waits until the attempt expires.
+        kind: The kind of snapshot.
+        request_id: The request to answer; None if the timer triggered the attempt.
+        alignment: How to treat a running batch.
+        alignment_deadline_ms: When an attempt that waits for a commit stops waiting and continues as
+            `CARRY_IN_FLIGHT`. None waits until the attempt expires.
         expires_at_ms: When the coordinator aborts the attempt.
     """
 
@@ -50,10 +50,10 @@ class Attempt:
 
 
 def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
-    """What an attempt does about a running batch when it begins.
+    """How an attempt treats a batch that is running when it begins.
 
-    The order of the rules is that of Flink's `CheckpointOptions.forConfig`: the mode decides
-    first, a savepoint is never unaligned, and an alignment timeout of 0 does not wait at all.
+    The rules apply in the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a
+    savepoint is never unaligned, and an alignment timeout of 0 does not wait.
     """
     if options.mode is CheckpointingMode.AT_LEAST_ONCE:
         return Alignment.NEWEST_COMMIT
@@ -65,13 +65,13 @@ def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
 def begin_attempt(
     options: CheckpointOptions, *, number: int, kind: TriggerKind, request_id: str | None, now_ms: int
 ) -> Attempt:
-    """An attempt that begins now, with its deadlines.
+    """Create an attempt that begins now, with its deadlines.
 
     Args:
         options: The stream's checkpointing options.
         number: Number of the attempt.
-        kind: What is taken.
-        request_id: Whom to answer; None if the timer asked.
+        kind: The kind of snapshot.
+        request_id: The request to answer; None if the timer triggered the attempt.
         now_ms: Monotonic time.
     """
     alignment = alignment_of(options, kind)
@@ -87,10 +87,10 @@ def begin_attempt(
 
 
 class FailureSide(Enum):
-    """Where a failure arises.
+    """The side on which a failure occurs.
 
-    Flink forgives a savepoint that fails on the coordinator's side, because restarting the
-    query would not help, and counts one that fails on the side of the running tasks.
+    Flink tolerates a savepoint that fails on the coordinator's side, because restarting the query
+    would not help, and counts one that fails on the side of the running tasks.
     """
 
     COORDINATOR = "coordinator"
@@ -102,8 +102,8 @@ class CheckpointFailureReason(Enum):
 
     Attributes:
         counts: Whether the reason counts against the tolerable checkpoint failures.
-        side: Where the failure arises.
-        sentence: What happened, for a log, the catalog and the person who asked.
+        side: The side on which the failure occurs.
+        sentence: What happened, for logs, the catalog and the answer to the request.
     """
 
     counts: bool
@@ -179,17 +179,17 @@ class CheckpointFailureReason(Enum):
 
 @dataclass(frozen=True)
 class Begin:
-    """Start an attempt, and report its cut and its end."""
+    """Start an attempt, then report its cut and its end."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True)
 class Abort:
-    """End a pending attempt, remove what it wrote, and answer its request with the reason.
+    """End a pending attempt, delete what it wrote, and answer its request with the reason.
 
-    Its end is still to be reported, by `AttemptFailed` or, if it could not be ended in time, by
-    `AttemptCompleted`, which is then answered by `Discard`.
+    The driver still reports its end: by `AttemptFailed` or, if the attempt completed before it
+    could be aborted, by `AttemptCompleted`, which is then answered by `Discard`.
     """
 
     number: int
@@ -198,9 +198,9 @@ class Abort:
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete a snapshot that was completed after its attempt had been aborted.
+    """Delete a snapshot that completed after its attempt was aborted.
 
-    Its request was answered by the `Abort`; Flink likewise discards late acknowledgements.
+    Its request was already answered by the `Abort`. Flink likewise discards late acknowledgements.
     """
 
     number: int
@@ -209,7 +209,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer a request for which no attempt was begun; None is the coordinator's own timer."""
+    """Answer a request for which no attempt was started. A request id of None is the coordinator's timer."""
 
     request_id: str | None
     reason: CheckpointFailureReason
@@ -226,7 +226,7 @@ class FailQuery:
 
 @dataclass(frozen=True)
 class StopQuery:
-    """Stop the query for good: the savepoint of this number is complete."""
+    """Stop the query permanently: the savepoint with this number is complete."""
 
     number: int
 
@@ -236,14 +236,14 @@ Action = Begin | Abort | Discard | Refuse | FailQuery | StopQuery
 
 @dataclass(frozen=True)
 class QueryStarted:
-    """The query runs: requests are taken and the periodic timer starts."""
+    """The query is running: requests are accepted and the periodic timer starts."""
 
     at_ms: int
 
 
 @dataclass(frozen=True)
 class QueryStopped:
-    """The query has ended, for whatever reason: nothing more can be cut from it."""
+    """The query has ended, for any reason: no more snapshots can be taken from it."""
 
     at_ms: int
 
@@ -253,7 +253,7 @@ class Tick:
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
     Attempts expire and the timer fires only here, so a snapshot that was stored in time is never
-    thrown away because its report and the tick arrive in a certain order.
+    discarded because of the order in which its report and the tick arrive.
     """
 
     at_ms: int
@@ -261,7 +261,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Triggered:
-    """Somebody asks for a snapshot."""
+    """A snapshot was requested."""
 
     at_ms: int
     request: TriggerRequest
@@ -269,7 +269,7 @@ class Triggered:
 
 @dataclass(frozen=True)
 class CutTaken:
-    """The triggering phase of an attempt is over: the consistent cut exists, the upload goes on."""
+    """The triggering phase of an attempt is over: the consistent cut exists, and the upload continues."""
 
     at_ms: int
     number: int
@@ -277,7 +277,7 @@ class CutTaken:
 
 @dataclass(frozen=True)
 class AttemptCompleted:
-    """A snapshot is stored, published and can be restored from."""
+    """A snapshot is stored, published and restorable."""
 
     at_ms: int
     number: int
@@ -285,13 +285,13 @@ class AttemptCompleted:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """An attempt ended without a snapshot; reported for an aborted one too, once its work has ended.
+    """An attempt ended without a snapshot. Also reported for an aborted attempt, once its work has ended.
 
     Attributes:
         at_ms: Monotonic time.
         number: The attempt.
-        reason: Why.
-        detail: The root cause, for the person who asked.
+        reason: Why it failed.
+        detail: The root cause, included in the answer to the request.
     """
 
     at_ms: int
@@ -306,8 +306,8 @@ class CleaningChanged:
 
     Attributes:
         at_ms: Monotonic time.
-        pending: Deletions under way. One that failed and waits for a retry is not under way:
-            counting it would let a storage without the right to delete stop all checkpoints.
+        pending: Deletions in progress, without failed ones that wait for a retry. If those counted, a
+            storage that denies deletion would stop all checkpoints.
     """
 
     at_ms: int

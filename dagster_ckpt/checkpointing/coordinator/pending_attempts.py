@@ -1,4 +1,4 @@
-"""The attempts under way, and the aborted ones whose work has not ended yet."""
+"""The pending attempts, and the aborted ones whose work has not ended yet."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class PendingAttempts:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts under way, oldest first."""
+        """The pending attempts, oldest first."""
         return tuple(self._pending.values())
 
     @property
     def is_triggering(self) -> bool:
-        """Whether an attempt has begun and its cut does not exist yet."""
+        """Whether an attempt has begun but its cut does not exist yet."""
         return self._triggering is not None
 
     @property
     def next_expiry_ms(self) -> int | None:
-        """When the next attempt expires; None if none is under way."""
+        """When the next attempt expires; None if none is pending."""
         return min((attempt.expires_at_ms for attempt in self._pending.values()), default=None)
 
     def begin(self, attempt: Attempt) -> None:
@@ -45,12 +45,12 @@ class PendingAttempts:
             self._triggering = None
 
     def end(self, number: int) -> Attempt | None:
-        """Remove an attempt that ended; None if it is not under way."""
+        """Remove an attempt that ended; None if it is not pending."""
         self.cut_taken(number)
         return self._pending.pop(number, None)
 
     def abort(self, which: Callable[[Attempt], bool], reason: CheckpointFailureReason) -> tuple[Attempt, ...]:
-        """Remove the attempts of a kind, oldest first, and remember why until their work has ended."""
+        """Remove the matching attempts, oldest first, and keep the reason until their work has ended."""
         chosen = tuple(attempt for attempt in self._pending.values() if which(attempt))
         for attempt in chosen:
             self.end(attempt.number)
@@ -58,20 +58,20 @@ class PendingAttempts:
         return chosen
 
     def abort_settled(self, number: int) -> CheckpointFailureReason | None:
-        """Forget an aborted attempt whose work has ended; None if it was not an aborted one."""
+        """Forget an aborted attempt whose work has ended, and return its reason; None for other attempts."""
         return self._aborted.pop(number, None)
 
 
 def expired_at(now_ms: int) -> Callable[[Attempt], bool]:
-    """Attempts whose time is over."""
+    """Match attempts that have expired."""
     return lambda attempt: attempt.expires_at_ms <= now_ms
 
 
 def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
-    """Attempts that a completed one makes superfluous: the older checkpoints.
+    """Match attempts that a completed one makes obsolete: the older checkpoints.
 
-    Never a savepoint, which somebody asked for. And never by a savepoint: since FLIP-193 of Flink
-    a savepoint belongs to a person who may delete it, so it replaces no checkpoint.
+    Never a savepoint, which was requested. And never by a savepoint: since FLIP-193 a savepoint
+    belongs to the user, who may delete it, so it replaces no checkpoint.
     """
     return lambda attempt: (
         completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number

@@ -1,4 +1,4 @@
-"""Requests to take a snapshot, and which waiting request may start now."""
+"""Requests to take a snapshot, and the rule that picks the request to start next."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum, auto
 
 
 class TriggerKind(Enum):
-    """What is asked for.
+    """The kind of snapshot requested.
 
-    `STOP_WITH_SAVEPOINT` is a savepoint that the query's life ends with: whoever runs the
-    attempt lets no batch begin between the cut and the attempt's end, so that the savepoint is
-    the last thing the query did.
+    `STOP_WITH_SAVEPOINT` is a savepoint that ends the query: the driver of the attempt starts no
+    batch between the cut and the end of the attempt, so that nothing in the query happens after the
+    savepoint.
     """
 
     CHECKPOINT = auto()
@@ -21,12 +21,12 @@ class TriggerKind(Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the snapshot will belong to a person."""
+        """Whether the snapshot will belong to the user."""
         return self is not TriggerKind.CHECKPOINT
 
 
 class TriggerOrigin(Enum):
-    """Who asks: a person may ignore the minimum pause, a period may not."""
+    """The origin of a request: a user's ignores the minimum pause, a periodic one does not."""
 
     USER = auto()
     PERIODIC = auto()
@@ -37,9 +37,9 @@ class TriggerRequest:
     """One request for a snapshot.
 
     Attributes:
-        request_id: Whom to answer. None is the coordinator's own timer, which nobody waits for.
-        kind: What is asked for.
-        origin: Who asks.
+        request_id: The request to answer. None for the coordinator's own timer, which needs no answer.
+        kind: The kind of snapshot.
+        origin: Where the request comes from.
     """
 
     request_id: str | None
@@ -62,12 +62,12 @@ MAX_QUEUED_REQUESTS = 1000
 
 @dataclass(frozen=True)
 class Load:
-    """What a decision depends on, beside the waiting requests.
+    """What a decision depends on besides the queued requests.
 
     Attributes:
         now_ms: Monotonic time.
         triggering: Whether an attempt is in its triggering phase.
-        pending: Attempts under way, savepoints included.
+        pending: Pending attempts, including savepoints.
         cleaning: Snapshots being deleted.
         last_completion_ms: When a snapshot was last completed; None if none ever was.
     """
@@ -81,14 +81,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Start:
-    """This request becomes an attempt."""
+    """Start an attempt for this request."""
 
     request: TriggerRequest
 
 
 @dataclass(frozen=True)
 class TooSoon:
-    """This request is dropped: the minimum pause lasts for another `remaining_ms`."""
+    """Drop this request: the minimum pause lasts for another `remaining_ms`."""
 
     request: TriggerRequest
     remaining_ms: int
@@ -96,25 +96,25 @@ class TooSoon:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing can start now."""
+    """No request can start now."""
 
 
 Decision = Start | TooSoon | Wait
 
 
 class RequestDecider:
-    """The queue of requests and the limits that hold them back.
+    """The queue of requests and the limits that delay them.
 
-    Order: savepoint before checkpoint, a person's before a periodic one, older before newer. A
-    forced request ignores how many attempts are pending; as only savepoints are forced, Flink's
-    rule that a forced one goes first needs no rank of its own.
+    Order: savepoints before checkpoints, users' requests before periodic ones, older before newer.
+    A forced request ignores the number of pending attempts. Only savepoints are forced, so Flink's
+    rule that a forced request goes first needs no rank here.
 
     Args:
         max_concurrent: Attempts that may be pending at once.
         min_pause_ms: Pause between a completion and the next periodic attempt.
-        force_savepoints: Whether savepoints are forced. Flink forces them unless checkpoints
-            are unaligned.
-        max_queued: Requests that may wait.
+        force_savepoints: Whether savepoints are forced. Flink forces them unless checkpoints are
+            unaligned.
+        max_queued: Requests that may be queued.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class RequestDecider:
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
-        """The waiting requests, the next one first."""
+        """The queued requests, the next one first."""
         return tuple(self._queue)
 
     def submit(self, request: TriggerRequest) -> TriggerRequest | None:
-        """Let a request wait.
+        """Queue a request.
 
         Returns:
-            The request that had to be dropped because too many wait: the lowest in order, or the
-            new one if the others all come from people. None if there was room.
+            The request that was dropped because the queue is full: the lowest-ranked one, or the new one
+            if the lowest-ranked one is a user's. None if the queue was not full.
         """
         is_full = len(self._queue) >= self._max_queued
         if is_full and self._queue[-1].origin is TriggerOrigin.USER:
@@ -163,7 +163,7 @@ class RequestDecider:
         return Start(request)
 
     def drop_all(self) -> tuple[TriggerRequest, ...]:
-        """Empty the queue and return what was in it."""
+        """Empty the queue and return its requests."""
         waiting = self.waiting
         self._queue.clear()
         return waiting
@@ -178,5 +178,5 @@ class RequestDecider:
 
 
 def _rank(request: TriggerRequest) -> tuple[bool, bool]:
-    """Lower goes first; among equals the older one, because a new one is put behind its equals."""
+    """Lower goes first. Among equals the older one does, because a new request is queued behind its equals."""
     return request.kind is TriggerKind.CHECKPOINT, request.origin is TriggerOrigin.PERIODIC

@@ -112,7 +112,7 @@ class RecoveryClaimMode(StrEnum):
 
 
 class DesiredState(StrEnum):
-    """What the supervisor sensor brings a stream to (`stream.state` of the Flink Kubernetes Operator, and a third).
+    """What the supervisor sensor brings a stream to (`job.state` of the Flink Kubernetes Operator, and a third).
 
     RUNNING: It runs, with the code that is loaded.
     SUSPENDED: It does not run; it was stopped with a savepoint, and everything is kept.

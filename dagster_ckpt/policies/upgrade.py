@@ -9,7 +9,7 @@ from dagster_ckpt.errors import OptionError
 
 
 class UpgradeMode(StrEnum):
-    """What the new code starts from, as `stream.upgradeMode` of the Flink Kubernetes Operator.
+    """What the new code starts from, as `job.upgradeMode` of the Flink Kubernetes Operator.
 
     STATELESS: Nothing: all state is given up, and what can be rolled back is.
     LAST_STATE: The live directory, where the old code stopped; without it the newest snapshot. Works for a stream that
@@ -33,7 +33,7 @@ class UpgradePolicy:
         max_checkpoint_age_ms: With LAST_STATE: where the newest snapshot of a running stream is older, and the stream
             runs for
             longer than that, it is stopped with a savepoint instead. None: however old. Source and name:
-            `kubernetes.operator.stream.upgrade.last-state.max.allowed.checkpoint.age`.
+            `kubernetes.operator.job.upgrade.last-state.max.allowed.checkpoint.age`.
         rollback_after_ms: The new code has so long, from its start, to commit a batch or complete a checkpoint;
             else it is stopped and the stream is brought back to where the old code stopped. None: it is left to the
             restart strategy. Off by default, as `kubernetes.operator.deployment.rollback.enabled`.

@@ -138,7 +138,7 @@ def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the
     assert (still.tasks.jobs, still.tasks.running, still.tasks.done) == (1, 0, 0)
     # What it waited for is in the run's log.
     [told] = [each for each in bench.reports if "stood still" in each]
-    assert "DAGScheduler.runStream" in told
+    assert "DAGScheduler.runJob" in told
     assert "MicroBatchExecution.runActivatedStream" in told
     # The stop could not have hung either.
     assert spark.conf.get("spark.sql.streaming.stopTimeout") == str(STOP_STALLED_MS)

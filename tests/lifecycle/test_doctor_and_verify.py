@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.as_writer import as_writer
+from tests.fuzz.snapshots import container
 
 pytestmark = pytest.mark.spark
 
@@ -204,7 +205,10 @@ def lose_the_metadata(ward: Ward, snapshot: SnapshotRecord) -> None:
 
 
 def come_from_the_future(ward: Ward, snapshot: SnapshotRecord) -> None:
-    ward.metadata(snapshot).write_bytes(struct.pack(">6sHQQ", b"DGCKPT", 99, 0, 0) + bytes(64))
+    path = ward.metadata(snapshot)
+    with zipfile.ZipFile(path) as archive:
+        members = [archive.read(name) for name in ("manifest.json", "files.jsonl.gz", "inline.bin")]
+    put(path, container(members[0].replace(b'"format_version": 2', b'"format_version": 99'), *members[1:]))
 
 
 @pytest.mark.parametrize(

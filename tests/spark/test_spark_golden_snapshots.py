@@ -36,7 +36,7 @@ def store_of(snapshot: str) -> SnapshotStore:
 
 
 def version_of(metadata: Path) -> int:
-    """As docs/snapshot-format.md describes it, sections 2 and 6."""
+    """As docs/snapshot-format.md describes it, section 2."""
     with zipfile.ZipFile(metadata) as archive:
         return int(json.loads(archive.read("manifest.json"))["format_version"])
 

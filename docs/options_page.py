@@ -179,7 +179,7 @@ def _checkpoint_config() -> list[str]:
         "",
         *_table(("keyword", "PyFlink's methods", "default", "range", "effect on Spark"), rows),
         "`unaligned` with `max_concurrent` above 1 is refused, as in Flink. What is kept at the end of a stream is in "
-        "[operations](operations.md#retention-what-is-kept-at-the-end).",
+        "[operations](recovery.md#retention-what-is-kept-at-the-end).",
         "",
     ]
 

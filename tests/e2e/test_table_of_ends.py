@@ -1,4 +1,4 @@
-"""The table of how a run ends, in docs/operations.md, names the test of each row, and leaves none out."""
+"""The table of how a run ends, in docs/recovery.md, names the test of each row, and leaves none out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = (HERE.parents[1] / "docs" / "operations.md").read_text()
+PAGE = (HERE.parents[1] / "docs" / "recovery.md").read_text()
 TESTS = re.findall(r"^def (test_\w+)\(", (HERE / "test_ways_a_run_ends.py").read_text(), re.MULTILINE)
 # What a new daemon reports is no end of a run, nor is what the sensors did all the while.
 NOT_AN_END = {

@@ -1,4 +1,4 @@
-"""Every way a run ends, done for real to streams under a real `dagster dev`; docs/operations.md has the table."""
+"""Every way a run ends, done for real to streams under a real `dagster dev`; docs/recovery.md has the table."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_schedule_of_savepoints_takes_an_expression_or_refuses_it_at_once(case
     @streaming_asset()
     def stream(context: Any) -> Any: ...
 
-    @dg.stream
+    @dg.job
     def trigger_savepoint_job() -> None:
         return None
 

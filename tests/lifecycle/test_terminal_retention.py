@@ -32,7 +32,7 @@ FINISHED, CANCELED, FAILED, SUSPENDED = (
     TerminalState.SUSPENDED,
 )
 
-# The table of docs/operations.md.
+# The table of docs/recovery.md.
 MATRIX = {
     (NONE, FINISHED): "delete",
     (NONE, CANCELED): "delete",

@@ -229,7 +229,7 @@ def test_a_directory_behind_fsspec_is_examined_alike(patients: Patients) -> None
 
 
 def test_the_documentation_lists_every_code_and_each_has_advice() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
 
     assert set(ADVICE) == set(Code)
     assert [code.value for code in Code if f"`{code.value}`" not in page] == []

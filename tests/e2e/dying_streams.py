@@ -21,7 +21,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from examples.flights.workspace import Workspace
 
-LOGGING = Path(__file__).resolve().parents[2] / "dagster_ckpt" / "demo" / "log4j2.properties"
+LOGGING = Path(__file__).resolve().parents[2] / "examples/flights/log4j2.properties"
 SPARK = {
     "spark.master": "local[1]",
     "spark.driver.memory": "512m",

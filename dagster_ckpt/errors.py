@@ -1,8 +1,8 @@
-"""Every error this package raises on purpose.
+"""All exceptions that this package raises on purpose.
 
-Each message says what was found, where, and what to do next. All derive from
-`CkptError`; where a built-in exception has the same meaning the class derives from it
-too, so `except ValueError` and `except FileNotFoundError` keep working.
+Each message says what was found, where, and what to do next. Every class derives from `CkptError`.
+Where a built-in exception has the same meaning, the class derives from it too, so `except
+ValueError` and `except FileNotFoundError` work as you expect.
 """
 
 
@@ -11,15 +11,15 @@ class CkptError(Exception):
 
 
 class OptionError(CkptError, ValueError):
-    """An option has a value outside its allowed range."""
+    """The value of an option is out of range."""
 
 
 class OptionTypeError(CkptError, TypeError):
-    """An option was given a value of the wrong type."""
+    """The value of an option has the wrong type."""
 
 
 class JavaNotFoundError(CkptError, OSError):
-    """No Java runtime that Spark can use is on this machine."""
+    """No Java runtime that Spark supports was found on this machine."""
 
 
 class StorageAccessError(CkptError, OSError):
@@ -27,15 +27,15 @@ class StorageAccessError(CkptError, OSError):
 
 
 class SnapshotNotFoundError(CkptError, FileNotFoundError):
-    """No checkpoint or savepoint is where one was looked for."""
+    """No checkpoint or savepoint exists at the given location."""
 
 
 class SnapshotHeldError(CkptError):
-    """A snapshot is not deleted, because something or somebody needs it.
+    """A snapshot was not deleted because it is still in use.
 
     Args:
-        message: What holds it.
-        passes: Whether only readers hold it, so that trying again soon will do.
+        message: What uses it.
+        passes: Whether only readers use it, so that a retry after a short wait can succeed.
     """
 
     def __init__(self, message: str, *, passes: bool = False) -> None:
@@ -44,11 +44,11 @@ class SnapshotHeldError(CkptError):
 
 
 class SnapshotCorruptError(CkptError):
-    """A snapshot is there but cannot be trusted: truncated, altered, or with data missing."""
+    """A snapshot exists but is truncated, modified, or refers to missing data."""
 
 
 class SnapshotTooLargeError(CkptError):
-    """A snapshot is larger than the storage accepts."""
+    """A snapshot exceeds the size limit of its storage."""
 
 
 class LiveDirectoryError(CkptError):
@@ -56,95 +56,95 @@ class LiveDirectoryError(CkptError):
 
 
 class RecoveryExhaustedError(LiveDirectoryError):
-    """Every point that a stream could be recovered from has failed: a person has to decide."""
+    """Recovery failed from every available recovery point; manual action is required."""
 
 
 class UnknownLayoutError(LiveDirectoryError):
-    """A live directory holds a file in a version that this package does not know; nothing of it was copied."""
+    """The live directory contains a file in an unsupported format version; nothing was copied."""
 
 
 class NothingCommittedError(LiveDirectoryError):
-    """The query has not committed a batch yet, so there is nothing to take a snapshot of."""
+    """The query has not committed a batch yet, so no snapshot can be taken."""
 
 
 class IncompleteCutError(LiveDirectoryError):
-    """Something that a restore would need is not in the live directory, so no snapshot was taken."""
+    """The live directory lacks a file that a restore would need, so no snapshot was taken."""
 
 
 class CutOvertakenError(IncompleteCutError):
-    """Spark purged or replaced a file after a cut was taken and before it was read; a new cut succeeds."""
+    """Spark purged or replaced a file between the cut and the copy; a retry succeeds."""
 
 
 class RestoreError(CkptError):
-    """A snapshot could not be turned into a live directory."""
+    """A snapshot could not be restored into a live directory."""
 
 
 class StateBackendChangeError(CkptError, ValueError):
-    """A query's state was begun with another state backend, which the wanted one cannot read."""
+    """The query's existing state was written by another state backend, which the configured one cannot read."""
 
 
 class PlanChangedError(CkptError, ValueError):
-    """The code about to run keeps other state than what is there, and nobody said that this is meant."""
+    """The new code declares different state from what is stored, and this change was not allowed explicitly."""
 
 
 class StatePartitionsError(CkptError, ValueError):
-    """A query's state is kept in another number of partitions than is wanted, and Spark does not change it."""
+    """The query's state has another number of partitions than configured, and Spark cannot repartition it."""
 
 
 class StreamFailedError(CkptError):
-    """A stream failed, and its restart strategy gave up."""
+    """A stream failed and its restart strategy allows no further restart."""
 
 
 class QueryStopError(CkptError):
-    """A streaming query was told to stop and still runs."""
+    """A streaming query did not stop within the time limit."""
 
 
 class QueryStalledError(CkptError):
-    """A query made no batch and did not rest for longer than its stream allows; a new process may do better."""
+    """A query made no progress for longer than its stall timeout; a restart in a new process may help."""
 
 
 class SinkRollbackError(RestoreError):
-    """A sink could not be brought back to the batch that is being restored."""
+    """A sink could not be rolled back to the batch that is being restored."""
 
 
 class RowsAtRiskError(RestoreError):
-    """A start would go back to a batch where a sink could lose rows, and nobody accepted that."""
+    """The start would go back to a batch after which a sink could lose rows, and this was not confirmed."""
 
 
 class StateAtRiskError(RestoreError):
-    """A start would give up state, and nobody confirmed that."""
+    """The start would discard state, and this was not confirmed."""
 
 
 class RestartWithdrawnError(CkptError):
-    """A start or restart was launched, and was taken back before it began, or the stream was cancelled or suspended."""
+    """The start or restart was withdrawn before it began, or the stream was canceled or suspended."""
 
 
 class SharedSinkError(CkptError):
-    """A query would write to, or a clean-up delete in, a folder whose log is another query's or stands elsewhere."""
+    """A query would write to, or a clean-up delete in, a folder whose sink log does not match the query."""
 
 
 class CatalogError(CkptError):
-    """The checkpoint catalog cannot be used: unreachable, or of another schema version."""
+    """The checkpoint catalog cannot be used: it is unreachable or has another schema version."""
 
 
 class StreamNotFoundError(CkptError, LookupError):
-    """The catalog knows no stream of this id."""
+    """The catalog has no stream with this id."""
 
 
 class LeaseHeldError(CkptError):
-    """Another execution holds the stream's lease: a stream has one writer at a time."""
+    """Another execution holds the stream's lease. A stream has one writer at a time."""
 
 
 class LeaseLostError(CkptError):
-    """This execution's lease passed to another one, so its query was stopped."""
+    """Another execution took over this execution's lease, so its query was stopped."""
 
 
 class StartStoppedError(CkptError):
-    """A start was cancelled, suspended or interrupted before its query was started; the next start goes on."""
+    """A start was canceled, suspended or interrupted before its query started; the next start continues there."""
 
 
 class RequestFailedError(CkptError):
-    """A checkpoint, savepoint or stop that was asked for did not succeed."""
+    """A requested checkpoint, savepoint or stop failed."""
 
 
 class RequestTimeoutError(CkptError, TimeoutError):
@@ -152,4 +152,4 @@ class RequestTimeoutError(CkptError, TimeoutError):
 
 
 class SnapshotAbortedError(CkptError):
-    """A snapshot was given up while it was written; what was written of it is removed."""
+    """A snapshot was aborted while it was being written; its partial data has been removed."""

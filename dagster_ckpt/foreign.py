@@ -1,8 +1,9 @@
-"""Reading bytes that this process did not write: damaged, crafted, or of a program that nobody here knows.
+"""Parse untrusted bytes: data that may be damaged, malicious, or written by another program.
 
-Parsers fail on such bytes with whatever comes up: a zip that says it is encrypted is a `RuntimeError`, JSON nested
-too deep a `RecursionError`, an unknown method a `NotImplementedError`. So each reader of foreign bytes stands in
-`reading`, which turns all of it into the reader's own error, and unpacks by `inflated`, which is bounded.
+Parsers report bad input with many exception types: an encrypted zip is a `RuntimeError`, deeply
+nested JSON a `RecursionError`, an unknown compression method a `NotImplementedError`. Every reader
+of untrusted bytes therefore runs inside `reading`, which converts them to one error of this
+package, and decompresses with `inflated`, which limits the output size.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from pydantic import ValidationError
 
 from dagster_ckpt.errors import CkptError
 
-# What parsers raise on input that is not what they expect. Not OSError: a storage that does not answer says nothing
-# about the bytes. ValueError is also bad JSON, text that is no UTF-8, and a model that pydantic refuses.
+# What parsers raise on unexpected input. OSError is not included: a storage that does not respond
+# says nothing about the bytes. ValueError covers invalid JSON, text that is not UTF-8, and pydantic
+# validation errors.
 _UNREADABLE = (
     ValueError,
     LookupError,
@@ -38,7 +40,8 @@ _UNREADABLE = (
 _SHOWN_CHARACTERS = 300
 # Names in the batch logs are a Java `long`, as are lengths and places in files.
 LARGEST_LONG = 2**63 - 1
-# Packed text of any honest writer is a sixteenth of its length at the least: its digests and names do not repeat.
+# Text that this package compresses never shrinks to less than 1/16 of its length, because its
+# digests and names do not repeat. The limit leaves a factor of four.
 _INFLATION = 64
 _ALWAYS_INFLATED_BYTES = 16 * 1024 * 1024
 _SURROGATE = "\\ud"
@@ -46,10 +49,11 @@ _SURROGATE = "\\ud"
 
 @contextmanager
 def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
-    """Turn what a parser raises on bytes that it cannot read into an error of this package.
+    """Convert any exception that a parser raises on unreadable bytes into an error of this package.
 
     Args:
-        refuse: Makes that error from what the parser said. Errors of this package pass as they are.
+        refuse: Builds that error from the parser's message. Errors of this package pass through
+            unchanged.
     """
     try:
         yield
@@ -60,7 +64,7 @@ def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
 
 
 def said(error: Exception) -> str:
-    """What a parser said, short and printable: it may quote the bytes that it could not read."""
+    """The message of a parser's exception, shortened and printable: it may quote the unreadable bytes."""
     text = str(error) or type(error).__name__
     if isinstance(error, ValidationError):
         text = error.errors(include_input=False)[0]["msg"]
@@ -70,13 +74,13 @@ def said(error: Exception) -> str:
 
 
 def from_json(text: str | bytes | bytearray) -> Any:
-    """Read JSON.
+    """Parse JSON.
 
     Raises:
-        ValueError: It is none, is nested deeper than can be read, or holds half a character, which no file name, log
-            or database takes.
+        ValueError: The text is not JSON, is nested too deeply, or contains an unpaired surrogate,
+            which no file name, log or database accepts.
     """
-    # `json` itself would read half characters out of bytes.
+    # `json` itself accepts unpaired surrogates when it decodes bytes.
     text = text if isinstance(text, str) else text.decode()
     try:
         value = json.loads(text)
@@ -88,7 +92,7 @@ def from_json(text: str | bytes | bytearray) -> Any:
 
 
 def number_in(name: str) -> int | None:
-    """The number that a file name is, as Java's `toLong` reads it; None for any other name."""
+    """Parse a file name that consists of a number, as Java's `toLong` does; None for any other name."""
     if not (name.isascii() and name.isdecimal()) or len(name) > 19:
         return None
     number = int(name)
@@ -96,21 +100,21 @@ def number_in(name: str) -> int | None:
 
 
 def inflation_limit(packed: int) -> int:
-    """How long at most the plain text of so many packed bytes may be."""
+    """Maximum length of the plain text for this many compressed bytes."""
     return _ALWAYS_INFLATED_BYTES + _INFLATION * packed
 
 
 def inflated(packed: bytes | memoryview, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """Unpack what was compressed by deflate, within `inflation_limit`.
+    """Decompress deflate data, up to `inflation_limit`.
 
     Args:
-        packed: The packed bytes.
-        wbits: zlib's name for the kind of header.
+        packed: The compressed bytes.
+        wbits: Header format, as in `zlib.decompressobj`.
 
     Raises:
-        ValueError: It would become longer than packed text of an honest writer does.
-        EOFError: It breaks off.
-        zlib.error: It is damaged.
+        ValueError: The output exceeds the limit.
+        EOFError: The data is truncated.
+        zlib.error: The data is damaged.
     """
     limit = inflation_limit(len(packed))
     unpacker = zlib.decompressobj(wbits)

@@ -1,4 +1,5 @@
-"""Configuration as values: checked once, frozen, each option with its effect on Spark.
+"""Configuration as frozen values. Each option is validated once and describes its effect on Spark.
 
-Nothing here opens a file, starts a session, reads a clock or imports Dagster. Start with `checkpoint_config.py`.
+Nothing here opens a file, starts a session, reads a clock or imports Dagster. Start with
+`checkpoint_config.py`.
 """

@@ -1,4 +1,4 @@
-"""The checkpointing options of a stream under PyFlink's names, and as plain keywords."""
+"""`CheckpointConfig`: the checkpointing options of a stream, as keywords and as PyFlink's setters."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -27,24 +27,30 @@ _RETENTION = Choice("externalized checkpoint retention", ExternalizedCheckpointR
 class CheckpointConfig:
     """PyFlink's `CheckpointConfig`: getters and setters over one `CheckpointOptions`.
 
-    Every setter checks its value, returns the object itself, and leaves it unchanged on an error.
-    What contradicts something else is found by `validate`, which `options` calls.
+    Each setter validates its value and returns the object. If validation fails, the object is
+    unchanged. `validate`, which `options` calls, finds options that contradict each other.
 
     Args:
         mode: A CheckpointingMode or its name.
-        interval: Time between periodic checkpoints, ms or timedelta, from 10 ms. None takes none.
+        interval: Time between periodic checkpoints, ms or timedelta, from 10 ms. None turns them
+            off.
         timeout: Age at which an attempt is aborted, ms or timedelta, from 10 ms.
-        min_pause: Shortest time between a completion and the next periodic attempt, ms or timedelta.
-        max_concurrent: Attempts in progress at once, from 1.
-        tolerable_failures: Consecutive failures that do not fail the stream.
+        min_pause: Minimum time between the completion of a checkpoint and the next periodic
+            attempt, ms or timedelta.
+        max_concurrent: Maximum number of concurrent attempts, from 1.
+        tolerable_failures: Number of consecutive failures tolerated before the stream fails.
         cleanup: An ExternalizedCheckpointCleanup or its name.
         unaligned: Whether a snapshot may be taken within a batch.
         alignment_timeout: How long to wait for the batch boundary first, ms or timedelta.
-        force_unaligned: Whether to do so with any sink.
-        num_retained: Completed checkpoints kept, from 1 (Flink's `execution.checkpointing.num-retained`).
-        count_savepoints: Whether savepoints count among `num_retained` too and push checkpoints out, as in Flink.
-        prefer_checkpoint_for_recovery: Whether recovery passes over a newer savepoint.
-        recovery_depth: Points that an automatic recovery tries after the live directory, from 1. None tries all.
+        force_unaligned: Whether to take unaligned snapshots whatever the sink.
+        num_retained: Number of completed checkpoints to retain, from 1 (Flink's
+            `execution.checkpointing.num-retained`).
+        count_savepoints: Whether savepoints count toward `num_retained` and subsume checkpoints, as
+            in Flink.
+        prefer_checkpoint_for_recovery: Whether recovery skips a newer savepoint and uses the newest
+            checkpoint.
+        recovery_depth: Maximum number of snapshots that an automatic recovery tries after the live
+            directory, from 1. None tries all of them.
         storage: A CheckpointStorage, or the URL of a directory.
 
     Raises:
@@ -64,7 +70,7 @@ class CheckpointConfig:
     DEFAULT_MIN_PAUSE_BETWEEN_CHECKPOINTS: ClassVar[int] = CheckpointOptions.min_pause_ms
     DEFAULT_MAX_CONCURRENT_CHECKPOINTS: ClassVar[int] = CheckpointOptions.max_concurrent
 
-    # Two configurations are compared by value and can change, so they cannot be keys.
+    # Configurations are mutable and compared by value, so they are not hashable.
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(
@@ -106,23 +112,23 @@ class CheckpointConfig:
 
     @property
     def asked(self) -> CheckpointOptions:
-        """The frozen options as they were asked for, each checked by itself only."""
+        """The options as set, frozen; each is validated separately."""
         return self._asked
 
     @property
     def options(self) -> CheckpointOptions:
-        """The frozen options in effect.
+        """The options in effect, frozen.
 
         Raises:
-            OptionError: Two of them contradict each other.
+            OptionError: Two options contradict each other.
         """
         return self._asked.in_effect()
 
     def validate(self) -> None:
-        """Check the options together.
+        """Validate the options together.
 
         Raises:
-            OptionError: Two of them contradict each other.
+            OptionError: Two options contradict each other.
         """
         self._asked.in_effect()
 
@@ -149,7 +155,7 @@ class CheckpointConfig:
         return self._with(mode=checkpointing_mode)
 
     def get_checkpoint_interval(self) -> int:
-        """Return the time between periodic checkpoints in ms, -1 where none are taken."""
+        """Return the time between periodic checkpoints in ms, or -1 if they are off."""
         return -1 if self._asked.interval_ms is None else self._asked.interval_ms
 
     def set_checkpoint_interval(self, checkpoint_interval: int | timedelta) -> Self:
@@ -165,19 +171,19 @@ class CheckpointConfig:
         return self._with(timeout_ms=allowed.TIMEOUT.checked(checkpoint_timeout))
 
     def get_min_pause_between_checkpoints(self) -> int:
-        """Return the shortest time in ms from a completion to the next periodic attempt."""
+        """Return the minimum time in ms from a completion to the next periodic attempt."""
         return self._asked.min_pause_ms
 
     def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int | timedelta) -> Self:
-        """Set the shortest time from a completion to the next periodic attempt."""
+        """Set the minimum time from a completion to the next periodic attempt."""
         return self._with(min_pause_ms=allowed.MIN_PAUSE.checked(min_pause_between_checkpoints))
 
     def get_max_concurrent_checkpoints(self) -> int:
-        """Return how many attempts may be in progress at once."""
+        """Return the maximum number of concurrent attempts."""
         return self._asked.max_concurrent
 
     def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> Self:
-        """Set how many attempts may be in progress at once, from 1."""
+        """Set the maximum number of concurrent attempts, from 1."""
         return self._with(max_concurrent=max_concurrent_checkpoints)
 
     def is_fail_on_checkpointing_errors(self) -> bool:
@@ -185,37 +191,38 @@ class CheckpointConfig:
         return self._asked.tolerable_failures == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
-        """Tolerate no failed checkpoint (True) or any number (False).
+        """Tolerate no failed checkpoint (True) or any number of them (False).
 
-        The older spelling of `set_tolerable_checkpoint_failure_number`: whichever is called last holds.
+        The older spelling of `set_tolerable_checkpoint_failure_number`; the last call of either
+        wins.
         """
         fails = _FAIL_ON_ERRORS.checked(fail_on_checkpointing_errors)
         return self._with(tolerable_failures=0 if fails else INT_MAX)
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """Return how many consecutive failures do not fail the stream."""
+        """Return how many consecutive failures are tolerated before the stream fails."""
         return self._asked.tolerable_failures
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
-        """Set how many consecutive failures do not fail the stream."""
+        """Set how many consecutive failures are tolerated before the stream fails."""
         return self._with(tolerable_failures=tolerable_checkpoint_failure_number)
 
     def enable_externalized_checkpoints(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Set which checkpoints outlive the stream; the older name of the next method."""
+        """Set which checkpoints outlive the stream; the older name of `set_externalized_checkpoint_cleanup`."""
         return self.set_externalized_checkpoint_cleanup(cleanup_mode)
 
     def set_externalized_checkpoint_cleanup(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Set which checkpoints outlive the stream, by either of Flink's enums."""
+        """Set which checkpoints outlive the stream, with either of Flink's enums."""
         if isinstance(cleanup_mode, ExternalizedCheckpointRetention):
             cleanup_mode = ExternalizedCheckpointCleanup[cleanup_mode.name]
         return self._with(cleanup=cleanup_mode)
 
     def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
-        """Set which checkpoints outlive the stream, by the enum of Flink 1.20."""
+        """Set which checkpoints outlive the stream, with the enum of Flink 1.20."""
         return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.checked(retention).name])
 
     def is_externalized_checkpoints_enabled(self) -> bool:
@@ -227,11 +234,11 @@ class CheckpointConfig:
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
-        """Return which checkpoints outlive the stream, by the enum of Flink 1.20."""
+        """Return which checkpoints outlive the stream, as the enum of Flink 1.20."""
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether snapshots within a batch were asked for. They have no effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are turned on. They have no effect under AT_LEAST_ONCE."""
         return self._asked.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:
@@ -243,14 +250,15 @@ class CheckpointConfig:
         return self._with(unaligned=False)
 
     def get_alignment_timeout(self) -> Duration:
-        """Return how long to wait for the batch boundary before going unaligned."""
+        """Return how long an attempt waits for the batch boundary before it goes unaligned."""
         return Duration.of_millis(self._asked.alignment_timeout_ms)
 
     def set_alignment_timeout(self, alignment_timeout: timedelta) -> Self:
-        """Set how long to wait for the batch boundary before going unaligned; 0 does not wait.
+        """Set how long an attempt waits for the batch boundary before it goes unaligned; 0 means no wait.
 
         Args:
-            alignment_timeout: A `Duration`, or any timedelta. PyFlink takes no number here, so neither does this.
+            alignment_timeout: A `Duration` or any timedelta. As in PyFlink, a number is not
+                accepted.
         """
         if not isinstance(alignment_timeout, timedelta):
             raise OptionTypeError(
@@ -260,39 +268,39 @@ class CheckpointConfig:
         return self._with(alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout))
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """Return whether snapshots are taken within a batch whatever the sink."""
+        """Return whether unaligned snapshots are taken whatever the sink."""
         return self._asked.force_unaligned
 
     def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> Self:
-        """Take snapshots within a batch also where the sink cannot take a replayed batch idempotently."""
+        """Take unaligned snapshots even if the sink does not write a replayed batch idempotently."""
         return self._with(force_unaligned=force_unaligned_checkpoints)
 
     def get_num_retained_checkpoints(self) -> int:
-        """Return how many completed checkpoints are kept."""
+        """Return how many completed checkpoints are retained."""
         return self._asked.num_retained
 
     def set_num_retained_checkpoints(self, num_retained: int) -> Self:
-        """Set how many completed checkpoints are kept, from 1."""
+        """Set how many completed checkpoints are retained, from 1."""
         return self._with(num_retained=num_retained)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
-        """Return whether recovery takes the newest checkpoint even where a savepoint is newer."""
+        """Return whether recovery uses the newest checkpoint even if a savepoint is newer."""
         return self._asked.prefer_checkpoint_for_recovery
 
     def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> Self:
-        """Set whether recovery takes the newest checkpoint even where a savepoint is newer."""
+        """Set whether recovery uses the newest checkpoint even if a savepoint is newer."""
         return self._with(prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery)
 
     def get_checkpoint_storage(self) -> CheckpointStorage | None:
-        """Return where snapshots are kept, or None where that is left to the deployment."""
+        """Return where snapshots are stored, or None if the deployment decides."""
         return self._asked.storage
 
     def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
-        """Set where snapshots are kept; a string is the URL of a directory."""
+        """Set where snapshots are stored; a string is the URL of a directory."""
         return self._with(storage=_storage(storage))
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
-        """Keep snapshots in a directory, given by its URL."""
+        """Store snapshots in a directory, given by its URL."""
         return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
 
     def _with(self, **changes: Any) -> Self:

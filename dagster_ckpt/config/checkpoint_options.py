@@ -1,4 +1,4 @@
-"""Every checkpointing option of one stream, as one frozen, checked value."""
+"""All checkpointing options of one stream as a frozen, validated value."""
 
 from dataclasses import dataclass, replace
 
@@ -44,26 +44,28 @@ _ALLOWED: dict[str, _Allowed] = {
 class CheckpointOptions:
     """The options of one stream, with Flink's ranges and defaults.
 
-    Each value is checked by itself when it is made; `in_effect` checks them together.
+    Each value is validated on construction; `in_effect` validates them together.
 
     Attributes:
         mode: The guarantee after a restore.
-        interval_ms: Time between periodic checkpoints, from 10; None takes none. Manual checkpoints and
-            savepoints work either way.
+        interval_ms: Time between periodic checkpoints, from 10; None turns them off. Manual
+            checkpoints and savepoints work either way.
         timeout_ms: Age at which an attempt is aborted, from 10.
-        min_pause_ms: Shortest time from the last completion to the next periodic attempt.
-        max_concurrent: Attempts in progress at once, from 1.
-        tolerable_failures: Consecutive failures that do not fail the stream; 2147483647 is unlimited.
+        min_pause_ms: Minimum time from the last completion to the next periodic attempt.
+        max_concurrent: Maximum number of concurrent attempts, from 1.
+        tolerable_failures: Number of consecutive failures tolerated before the stream fails;
+            2147483647 means unlimited.
         cleanup: Which checkpoints outlive the stream.
         unaligned: Do not wait for the running batch: the snapshot carries its planned offsets.
         alignment_timeout_ms: Wait for the batch boundary this long before going unaligned.
-        force_unaligned: Go unaligned also where the sink cannot take a replayed batch idempotently.
-        num_retained: Completed checkpoints kept, from 1.
-        count_savepoints: Savepoints count among `num_retained` too, as in Flink.
-        prefer_checkpoint_for_recovery: Recover from the newest checkpoint even where a savepoint is newer.
-        recovery_depth: How many points an automatic recovery tries once the live directory is of no use, from 1; None
-            tries all that are retained.
-        storage: Where snapshots are kept; None leaves it to the deployment.
+        force_unaligned: Go unaligned even if the sink does not write a replayed batch idempotently.
+        num_retained: Number of completed checkpoints to retain, from 1.
+        count_savepoints: Savepoints count toward `num_retained`, as in Flink.
+        prefer_checkpoint_for_recovery: Recover from the newest checkpoint even if a savepoint is
+            newer.
+        recovery_depth: Maximum number of snapshots that an automatic recovery tries if the live
+            directory is unusable, from 1; None tries all retained ones.
+        storage: Where snapshots are stored; None means the deployment decides.
 
     Raises:
         OptionError: A value is out of range.
@@ -87,7 +89,7 @@ class CheckpointOptions:
     storage: CheckpointStorage | None = None
 
     def __post_init__(self) -> None:
-        """Check each value by itself."""
+        """Validate each value separately."""
         for name, allowed in _ALLOWED.items():
             allowed.checked(getattr(self, name))
         if self.interval_ms is not None:
@@ -106,10 +108,11 @@ class CheckpointOptions:
         return self.interval_ms is not None
 
     def in_effect(self) -> "CheckpointOptions":
-        """Return the options as a stream runs with them, after checking them together.
+        """Validate the options together and return them as they take effect.
 
-        Unaligned checkpoints are off under AT_LEAST_ONCE, as in Flink, which turns them off silently;
-        `describe` tells. A minimum pause with several concurrent attempts is accepted, also as in Flink.
+        Unaligned checkpoints are off under AT_LEAST_ONCE, as in Flink, which turns them off
+        silently; `describe` reports it. A minimum pause with several concurrent attempts is
+        accepted, also as in Flink.
 
         Raises:
             OptionError: Unaligned checkpoints are on with several concurrent attempts.

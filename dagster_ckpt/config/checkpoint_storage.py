@@ -1,7 +1,8 @@
-"""Where snapshots are kept, as configuration: nothing here opens a file, everything here pickles.
+"""Where snapshots are stored, as configuration. Nothing here opens a file; every value can be pickled.
 
-The stores themselves are in `dagster_ckpt.snapshot`. Names, defaults and limits are those of Flink's
-`CheckpointStorage` classes (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/checkpoints/).
+The stores themselves are in `dagster_ckpt.snapshot`. Names, defaults and limits follow Flink's
+`CheckpointStorage` classes
+(https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/checkpoints/).
 """
 
 import re
@@ -44,7 +45,7 @@ def _settings(option: str, value: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeploymentStorage:
-    """What the deployment says where the code says nothing (Flink: options of the cluster).
+    """The deployment's storage settings, used where the code sets nothing (in Flink, the cluster options).
 
     Attributes:
         checkpoint_path: URL for metadata of a JobManagerCheckpointStorage.
@@ -62,13 +63,13 @@ class DeploymentStorage:
 
 
 class CheckpointStorage(ABC):
-    """A place for snapshots. Use one of the subclasses; `CustomCheckpointStorage` names a class of your own.
+    """Where snapshots are stored. Use one of the subclasses; `CustomCheckpointStorage` names a class of yours.
 
-    Values are immutable, so they are safe to share between threads and cheap to send to another process.
+    Values are immutable: threads can share them, and they are cheap to send to another process.
     """
 
     def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
-        """Refuse the abstract class itself, in words a user of PyFlink understands."""
+        """Refuse to instantiate the abstract class, with a message that helps a PyFlink user."""
         if cls is CheckpointStorage:
             raise OptionTypeError(
                 "CheckpointStorage() is abstract, so it cannot be made; it must be one of "
@@ -78,22 +79,24 @@ class CheckpointStorage(ABC):
 
     @abstractmethod
     def configure(self, deployment: DeploymentStorage) -> "CheckpointStorage":
-        """Return this storage with whatever the code left unset taken from the deployment."""
+        """Return a copy in which unset options are taken from the deployment."""
 
     @abstractmethod
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect; values that may be secrets by their names only."""
+        """Return each option with its value and effect; possible secrets are listed by name only."""
 
 
 @dataclass(frozen=True, init=False)
 class JobManagerCheckpointStorage(CheckpointStorage):
     """Snapshots live in the memory of the process that coordinates the query.
 
-    For trials and for very small state. Savepoints, and checkpoints that must outlive the stream, go to a path.
+    For experiments and very small state. Savepoints, and checkpoints that must outlive the stream,
+    are written to a path.
 
     Args:
-        checkpoint_path: URL of a directory for externalized checkpoints. None takes the deployment's.
-        max_state_size: Largest snapshot in bytes; a larger one is declined. None is 5 MiB.
+        checkpoint_path: URL of a directory for externalized checkpoints. None uses the
+            deployment's. max_state_size: Largest snapshot in bytes; a larger one is declined. None
+            is 5 MiB.
         savepoint_path: URL of a directory for savepoints. None takes the deployment's.
         storage_options: Arguments for the file system behind the paths. Never shown in messages.
 
@@ -136,7 +139,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         return self.max_state_size
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect; those of the file system by name only."""
+        """Return each option with its value and effect; file system options are listed by name only."""
         return [
             _real(
                 "checkpoint_path",
@@ -149,7 +152,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "JobManagerCheckpointStorage":
-        """Return this storage with unset paths taken from the deployment."""
+        """Return a copy in which unset paths are taken from the deployment."""
         checkpoint, savepoint = self.checkpoint_location, self.savepoint_location
         return JobManagerCheckpointStorage(
             deployment.checkpoint_path if checkpoint is None else checkpoint.url_to_open,
@@ -161,14 +164,14 @@ class JobManagerCheckpointStorage(CheckpointStorage):
 
 @dataclass(frozen=True, init=False)
 class FileSystemCheckpointStorage(CheckpointStorage):
-    """Snapshots live in a directory of any file system fsspec reaches: file, s3, gs, abfs, hdfs, memory.
+    """Snapshots live in a directory of any file system that fsspec supports: file, s3, gs, abfs, hdfs, memory.
 
     Args:
-        checkpoint_path: URL of the directory; each stream gets its own one inside it. Required.
-        file_state_size_threshold: Bytes; files smaller than this are stored inside the snapshot's metadata.
-            None or -1 takes the deployment's value, else 20 KiB. At most 1 MiB.
-        write_buffer_size: Bytes written at a time. -1 takes the deployment's value, else 4096;
-            0 does not buffer.
+        checkpoint_path: URL of the directory; each stream gets its own subdirectory. Required.
+        file_state_size_threshold: Bytes; files smaller than this are stored inside the snapshot's
+            metadata. None or -1 takes the deployment's value, else 20 KiB. At most 1 MiB.
+        write_buffer_size: Bytes written at a time. -1 takes the deployment's value, else 4096; 0
+            disables buffering.
         savepoint_path: URL of a directory for savepoints. None takes the deployment's.
         storage_options: Arguments for the file system (credentials, endpoint), by fsspec's names.
             Never shown in messages.
@@ -224,7 +227,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         return DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size < 0 else self.write_buffer_size
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect; those of the file system by name only."""
+        """Return each option with its value and effect; file system options are listed by name only."""
         return [
             _real(
                 "checkpoint_path",
@@ -248,7 +251,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "FileSystemCheckpointStorage":
-        """Return this storage with whatever the code left unset taken from the deployment."""
+        """Return a copy in which unset options are taken from the deployment."""
         savepoint = self.savepoint_location
         return FileSystemCheckpointStorage(
             self.checkpoint_location.url_to_open,
@@ -261,12 +264,13 @@ class FileSystemCheckpointStorage(CheckpointStorage):
 
 @dataclass(frozen=True, init=False)
 class CustomCheckpointStorage(CheckpointStorage):
-    """A store of your own, named by the import path of its factory (docs/custom-storage.md).
+    """A storage class of yours, named by the import path of its factory (docs/custom-storage.md).
 
     Args:
-        factory: "package.module:Name" or "package.module.Name". It is imported where the store is opened.
-        settings: Handed to the factory as keyword arguments. Never shown in messages. Those of `DeploymentStorage`'s
-            names that are not among them, and that the factory has as parameters, are taken from the deployment.
+        factory: "package.module:Name" or "package.module.Name". Imported when the store is opened.
+        settings: Keyword arguments for the factory. Never shown in messages. If the factory has a
+            parameter named like a field of `DeploymentStorage` and `settings` does not contain it,
+            the deployment's value is passed.
 
     Raises:
         OptionError: The import path is not of that form.
@@ -288,14 +292,14 @@ class CustomCheckpointStorage(CheckpointStorage):
         _set(self, "deployment", DeploymentStorage())
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect; the settings by name only."""
+        """Return each option with its value and effect; settings are listed by name only."""
         return [
             _real("factory", self.factory, "Imported and called where the store is opened."),
             _real("settings", sorted(self.settings), "Keyword arguments of the factory."),
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "CustomCheckpointStorage":
-        """Return this storage with what the deployment says, for the factory to be given where it asks for it."""
+        """Return a copy with the deployment's settings, which are passed to the factory if it takes them."""
         configured = CustomCheckpointStorage(self.factory, self.settings)
         _set(configured, "deployment", deployment)
         return configured
@@ -306,7 +310,7 @@ def _real(option: str, value: object, sentence: str) -> OptionDescription:
 
 
 def _set(storage: CheckpointStorage, name: str, value: object) -> None:
-    # The way the dataclasses module itself fills a frozen instance.
+    # This is how the dataclasses module itself sets a field of a frozen instance.
     object.__setattr__(storage, name, value)
 
 

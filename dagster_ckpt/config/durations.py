@@ -1,4 +1,4 @@
-"""Durations as Flink's users write and read them."""
+"""Durations in PyFlink's notation."""
 
 from datetime import timedelta
 
@@ -19,32 +19,32 @@ class Duration(timedelta):
 
     @classmethod
     def of_days(cls, days: int) -> "Duration":
-        """Return a duration of so many days."""
+        """Return a duration of the given number of days."""
         return cls._of(days=days)
 
     @classmethod
     def of_hours(cls, hours: int) -> "Duration":
-        """Return a duration of so many hours."""
+        """Return a duration of the given number of hours."""
         return cls._of(hours=hours)
 
     @classmethod
     def of_minutes(cls, minutes: int) -> "Duration":
-        """Return a duration of so many minutes."""
+        """Return a duration of the given number of minutes."""
         return cls._of(minutes=minutes)
 
     @classmethod
     def of_seconds(cls, seconds: int) -> "Duration":
-        """Return a duration of so many seconds."""
+        """Return a duration of the given number of seconds."""
         return cls._of(seconds=seconds)
 
     @classmethod
     def of_millis(cls, millis: int) -> "Duration":
-        """Return a duration of so many milliseconds."""
+        """Return a duration of the given number of milliseconds."""
         return cls._of(milliseconds=millis)
 
     @classmethod
     def of_nanos(cls, nanos: int) -> "Duration":
-        """Return a duration of so many nanoseconds; fractions of a microsecond are dropped."""
+        """Return a duration of the given number of nanoseconds; fractions of a microsecond are dropped."""
         return cls._of(microseconds=nanos // 1_000)
 
     @classmethod
@@ -58,7 +58,7 @@ class Duration(timedelta):
 
 
 def iso_duration(duration_ms: int) -> str:
-    """Write milliseconds as Java's `Duration.toString` does, which Flink's descriptions carry.
+    """Format milliseconds like Java's `Duration.toString`, which Flink's descriptions use.
 
     Example:
         >>> iso_duration(61_500), iso_duration(0), iso_duration(-1)

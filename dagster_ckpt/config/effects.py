@@ -1,4 +1,4 @@
-"""What each checkpointing option does to a Spark query: nothing is accepted and then silently ignored."""
+"""The effect of each checkpointing option on a Spark query, so that no option is silently ignored."""
 
 from collections.abc import Callable
 

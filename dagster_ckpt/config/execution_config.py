@@ -1,4 +1,4 @@
-"""How a `StreamExecutionEnvironment` executes its queries: one frozen value, and its effect on Spark."""
+"""Execution options of a `StreamExecutionEnvironment` as a frozen value, with their effect on Spark."""
 
 import re
 from collections.abc import Mapping
@@ -19,49 +19,51 @@ _CLASS_NAME = re.compile(r"[A-Za-z_]\w*([.$][A-Za-z_]\w*)*")
 
 @dataclass(frozen=True)
 class KryoRegistrations:
-    """What Spark's Kryo serializer is told when the application starts.
+    """Classes to register with Spark's Kryo serializer when the application starts.
 
-    Spark takes a serializer for a type only from a class of the user that implements its `KryoRegistrator`, never as
-    a pair of names. So where Flink is given a serializer, such a class is to be named here.
+    Spark does not accept a pair of type and serializer names. It takes serializers only from a user
+    class that implements its `KryoRegistrator`, so name such a class here where Flink takes a
+    serializer.
 
     Attributes:
         types: Full names of Java classes to register.
-        registrators: Full names of classes that implement `org.apache.spark.serializer.KryoRegistrator`.
+        registrators: Full names of classes that implement
+            `org.apache.spark.serializer.KryoRegistrator`.
     """
 
     types: tuple[str, ...] = ()
     registrators: tuple[str, ...] = ()
 
     def with_type(self, type_class_name: object) -> "KryoRegistrations":
-        """Return these with one type more.
+        """Return a copy with one more type.
 
         Raises:
-            OptionError: It cannot be the name of a Java class.
-            OptionTypeError: It is no string.
+            OptionError: The value is not a valid name of a Java class.
+            OptionTypeError: The value is not a string.
         """
         name = _class_name("type class name", type_class_name)
         return replace(self, types=tuple(dict.fromkeys([*self.types, name])))
 
     def with_registrator(self, type_class_name: object, serializer_class_name: object) -> "KryoRegistrations":
-        """Return these with one type and one registrator more.
+        """Return a copy with one more type and one more registrator.
 
         Raises:
-            OptionError: One cannot be the name of a Java class.
-            OptionTypeError: One is no string.
+            OptionError: A value is not a valid name of a Java class.
+            OptionTypeError: A value is not a string.
         """
         both = self.with_type(type_class_name)
         name = _class_name("serializer class name", serializer_class_name)
         return replace(both, registrators=tuple(dict.fromkeys([*self.registrators, name])))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the settings of an application with these registrations; none where there are none."""
+        """Return the Spark settings that register these classes; empty if there are none."""
         if not self.types:
             return {}
         settings = {SERIALIZER: KRYO_SERIALIZER, KRYO_TYPES: ",".join(self.types)}
         return settings | ({KRYO_REGISTRATORS: ",".join(self.registrators)} if self.registrators else {})
 
     def missing_in(self, application: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings that a running application does not have.
+        """Return the required settings that a running application lacks.
 
         Args:
             application: Its settings, by full name.
@@ -91,7 +93,7 @@ PARALLELISM = WholeNumber("parallelism", minimum=1)
 # Flink's `KeyGroupRangeAssignment.UPPER_BOUND_MAX_PARALLELISM`; its documentation says 32767, its code 32768.
 MAX_PARALLELISM = WholeNumber("max parallelism", minimum=1, maximum=32768)
 LOCAL_PARALLELISM = WholeNumber("default local parallelism", minimum=1)
-# Spark counts a trigger's interval in microseconds.
+# Spark stores a trigger's interval in microseconds.
 BUFFER_TIMEOUT = Milliseconds("buffer timeout", minimum=-1, maximum=LONG_MAX // 1000)
 CHAINING = Switch("operator chaining")
 CHANGELOG = Switch("changelog state backend")
@@ -105,15 +107,17 @@ ROCKSDB_CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointi
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """How the queries of one environment are executed, with Flink's defaults and ranges.
+    """Execution options of the queries of one environment, with Flink's defaults and ranges.
 
     Attributes:
-        parallelism: Tasks that read and shuffle, from 1; -1 leaves it to the session.
-        max_parallelism: Partitions of state, 1 to 32768; -1 is as many as the parallelism.
-        buffer_timeout_ms: Period of the trigger of writers that bring none; 0 and -1 are as fast as batches allow.
-        operator_chaining: Whether operators are compiled into one function a stage.
-        time_characteristic: Which time `assign_timestamps_and_watermarks` goes by.
-        changelog_state_backend: Whether RocksDB uploads changelogs; None leaves it to the state backend.
+        parallelism: Number of tasks that read and shuffle, from 1; -1 uses the session's.
+        max_parallelism: Number of state partitions, 1 to 32768; -1 uses the parallelism.
+        buffer_timeout_ms: Trigger interval of writers that set no trigger; 0 and -1 start the next
+            batch at once.
+        operator_chaining: Whether operators are compiled into one function per stage.
+        time_characteristic: Which time `assign_timestamps_and_watermarks` uses.
+        changelog_state_backend: Whether RocksDB uploads changelogs; None means the state backend
+            decides.
         kryo: Types and registrators of Spark's Kryo serializer.
     """
 
@@ -126,7 +130,7 @@ class ExecutionConfig:
     kryo: KryoRegistrations = field(default_factory=KryoRegistrations)
 
     def __post_init__(self) -> None:
-        """Check each value by itself."""
+        """Validate each value separately."""
         if self.parallelism != PARALLELISM_DEFAULT:
             PARALLELISM.checked(self.parallelism)
         if self.max_parallelism != PARALLELISM_DEFAULT:
@@ -138,20 +142,20 @@ class ExecutionConfig:
             CHANGELOG.checked(self.changelog_state_backend)
 
     def get_parallelism(self) -> int:
-        """Return how many tasks read and shuffle; -1 where the session decides."""
+        """Return the number of tasks that read and shuffle, or -1 if the session decides."""
         return self.parallelism
 
     def get_max_parallelism(self) -> int:
-        """Return how many partitions state is kept in; -1 where it was not set."""
+        """Return the number of state partitions, or -1 if it is not set."""
         return self.max_parallelism
 
     @property
     def trigger_interval_ms(self) -> int:
-        """Period of the trigger of writers that bring none; 0 is as fast as batches allow."""
+        """Trigger interval of writers that set no trigger; 0 starts the next batch at once."""
         return max(0, self.buffer_timeout_ms)
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the settings of a session whose queries are executed so; what is left to the session is not in it.
+        """Return the Spark session settings for these options, without those that the session decides.
 
         Raises:
             OptionError: The parallelism is above the max parallelism.

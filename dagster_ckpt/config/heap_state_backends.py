@@ -1,4 +1,4 @@
-"""State on the heap of the executors: Spark's HDFS-backed provider, under Flink's names."""
+"""State backends on the executors' heap: Spark's HDFS-backed provider under Flink's names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,11 +40,12 @@ class MemoryStateBackend(HashMapStateBackend):
     The older spelling of a HashMapStateBackend with a JobManagerCheckpointStorage.
 
     Args:
-        checkpoint_path: URL of a directory for externalized checkpoints. None takes the deployment's.
+        checkpoint_path: URL of a directory for externalized checkpoints. None takes the
+            deployment's.
         savepoint_path: URL of a directory for savepoints. None takes the deployment's.
         max_state_size: Largest snapshot in bytes; a larger one is declined. None is 5 MiB.
-        using_asynchronous_snapshots: Accepted as in Flink, where snapshots have been asynchronous whatever it says
-            since 1.13. They are here: a snapshot is cut from committed files while the query goes on.
+        using_asynchronous_snapshots: Accepted without effect, as in Flink since 1.13. Snapshots are
+            always asynchronous: they are taken from committed files while the query runs.
 
     Raises:
         OptionError: A path has no scheme or is the root, or the size is below 1.
@@ -76,7 +77,7 @@ class MemoryStateBackend(HashMapStateBackend):
         return self.storage.get_max_state_size()
 
     def is_using_asynchronous_snapshots(self) -> bool:
-        """Return True: a query goes on while its snapshot is stored."""
+        """Return True: a query continues while its snapshot is stored."""
         return True
 
     def describe(self) -> list[OptionDescription]:
@@ -123,7 +124,7 @@ class FsStateBackend(HashMapStateBackend):
                 "checkpoint_directory_uri is None, but must be the URL of a directory, "
                 "for example file:///data/checkpoints."
             )
-        # Checked under the names they have here, before the storage checks them under its own.
+        # Validated under the names used here, before the storage validates them under its names.
         StoragePath.parse("checkpoint_directory_uri", checkpoint_directory_uri)
         if default_savepoint_directory_uri is not None:
             StoragePath.parse("default_savepoint_directory_uri", default_savepoint_directory_uri)
@@ -153,7 +154,7 @@ class FsStateBackend(HashMapStateBackend):
         return self.storage.get_write_buffer_size()
 
     def is_using_asynchronous_snapshots(self) -> bool:
-        """Return True: a query goes on while its snapshot is stored."""
+        """Return True: a query continues while its snapshot is stored."""
         return True
 
     def describe(self) -> list[OptionDescription]:
@@ -175,7 +176,7 @@ def _asynchronous(value: bool | None) -> bool | None:
 
 
 def _describe_storage(storage: CheckpointStorage, options: Sequence[str], **names: str) -> list[OptionDescription]:
-    """Tell a storage's options under the names they have in a backend."""
+    """Describe a storage's options under the names that the backend uses for them."""
     told = {line.option: line for line in storage.describe()}
     return [told[option]._replace(option=names.get(option, option)) for option in options]
 

@@ -1,4 +1,4 @@
-"""What a Kafka sink delivers, and what of it Spark's own sink can give."""
+"""Delivery guarantees of a Kafka sink, and which of them Spark's Kafka sink supports."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,12 +10,14 @@ from dagster_ckpt.config.validation import Choice
 class Semantic(Enum):
     """Guarantees of a Kafka producer, as in PyFlink's `pyflink.datastream.connectors.kafka.Semantic`.
 
-    Two of the values are tuples because they are in PyFlink, where each line but the last ends with a comma.
+    Two of the values are tuples, as in PyFlink, where each line except the last ends with a comma.
 
     Attributes:
-        EXACTLY_ONCE: Rows of one batch become visible once, whatever is killed and replayed.
-        AT_LEAST_ONCE: All rows are acknowledged before the batch commits; a replayed batch is written again.
-        NONE: Nothing; rows may be lost or written twice.
+        EXACTLY_ONCE: Rows of one batch become visible exactly once, even after failures and
+            replays.
+        AT_LEAST_ONCE: All rows are acknowledged before the batch commits; a replayed batch is
+            written again.
+        NONE: No guarantee; rows may be lost or written twice.
     """
 
     EXACTLY_ONCE = (0,)
@@ -29,13 +31,13 @@ _NO_TRANSACTIONS = "Spark's Kafka sink writes without transactions, so a batch t
 
 @dataclass(frozen=True)
 class KafkaDelivery:
-    """How a semantic is carried out by Spark's Kafka sink.
+    """How Spark's Kafka sink implements a semantic.
 
     Attributes:
-        semantic: What was asked for.
-        effect: REAL where the sink gives just that; NONE where it gives less.
+        semantic: The requested semantic.
+        effect: REAL if the sink provides it; NONE if it provides less.
         writer_options: Options for `DataStreamWriter.format("kafka").options(...)`.
-        statement: What can be relied on, in plain words.
+        statement: The actual guarantee, as a sentence.
     """
 
     semantic: Semantic
@@ -45,18 +47,19 @@ class KafkaDelivery:
 
 
 def kafka_delivery(semantic: Semantic | str) -> KafkaDelivery:
-    """Return the writer options of a semantic, and what they really guarantee.
+    """Return the writer options for a semantic, and the guarantee they actually provide.
 
-    Spark's sink (`KafkaStreamingWrite`) has each task send its rows and flush; the batch commits after the tasks.
-    That is at least once: with `acks=all` nothing that is committed is lost. It never opens a Kafka transaction, so
-    exactly once cannot be had from it. `enable.idempotence` removes only the duplicates of the producer's own
-    retries within one task, not those of a batch that runs again.
+    Spark's sink (`KafkaStreamingWrite`) makes each task send its rows and flush; the batch commits
+    after the tasks. This provides at-least-once delivery: with `acks=all` no committed row is lost.
+    The sink never opens a Kafka transaction, so it cannot provide exactly-once.
+    `enable.idempotence` removes only the duplicates of the producer's own retries within one task,
+    not those of a batch that runs again.
 
     Args:
         semantic: The semantic or its name.
 
     Raises:
-        OptionError: It is the name of none.
+        OptionError: It is not the name of a semantic.
         OptionTypeError: It is neither a semantic nor a string.
 
     Example:

@@ -1,4 +1,4 @@
-"""Checkpointing modes, retention on cancellation, and the states a stream can end in or be asked for."""
+"""Enums: checkpointing modes, checkpoint retention, and the terminal and desired states of a stream."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ class CheckpointingMode(Enum):
     """The guarantee a restored query gives, as in Flink's `CheckpointingMode`.
 
     Attributes:
-        EXACTLY_ONCE: A snapshot is cut at a committed micro-batch. After a restore the next batch has
-            the same offsets and the same state as an uninterrupted run.
-        AT_LEAST_ONCE: A snapshot is cut without waiting for a batch boundary. The batch that was running
-            may be planned anew after a restore: its rows may be seen twice, and are never lost.
+        EXACTLY_ONCE: A snapshot is taken at a committed micro-batch. After a restore the next batch
+            has the same offsets and the same state as an uninterrupted run.
+        AT_LEAST_ONCE: A snapshot is taken without waiting for a batch boundary. After a restore,
+            Spark may plan the batch that was running again with other offsets: its rows may be
+            processed twice but are never lost.
     """
 
     EXACTLY_ONCE = 0
@@ -24,11 +25,11 @@ class CheckpointingMode(Enum):
 class ExternalizedCheckpointCleanup(Enum):
     """Which checkpoints outlive the stream that took them; savepoints always do.
 
-    The whole table, by state at the end, is in `dagster_ckpt.policies.retention`.
+    `dagster_ckpt.policies.retention` has the full table by terminal state.
 
     Attributes:
-        DELETE_ON_CANCELLATION: Kept only where the stream failed.
-        RETAIN_ON_CANCELLATION: Kept where the stream was cancelled, failed or was suspended.
+        DELETE_ON_CANCELLATION: Kept only if the stream failed.
+        RETAIN_ON_CANCELLATION: Kept if the stream was canceled, failed or was suspended.
         NO_EXTERNALIZED_CHECKPOINTS: Never kept.
     """
 
@@ -38,11 +39,11 @@ class ExternalizedCheckpointCleanup(Enum):
 
 
 class ExternalizedCheckpointRetention(Enum):
-    """The name Flink 1.20 gives to `ExternalizedCheckpointCleanup`; the members mean the same.
+    """Flink 1.20's name for `ExternalizedCheckpointCleanup`; the members mean the same.
 
     Attributes:
-        DELETE_ON_CANCELLATION: Kept only where the stream failed.
-        RETAIN_ON_CANCELLATION: Kept where the stream was cancelled, failed or was suspended.
+        DELETE_ON_CANCELLATION: Kept only if the stream failed.
+        RETAIN_ON_CANCELLATION: Kept if the stream was canceled, failed or was suspended.
         NO_EXTERNALIZED_CHECKPOINTS: Never kept.
     """
 
@@ -52,7 +53,7 @@ class ExternalizedCheckpointRetention(Enum):
 
 
 class TimeCharacteristic(Enum):
-    """Which clock time-dependent operations go by, as in Flink's `TimeCharacteristic`.
+    """Which clock time-dependent operations use, as in Flink's `TimeCharacteristic`.
 
     Attributes:
         ProcessingTime: The clock of the machine that runs the operation.
@@ -69,10 +70,11 @@ class TerminalState(StrEnum):
     """How one execution of a stream ended.
 
     Attributes:
-        FINISHED: The stream has ended for good; there is nothing to resume.
-        CANCELED: A person stopped it.
-        FAILED: It failed, and the restart strategy gave up.
-        SUSPENDED: It stopped and will go on from here, as a bounded `availableNow` run does.
+        FINISHED: The stream completed; there is nothing to resume.
+        CANCELED: A user stopped it.
+        FAILED: It failed, and the restart strategy allows no further restart.
+        SUSPENDED: It stopped and the next execution resumes from here, as after a bounded
+            `availableNow` run.
     """
 
     FINISHED = "FINISHED"
@@ -84,13 +86,14 @@ class TerminalState(StrEnum):
 class RecoveryClaimMode(StrEnum):
     """Who owns the snapshot that a start names, as in Flink's `RecoveryClaimMode` (before 1.20 `RestoreMode`).
 
-    Flink's third mode, LEGACY, is not offered: asking for it is an `OptionError` that says why.
+    Flink's third mode, LEGACY, is not supported: it raises an `OptionError` that says why.
 
     Attributes:
-        NO_CLAIM: The savepoint stays a person's: the stream never deletes it, and may lose it at once, because the
-            next checkpoint holds all it needs itself.
-        CLAIM: The savepoint becomes the stream's own: it counts among the retained snapshots and is deleted like a
-            checkpoint, once newer ones have taken its place or at the stream's end.
+        NO_CLAIM: You keep ownership: the stream never deletes the savepoint. You can delete it at
+            any time after the stream's next checkpoint, which holds everything that the stream
+            needs.
+        CLAIM: The stream takes ownership: the savepoint counts among the retained snapshots, and is
+            deleted like a checkpoint once newer ones subsume it or when the stream ends.
     """
 
     NO_CLAIM = "NO_CLAIM"
@@ -112,11 +115,14 @@ class RecoveryClaimMode(StrEnum):
 
 
 class DesiredState(StrEnum):
-    """What the supervisor sensor brings a stream to (`job.state` of the Flink Kubernetes Operator, and a third).
+    """The state that the supervisor sensor reconciles a stream to.
 
-    RUNNING: It runs, with the code that is loaded.
-    SUSPENDED: It does not run; it was stopped with a savepoint, and everything is kept.
-    CANCELED: It does not run; its checkpoints are kept or deleted as its clean-up option says.
+    It is like `job.state` of the Flink Kubernetes Operator, which has no CANCELED.
+
+    RUNNING: The stream runs with the loaded code.
+    SUSPENDED: The stream does not run; it was stopped with a savepoint and everything is kept.
+    CANCELED: The stream does not run; its checkpoints are kept or deleted according to its cleanup
+        option.
     """
 
     RUNNING = "RUNNING"

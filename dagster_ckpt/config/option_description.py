@@ -1,15 +1,15 @@
-"""One option as a user reads it: its value, and what it does to a Spark query."""
+"""Description of one option for users: its value and its effect on a Spark query."""
 
 from enum import Enum
 from typing import NamedTuple
 
 
 class Effect(Enum):
-    """How an option takes effect.
+    """Kind of effect that an option has on Spark.
 
     Attributes:
-        REAL: The engine or the coordinator does exactly this.
-        MAPPED: A mechanism of Spark with the same purpose does it.
+        REAL: The engine or the coordinator implements exactly this.
+        MAPPED: A Spark mechanism with the same purpose implements it.
         NONE: Not applicable, for the reason given.
     """
 
@@ -19,11 +19,11 @@ class Effect(Enum):
 
 
 class OptionDescription(NamedTuple):
-    """One line of what `describe` answers.
+    """One entry in the result of `describe`.
 
     Attributes:
         option: Its keyword, as in `CheckpointConfig(interval=…)`.
-        value: The value asked for; durations in ms.
+        value: The value as set; durations in ms.
         effect: How it takes effect.
         sentence: What that means for this value.
     """

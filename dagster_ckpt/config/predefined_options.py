@@ -1,6 +1,7 @@
-"""Flink's predefined choices of RocksDB options, and which Spark setting each option of them becomes.
+"""Flink's predefined RocksDB options, and the Spark setting that each of them maps to.
 
-The lists are those of Flink's `PredefinedOptions`; the settings are those that Spark's `RocksDBConf` reads.
+The lists are those of Flink's `PredefinedOptions`; the settings are those that Spark's
+`RocksDBConf` reads.
 """
 
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ ROCKSDB_SETTINGS = "spark.sql.streaming.stateStore.rocksdb."
 
 
 class PredefinedOptions(Enum):
-    """Choices of RocksDB options for kinds of disks, as in PyFlink.
+    """Predefined RocksDB options for kinds of disks, as in PyFlink.
 
     Attributes:
-        DEFAULT: Spark's own, which do not force writes to the disk either.
+        DEFAULT: Spark's defaults, which do not force writes to the disk either.
         SPINNING_DISK_OPTIMIZED: For spinning disks.
-        SPINNING_DISK_OPTIMIZED_HIGH_MEM: For spinning disks, with much more memory for caches and buffers.
+        SPINNING_DISK_OPTIMIZED_HIGH_MEM: For spinning disks, with much more memory for caches and
+            buffers.
         FLASH_SSD_OPTIMIZED: For solid state disks.
     """
 
@@ -29,12 +31,13 @@ class PredefinedOptions(Enum):
 
 @dataclass(frozen=True)
 class RocksDBOption:
-    """One call that a predefined choice makes on RocksDB in Flink.
+    """One call that predefined options make on RocksDB in Flink.
 
     Attributes:
         call: The call, as Flink's documentation writes it.
-        effect: MAPPED to a setting, REAL where RocksDB under Spark does so anyway, NONE where it cannot be had.
-        reason: In a sentence.
+        effect: MAPPED to a setting, REAL if RocksDB under Spark does so anyway, NONE if Spark
+            cannot do it.
+        reason: Why, as a sentence.
         setting: Spark's setting, by full name, or None.
         value: The value of that setting.
     """
@@ -103,5 +106,5 @@ OPTIONS_SET: dict[PredefinedOptions, tuple[RocksDBOption, ...]] = {
 
 
 def spark_settings_of(choice: PredefinedOptions) -> dict[str, str]:
-    """Return the Spark settings of a predefined choice; those of the default are none."""
+    """Return the Spark settings of predefined options; empty for the default."""
     return {option.setting: option.value for option in OPTIONS_SET[choice] if option.setting is not None}

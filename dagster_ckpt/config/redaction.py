@@ -1,7 +1,7 @@
-"""What may be shown or kept of a text that may hold secrets: everything but them.
+"""Redact secrets from text, URLs, settings and command lines before they are stored, logged or shown.
 
-Used wherever something is stored in the catalog or a snapshot, logged, raised or shown. It hides too much rather than
-too little, so it is for what people read. What is used again (the URL of a folder, a command) must not go through it.
+Redaction errs on the side of hiding too much, so use it only for text that people read. Never use
+it on a value that is used again, such as the URL of a folder or a command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = (
 _NAMED = rf"[\w.\-]*{_NAME}[\w.\-]*"
 _SECRET_NAME = re.compile(rf"(?:{_NAMED}|key|pass|sig|sas|auth)", re.IGNORECASE)
 _URL = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.\-]*:)?//)(?P<rest>[^\s'\"<>`]+)")
-# In front of the `@` of these stands a container.
+# In URLs with these schemes, the part before the `@` is a container, not a user.
 _CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")
 _QUOTED = r"\\?'[^']*'|\\?\"[^\"]*\""
 _BARE = r"[^\s&;,'\")\]}\\]+"
@@ -34,14 +34,15 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIV
 
 
 def without_secrets(text: str, known: Iterable[str | None] = ()) -> str:
-    """A text with every secret in it hidden that can be told from its place.
+    """Redact every secret in a text that can be recognized by its position or form.
 
-    Hidden are user names and passwords in URLs (also where an `@` in the password is not escaped), values of keywords,
-    query parameters, settings and options whose names say that they are secret, and keys that are known by their form.
+    This covers user names and passwords in URLs (even if an `@` in the password is not escaped),
+    values of keywords, query parameters, settings and options with secret-sounding names, and keys
+    of a well-known form.
 
     Args:
-        text: Such as a message, a URL, or a command line.
-        known: Secrets that are known to whoever asks, hidden wherever they stand.
+        text: For example a message, a URL, or a command line.
+        known: Secrets that the caller knows, redacted wherever they occur.
 
     Example:
         >>> without_secrets("cannot reach postgresql://me:a@b@host/db?sslpassword=x, with password=y")
@@ -57,7 +58,7 @@ def without_secrets(text: str, known: Iterable[str | None] = ()) -> str:
 
 
 def shown_command(words: Sequence[str]) -> list[str]:
-    """The words of a command line that may be shown.
+    """Redact the words of a command line.
 
     Example:
         >>> shown_command(["run", "--conf", "fs.s3a.secret.key=x", "--password", "y", "orders.py"])
@@ -79,7 +80,7 @@ def shown_command(words: Sequence[str]) -> list[str]:
 
 
 def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Settings that may be shown: the values of those whose names say that they are secret are hidden.
+    """Redact the values of settings with secret-sounding names.
 
     Example:
         >>> shown_settings({"redis.host": "h", "redis.password": "x"})
@@ -92,12 +93,12 @@ def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether what has this name is secret, as far as the name tells."""
+    """Whether a setting of this name holds a secret, judging by the name."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 
 def user_info(url: str) -> tuple[str, str]:
-    """A URL without its user info, and that user info; empty where it has none.
+    """Split a URL into the URL without user info, and the user info (empty if it has none).
 
     Example:
         >>> user_info("sftp://me:secret@host/snapshots")
@@ -111,14 +112,14 @@ def user_info(url: str) -> tuple[str, str]:
 
 
 def refuse_user_info(option: str, url: str | None) -> None:
-    """Refuse a location that is kept in the catalog and shown, if it names a user.
+    """Refuse a location that contains user info, because locations are stored in the catalog and shown.
 
     Args:
-        option: What it is called, in the message.
+        option: Name of the option in the message.
         url: The location, if any.
 
     Raises:
-        OptionError: It names a user.
+        OptionError: It contains user info.
     """
     if url is not None and user_info(url)[1]:
         raise OptionError(
@@ -128,10 +129,10 @@ def refuse_user_info(option: str, url: str | None) -> None:
 
 
 def cause_to_show(error: BaseException) -> BaseException | None:
-    """The error, to be chained; None where it, or what caused it, says something that may not be shown.
+    """The error as a cause to chain, or None if it or one of its causes contains a secret.
 
     Args:
-        error: What was caught.
+        error: The caught exception.
     """
     current: BaseException | None = error
     seen: set[int] = set()
@@ -153,9 +154,9 @@ def _hide_user(found: re.Match[str]) -> str:
 
 
 def _end_of_user(rest: str) -> int:
-    """Place of the `@` behind the user info of what follows `://`, or -1.
+    """Index of the `@` that ends the user info in what follows `://`, or -1.
 
-    A password that is not escaped may hold `@`, `/`, `?` and `#`: then the last `@` counts.
+    An unescaped password may contain `@`, `/`, `?` and `#`: then the last `@` counts.
     """
     end = next((index for index, letter in enumerate(rest) if letter in "/?#"), len(rest))
     authority = rest[:end]

@@ -1,4 +1,4 @@
-"""The options of Spark's RocksDB state store as one frozen, checked value, and a user's factory for them."""
+"""Options of Spark's RocksDB state store as a frozen, validated value, and user-defined option factories."""
 
 import posixpath
 import re
@@ -36,12 +36,13 @@ class RocksDBOptions:
     """The options of one RocksDB backend.
 
     Attributes:
-        incremental: Whether Spark writes each batch's changes only; None is the default, False.
-        predefined: A predefined choice of RocksDB options.
+        incremental: Whether Spark writes only the changes of each batch; None is the default,
+            False.
+        predefined: Predefined RocksDB options.
         factory: Import path of a `RocksDBOptionsFactory`, applied on top of the predefined options.
-        db_storage_paths: Local directories of the working state; None leaves Spark's.
-        transfer_threads: Threads that move files; None is the default, 4 for our copies and Spark's own choice
-            for its uploads.
+        db_storage_paths: Local directories of the working state; None uses Spark's.
+        transfer_threads: Threads that move files; None is the default, 4 for our copies and Spark's
+            own choice for its uploads.
         ttl_compaction_filter: Flink's filter of expired state.
         settings: More Spark settings, by full name, applied last.
 
@@ -59,7 +60,7 @@ class RocksDBOptions:
     settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Check each value."""
+        """Validate each value."""
         if self.incremental is not None:
             INCREMENTAL.checked(self.incremental)
         PREDEFINED.checked(self.predefined)
@@ -74,11 +75,11 @@ class RocksDBOptions:
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=own))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the settings of the session that the query is started in.
+        """Return the Spark session settings for the query.
 
         Raises:
-            OptionError: The factory gave a setting that Spark cannot take.
-            OptionTypeError: It gave one of the wrong type.
+            OptionError: The factory returned a setting that Spark does not accept.
+            OptionTypeError: The factory returned a setting of the wrong type.
         """
         predefined = spark_settings_of(self.predefined)
         own = as_text({PROVIDER_CLASS: ROCKSDB, CHANGELOG_CHECKPOINTING: bool(self.incremental)})
@@ -134,17 +135,19 @@ class RocksDBOptions:
 
 
 def _upload_threads(number: int) -> dict[str, str]:
-    # Spark splits its maintenance threads by a share between uploads and clean-up; one is left for clean-up.
+    # Spark splits its maintenance threads between uploads and clean-up by a ratio; one thread is
+    # left for clean-up.
     total = min(number + 1, INT_MAX)
     return {MAINTENANCE_THREADS: str(total), SNAPSHOT_SHARE: repr((total - 1) / total)}
 
 
 def local_directory(path: object) -> str:
-    """Return a local directory as PyFlink's getter answers it: an absolute path, normalised.
+    """Return a local directory as PyFlink's getter returns it: a normalised absolute path.
 
     Raises:
         OptionTypeError: It is not a string.
-        OptionError: It is None, relative, of another file system, or cannot be one of several in a list.
+        OptionError: It is None, relative, on another file system, or contains the separator of the
+            list.
     """
     if path is None:
         raise OptionError(
@@ -172,9 +175,10 @@ _IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)"
 
 
 class RocksDBOptionsFactory(ABC):
-    """Makes Spark settings of the RocksDB state store; Flink's interface of this name makes RocksDB's own.
+    """Creates Spark settings for the RocksDB state store, where Flink's interface of this name creates RocksDB options.
 
-    A factory has a constructor without arguments. It is imported and called in the process that starts the query.
+    A factory has a constructor without arguments. It is imported and called in the process that
+    starts the query.
 
     Example:
         >>> class SmallCaches(RocksDBOptionsFactory):
@@ -184,7 +188,7 @@ class RocksDBOptionsFactory(ABC):
 
     @abstractmethod
     def create_settings(self, current: Mapping[str, str]) -> Mapping[str, SettingValue]:
-        """Return settings that are applied on top of the current ones.
+        """Return settings to apply on top of the current ones.
 
         Args:
             current: The settings of the predefined options, by full name.
@@ -199,7 +203,7 @@ def options_factory(name: object) -> type[RocksDBOptionsFactory]:
 
     Raises:
         OptionTypeError: The name is not a string.
-        OptionError: It names nothing that can be imported, or something that is no factory.
+        OptionError: It cannot be imported, or it is not a factory.
     """
     if not isinstance(name, str):
         kind = OptionError if name is None else OptionTypeError

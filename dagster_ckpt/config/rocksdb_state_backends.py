@@ -1,4 +1,4 @@
-"""State in RocksDB on the executors' disks, for state larger than memory, under Flink's names."""
+"""State backends in RocksDB on the executors' disks, for state larger than memory, under Flink's names."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,20 +13,21 @@ from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS, SettingV
 from dagster_ckpt.config.storage_path import StoragePath
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
-# Flink removed these after 1.10; they work here, and are no longer offered.
+# Flink removed these after 1.10. They still work here but are not advertised.
 _DEPRECATED = {"enable_ttl_compaction_filter", "disable_ttl_compaction_filter", "is_ttl_compaction_filter_enabled"}
 
 
 class RocksDBBackend(StateBackend):
-    """PyFlink's setters over one `RocksDBOptions`: what both RocksDB backends share.
+    """PyFlink's setters over one `RocksDBOptions`, shared by both RocksDB backends.
 
-    Every setter checks its value and leaves the object unchanged on an error. As in PyFlink they return None.
+    Each setter validates its value; if validation fails, the object is unchanged. As in PyFlink,
+    setters return None.
 
     Args:
         options: The options.
     """
 
-    # Two backends are compared by value and can change, so they cannot be keys.
+    # Backends are mutable and compared by value, so they are not hashable.
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, options: RocksDBOptions) -> None:
@@ -39,11 +40,11 @@ class RocksDBBackend(StateBackend):
 
     @property
     def transfer_threads(self) -> int:
-        """How many threads of ours copy files while a snapshot is taken or restored."""
+        """Number of threads of this package that copy files while a snapshot is taken or restored."""
         return self._options.transfer_threads or DEFAULT_TRANSFER_THREADS
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the provider, the settings of the options, and the further settings on top."""
+        """Return the provider, the settings of the options, and the additional settings on top."""
         return self._options.spark_settings()
 
     def describe(self) -> list[OptionDescription]:
@@ -51,23 +52,23 @@ class RocksDBBackend(StateBackend):
         return self._options.describe()
 
     def is_incremental_checkpoints_enabled(self) -> bool:
-        """Return whether Spark writes each batch's changes only."""
+        """Return whether Spark writes only the changes of each batch."""
         return bool(self._options.incremental)
 
     def get_db_storage_paths(self) -> list[str] | None:
-        """Return the local directories of the working state, or None where Spark's are used."""
+        """Return the local directories of the working state, or None if Spark's are used."""
         return None if self._options.db_storage_paths is None else list(self._options.db_storage_paths)
 
     def set_db_storage_paths(self, *paths: str) -> None:
-        """Set the local directories of the working state; none at all restores Spark's."""
+        """Set the local directories of the working state; no argument restores Spark's."""
         self._set(db_storage_paths=paths or None)
 
     def get_predefined_options(self) -> PredefinedOptions:
-        """Return the predefined choice of RocksDB options."""
+        """Return the predefined RocksDB options."""
         return self._options.predefined
 
     def set_predefined_options(self, options: PredefinedOptions) -> None:
-        """Set the predefined choice of RocksDB options."""
+        """Set the predefined RocksDB options."""
         self._set(predefined=PREDEFINED.checked(options))
 
     def get_options(self) -> str | None:
@@ -75,7 +76,7 @@ class RocksDBBackend(StateBackend):
         return self._options.factory
 
     def set_options(self, options_factory_class_name: str) -> None:
-        """Set a `RocksDBOptionsFactory` by import path; its settings go on top of the predefined options."""
+        """Set a `RocksDBOptionsFactory` by import path; its settings are applied on top of the predefined options."""
         options_factory(options_factory_class_name)
         self._set(factory=options_factory_class_name)
 
@@ -90,11 +91,12 @@ class RocksDBBackend(StateBackend):
 
 
 class EmbeddedRocksDBStateBackend(RocksDBBackend):
-    """RocksDB, with snapshots wherever the stream's storage says.
+    """RocksDB, with snapshots in the stream's checkpoint storage.
 
     Args:
-        enable_incremental_checkpointing: Whether Spark writes each batch's changes only (changelog checkpointing)
-            and the whole database in the background. None is False, as in Flink.
+        enable_incremental_checkpointing: Whether Spark writes only the changes of each batch
+            (changelog checkpointing) and the whole database in the background. None is False, as in
+            Flink.
         settings: More Spark settings, by full name; not those that the other options stand for.
 
     Raises:
@@ -111,25 +113,26 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
         super().__init__(RocksDBOptions(incremental=enable_incremental_checkpointing, settings=settings or {}))
 
     def get_number_of_transfer_threads(self) -> int:
-        """Return how many threads move files while snapshotting and restoring."""
+        """Return the number of threads that copy files while a snapshot is taken or restored."""
         return self.transfer_threads
 
     def set_number_of_transfer_threads(self, number_of_transfering_threads: int) -> None:
-        """Set how many threads move files while snapshotting and restoring, from 1."""
+        """Set the number of threads that copy files while a snapshot is taken or restored, from 1."""
         self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
 
 
 class RocksDBStateBackend(RocksDBBackend):
-    """RocksDB, with snapshots in a directory of its own: the older spelling.
+    """RocksDB, with snapshots in a directory that the backend names: the older spelling.
 
     Args:
         checkpoint_data_uri: URL of the directory of checkpoints.
         enable_incremental_checkpointing: As for `EmbeddedRocksDBStateBackend`.
-        checkpoint_stream_backend: A backend that names a place (Memory, Fs, RocksDB), instead of the URL.
+        checkpoint_stream_backend: A backend that names a directory (Memory, Fs, RocksDB), instead
+            of the URL.
         settings: More Spark settings, by full name; not those that the other options stand for.
 
     Raises:
-        OptionError: The backend names no place, or a value is out of range.
+        OptionError: The backend names no directory, or a value is out of range.
         OptionTypeError: Neither URL nor backend is given, or a value has the wrong type.
     """
 
@@ -145,7 +148,7 @@ class RocksDBStateBackend(RocksDBBackend):
         self._checkpoint_backend = _checkpoint_backend(checkpoint_data_uri, checkpoint_stream_backend)
 
     def get_checkpoint_backend(self) -> StateBackend:
-        """Return the backend that says where snapshots live."""
+        """Return the backend that names where snapshots are stored."""
         return self._checkpoint_backend
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
@@ -153,23 +156,23 @@ class RocksDBStateBackend(RocksDBBackend):
         return self._checkpoint_backend.checkpoint_storage()
 
     def get_number_of_transfering_threads(self) -> int:
-        """Return how many threads move files while snapshotting and restoring."""
+        """Return the number of threads that copy files while a snapshot is taken or restored."""
         return self.transfer_threads
 
     def set_number_of_transfering_threads(self, number_of_transfering_threads: int) -> None:
-        """Set how many threads move files while snapshotting and restoring, from 1."""
+        """Set the number of threads that copy files while a snapshot is taken or restored, from 1."""
         self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
 
     def is_ttl_compaction_filter_enabled(self) -> bool:
-        """Return what was set; Spark has no such filter."""
+        """Return the value that was set; Spark has no such filter."""
         return self._options.ttl_compaction_filter
 
     def enable_ttl_compaction_filter(self) -> None:
-        """Ask for Flink's filter of expired state, which Spark does not have. Deprecated since Flink 1.10."""
+        """Turn on Flink's filter of expired state, which Spark does not have. Deprecated since Flink 1.10."""
         self._set(ttl_compaction_filter=True)
 
     def disable_ttl_compaction_filter(self) -> None:
-        """Ask for no filter of expired state. Deprecated since Flink 1.10."""
+        """Turn off Flink's filter of expired state, which Spark does not have. Deprecated since Flink 1.10."""
         self._set(ttl_compaction_filter=False)
 
     def describe(self) -> list[OptionDescription]:

@@ -1,4 +1,4 @@
-"""How Spark keeps the state of a query while it runs, and whether existing state can continue on another backend."""
+"""State backends: how Spark keeps a query's working state, and which backends can continue existing state."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -16,18 +16,19 @@ SettingValue = str | int | float | bool
 def checked_settings(
     source: str, settings: Mapping[str, SettingValue], *, own: Iterable[str] = ()
 ) -> dict[str, SettingValue]:
-    """Return a copy of settings if Spark can take them.
+    """Validate Spark settings and return a copy.
 
     Args:
         source: Where they come from, in messages.
         settings: The settings.
-        own: Names that the state backend sets itself.
+        own: Names of settings that the state backend sets itself.
 
     Raises:
         OptionTypeError: A name or a value has the wrong type.
-        OptionError: A name is not Spark's, or is one of the backend's own.
+        OptionError: A name is not a Spark setting, or is one that the backend sets.
     """
-    # Spark reads the RocksDB names without regard to case, so a second spelling would silently win or lose.
+    # Spark reads the RocksDB names case-insensitively, so a second spelling would silently win or
+    # lose.
     reserved = {name.lower() for name in own}
     if not isinstance(settings, Mapping):
         raise OptionTypeError(f"{source} is {settings!r}, but must map names to strings, numbers or booleans.")
@@ -47,7 +48,7 @@ def checked_settings(
 
 
 def as_text(settings: Mapping[str, SettingValue]) -> dict[str, str]:
-    """Write values as Spark reads them."""
+    """Format values as Spark reads them."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.items()}
 
 
@@ -57,10 +58,10 @@ DEFAULT_TRANSFER_THREADS = 4
 
 
 class StateBackend(ABC):
-    """How working state is kept. Backends are configuration only: they pickle, and are safe to share."""
+    """How working state is kept. Backends are configuration only: they can be pickled and shared."""
 
     def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
-        """Refuse the abstract class itself, in words a user of PyFlink understands."""
+        """Refuse to instantiate the abstract class, with a message that helps a PyFlink user."""
         if cls is StateBackend:
             raise OptionTypeError(
                 "StateBackend() is abstract, so it cannot be made; it must be one of HashMapStateBackend, "
@@ -79,33 +80,33 @@ class StateBackend(ABC):
 
     @property
     def transfer_threads(self) -> int:
-        """How many threads of ours copy files while a snapshot is taken or restored."""
+        """Number of threads of this package that copy files while a snapshot is taken or restored."""
         return DEFAULT_TRANSFER_THREADS
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
-        """Return where this backend says that snapshots live; None where it says nothing, as the newer ones."""
+        """Return where this backend stores snapshots, or None if it does not decide that, like the newer ones."""
         return None
 
 
 @dataclass(frozen=True)
 class CustomStateBackend(StateBackend):
-    """Any state store provider that is on Spark's class path.
+    """Any state store provider on Spark's class path.
 
     Attributes:
         provider_class: Full name of the Java class; it must extend Spark's `StateStoreProvider`.
-        settings: More Spark settings, by full name.
+        settings: Additional Spark settings, by full name.
 
     Raises:
         OptionError: The class name is empty, or a setting is not Spark's.
         OptionTypeError: A value has the wrong type.
     """
 
-    # The default is refused with our message instead of Python's.
+    # The default is rejected with our message instead of Python's.
     provider_class: str = ""
     settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the class name and the settings."""
+        """Validate the class name and the settings."""
         allowed = "the full name of a Java class such as com.example.MyStateStoreProvider"
         if not self.provider_class or not isinstance(self.provider_class, str):
             raise OptionTypeError(f"provider_class is {self.provider_class!r}, but must be {allowed}.")
@@ -114,7 +115,7 @@ class CustomStateBackend(StateBackend):
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=[PROVIDER_CLASS]))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the provider and the further settings."""
+        """Return the provider and the additional settings."""
         return {PROVIDER_CLASS: self.provider_class} | as_text(self.settings)
 
     def describe(self) -> list[OptionDescription]:
@@ -131,14 +132,14 @@ class CustomStateBackend(StateBackend):
 def storage_of_stream(
     configured: CheckpointStorage | None, backend: StateBackend | None, deployment: CheckpointStorage
 ) -> CheckpointStorage:
-    """Return where a stream's snapshots live.
+    """Return where a stream's snapshots are stored.
 
-    A backend that names a place itself (Memory, Fs, RocksDB) comes first, as in Flink's `CheckpointStorageLoader`,
-    then the stream's own storage, then the deployment's.
+    A backend that names a directory (Memory, Fs, RocksDB) takes precedence, as in Flink's
+    `CheckpointStorageLoader`, then the stream's storage, then the deployment's.
 
     Args:
         configured: The storage of the stream's `CheckpointConfig`, if any.
-        backend: The stream's state backend; None where it is left to the session.
+        backend: The stream's state backend; None if the session decides.
         deployment: The deployment's storage.
     """
     return (backend and backend.checkpoint_storage()) or configured or deployment
@@ -146,11 +147,12 @@ def storage_of_stream(
 
 @dataclass(frozen=True)
 class PinnedState:
-    """What a query's state was begun with, as Spark wrote it into the offset log or a snapshot says it.
+    """Backend and settings that existing state was written with, from Spark's offset log or a snapshot.
 
     Attributes:
-        provider: Full name of the state store provider; None where the query keeps no state.
-        settings: Settings that Spark pins for the life of the query, by full name, as far as they are known.
+        provider: Full name of the state store provider; None if the query keeps no state.
+        settings: Settings that Spark pins for the life of the query, by full name, as far as they
+            are known.
     """
 
     provider: str | None
@@ -159,11 +161,11 @@ class PinnedState:
 
 @dataclass(frozen=True)
 class BackendChange:
-    """What becomes of a wanted backend.
+    """Whether a query can continue with another backend.
 
     Attributes:
-        refused: Why the query cannot go on with it, and what to do; None where it can.
-        kept: Settings that Spark keeps as they were, each as a sentence.
+        refused: Why the query cannot continue with it, and what to do; None if it can.
+        kept: Settings that Spark keeps at their old value, each as a sentence.
     """
 
     refused: str | None = None
@@ -171,15 +173,16 @@ class BackendChange:
 
 
 def backend_change(pinned: PinnedState, wanted: StateBackend) -> BackendChange:
-    """Decide whether a query can go on with a backend.
+    """Decide whether a query can continue with a backend.
 
-    Each provider has files of its own, and no provider of Spark reads those of another. Spark itself would not
-    fail: it takes the pinned provider and the wanted one is ignored, with a line in the driver's log
-    (`OffsetSeqMetadata.setSessionConf`). So does it with every other setting that it pins.
+    Each provider has its own file format, and no Spark provider reads the files of another. Spark
+    itself would not fail: it uses the pinned provider and ignores the wanted one, with a line in
+    the driver's log (`OffsetSeqMetadata.setSessionConf`). It does the same with every other setting
+    that it pins.
 
     Args:
-        pinned: What the state was begun with.
-        wanted: The backend the query is to be started with.
+        pinned: What the existing state was written with.
+        wanted: The backend to start the query with.
     """
     if pinned.provider is None:
         return BackendChange()

@@ -1,4 +1,4 @@
-"""Paths of storage directories, normalized as Flink's `Path` does, and the file systems that fsspec knows."""
+"""URLs of storage directories, normalized like Flink's `Path`, and their fsspec arguments."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from typing import Any
 from dagster_ckpt.config.redaction import user_info, without_secrets
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
-# Here a put is not atomic but a rename is, and folders have to be made. Everything else is taken for an object store.
+# On these file systems a put is not atomic but a rename is, and folders must be created. All others
+# are treated as object stores.
 _WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", "ssh", "webhdfs"})
 
 
 def has_folders(url: str) -> bool:
-    """Whether a URL is of a file system with real folders, and not of an object store."""
+    """Whether a URL is on a file system with real folders, as opposed to an object store."""
     return url.partition("://")[0] in _WITH_FOLDERS
 
 
 def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a file system, with what we need where the user says nothing.
+    """Arguments for an fsspec file system: the user's, plus defaults that this package needs.
 
     Args:
-        url: A URL of it.
-        storage_options: What the user says.
+        url: A URL on that file system.
+        storage_options: The user's arguments.
     """
     if not url.startswith(("s3://", "s3a://")):
         return dict(storage_options)
-    # Snapshots carry digests of their own, and servers that are not Amazon's get these checksums wrong.
+    # Snapshots carry their own digests, and S3-compatible servers get these checksums wrong.
     config = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
     return {**storage_options, "config_kwargs": {**config, **storage_options.get("config_kwargs", {})}}
 
 
-# One letter is a Windows drive, to Flink as well.
+# A single letter is a Windows drive, in Flink as well.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+")
 _ALLOWED = "the URL of a directory below the root, for example file:///data/checkpoints or s3://bucket/checkpoints"
 
 
 @dataclass(frozen=True)
 class StoragePath:
-    """A directory named by a URL.
+    """A directory, parsed from a URL.
 
     Attributes:
         scheme: The file system, such as "file" or "s3".
-        authority: Host, bucket or container; empty where there is none.
+        authority: Host, bucket or container; empty if there is none.
         path: Absolute path in it, without a trailing slash; empty for the root of an authority.
-        user_info: User name and password that the URL names in front of the host. They are for opening it alone: no
-            other form of the path has them.
+        user_info: User name and password in front of the host. They are used only to open the
+            directory: no other form of the path contains them.
     """
 
     scheme: str
@@ -58,14 +59,14 @@ class StoragePath:
 
     @classmethod
     def parse(cls, option: str, value: object) -> StoragePath:
-        """Read a URL.
+        """Parse a URL.
 
-        Consecutive slashes become one, a trailing one is dropped, "." and ".." are resolved.
+        Consecutive slashes are merged, a trailing slash is dropped, "." and ".." are resolved.
 
         Args:
             option: Name of the option in messages.
-            value: The URL. The scheme is required: Flink refuses a bare path too, because its meaning
-                would depend on the machine that reads it.
+            value: The URL. The scheme is required: Flink refuses a bare path too, because its
+                meaning would depend on the machine that reads it.
 
         Raises:
             OptionTypeError: The value is not a string.
@@ -85,24 +86,25 @@ class StoragePath:
         if rest and not rest.startswith("/"):
             raise OptionError(f"{option} is {value!r}, a relative path; it must be {_ALLOWED}.")
         path = posixpath.normpath("/" + rest.lstrip("/")).rstrip("/")
-        # A bucket or a name node of its own is a fine home for checkpoints (PyFlink's own example is
-        # "hdfs://checkpoints"); the root of this machine is not, whatever stands before it.
+        # The root of a bucket or of a name node is a valid checkpoint directory (PyFlink's own
+        # example is "hdfs://checkpoints"). The root of this machine is not, whatever host precedes
+        # it.
         if not path and (not authority or scheme == "file"):
             raise OptionError(f"{option} is {value!r}, the root directory; it must be {_ALLOWED}.")
         return cls(scheme, authority, path, credentials)
 
     @property
     def url(self) -> str:
-        """The form fsspec reads, always with "//". A local path has no host: Flink ignores it too."""
+        """The form that fsspec reads, always with "//". A local path has no host: Flink ignores it too."""
         authority = "" if self.scheme == "file" else self.authority
         return f"{self.scheme}://{authority}{self.path}"
 
     @property
     def url_to_open(self) -> str:
-        """The same with the user name and password that were given; never shown, never kept."""
+        """The same with the given user name and password; never shown, never stored."""
         scheme, separator, rest = self.url.partition("://")
         return f"{scheme}{separator}{self.user_info}@{rest}" if self.user_info else self.url
 
     def __str__(self) -> str:
-        """The form PyFlink's getters answer: "file:/data" for file:///data."""
+        """The form that PyFlink's getters return: "file:/data" for file:///data."""
         return f"{self.scheme}:{'//' + self.authority if self.authority else ''}{self.path}"

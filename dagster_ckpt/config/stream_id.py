@@ -1,4 +1,4 @@
-"""What may be the id of a stream: it names a folder in every kind of storage, and below the live root."""
+"""Validation of stream ids. An id becomes a folder name in every storage and below the live root."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def checked_stream_id(stream_id: str) -> str:
-    """A stream id that stays in its folder.
+    """Validate a stream id and return it.
 
     Raises:
-        OptionError: It could name another place.
+        OptionError: The id could name a path outside its folder.
     """
     if not STREAM_ID_PATTERN.fullmatch(stream_id):
         raise OptionError(

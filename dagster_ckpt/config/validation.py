@@ -1,4 +1,4 @@
-"""What an option accepts, stated once: the check and the sentence a user reads come from the same value."""
+"""Validators for option values. The check and the sentence that a user reads come from the same value."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +10,7 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 # Flink keeps counts in a Java `int` and durations in a Java `long`: the same limits keep programs portable.
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
-# The longest duration that a getter can answer as a timedelta.
+# The longest duration that a getter can return as a timedelta.
 TIMEDELTA_MAX_MS = timedelta.max // timedelta(milliseconds=1)
 
 Member = TypeVar("Member", bound=Enum)
@@ -22,7 +22,7 @@ def _found(value: object) -> str:
 
 @dataclass(frozen=True)
 class WholeNumber:
-    """An integer option with both ends of its range included.
+    """An integer option with an inclusive range.
 
     Attributes:
         option: Its name in messages.
@@ -38,12 +38,12 @@ class WholeNumber:
 
     @property
     def allowed(self) -> str:
-        """The accepted values in words."""
+        """The accepted values as text."""
         what = f"a whole number {self.unit}".rstrip()
         return f"{what} from {self.minimum} to {self.maximum}"
 
     def typed(self, value: object) -> int:
-        """Return the value if it has the right type, whatever the range.
+        """Return the value if it has the right type, even if it is out of range.
 
         Raises:
             OptionTypeError: It is not an integer; `True` and `False` are not integers here.
@@ -53,11 +53,11 @@ class WholeNumber:
         return value
 
     def checked(self, value: object) -> int:
-        """Return the value if it is accepted.
+        """Validate the value and return it.
 
         Raises:
             OptionTypeError: It has the wrong type, see `typed`.
-            OptionError: It is outside the range.
+            OptionError: It is out of range.
         """
         number = self.typed(value)
         if not self.minimum <= number <= self.maximum:
@@ -99,7 +99,7 @@ class Switch:
         """Return the value if it is a boolean.
 
         Raises:
-            OptionTypeError: It is anything else; 0, 1 and None are not guessed at.
+            OptionTypeError: It is anything else, including 0, 1 and None.
         """
         if not isinstance(value, bool):
             raise OptionTypeError(f"{self.option} is {_found(value)}, but must be {self.allowed}.")
@@ -108,7 +108,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Choice(Generic[Member]):
-    """An option whose value is a member of one enum.
+    """An option whose value is a member of an enum.
 
     Attributes:
         option: Its name in messages.
@@ -120,7 +120,7 @@ class Choice(Generic[Member]):
 
     @property
     def allowed(self) -> str:
-        """The accepted values in words."""
+        """The accepted values as text."""
         return "one of " + ", ".join(str(member) for member in self.enum)
 
     def checked(self, value: object) -> Member:
@@ -134,7 +134,7 @@ class Choice(Generic[Member]):
         return value
 
     def named(self, value: object) -> Member:
-        """Return the member, given itself or its name: YAML and the Dagster launchpad know only names.
+        """Return the member, given the member or its name: YAML and the Dagster launchpad have only names.
 
         Raises:
             OptionError: It is a string, but not the name of a member.

@@ -1,5 +1,5 @@
-"""File access: named objects for snapshots, and directory trees for live directories.
+"""File access: object spaces for snapshots, and directory trees for live directories.
 
-Each has an implementation for local disks, for fsspec, and objects one for memory. Start with `objects.py` and
-`folder.py`.
+Both have implementations for local disks and for fsspec; object spaces also have one in memory.
+Start with `objects.py` and `folder.py`.
 """

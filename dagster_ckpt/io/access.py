@@ -1,4 +1,4 @@
-"""Turning whatever a file system throws into one error that says what to do."""
+"""Convert file system exceptions into `StorageAccessError`, whose message says what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagster_ckpt.errors import CkptError, StorageAccessError
 
 @contextmanager
 def accessing(what: str, where: str) -> Iterator[None]:
-    """Tell failures as StorageAccessError.
+    """Raise failures as StorageAccessError.
 
     Args:
         what: The verb, such as "write".
@@ -22,7 +22,8 @@ def accessing(what: str, where: str) -> Iterator[None]:
         yield
     except CkptError:
         raise
-    # Drivers raise their own kinds of errors (botocore, gcsfs, ...), which have no base in common.
+    # Drivers raise their own exception types (botocore, gcsfs, ...), which have no common base
+    # class.
     except Exception as error:  # noqa: BLE001 - it is raised, as its cause or in words
         raise StorageAccessError(
             f"Cannot {what} {without_secrets(where)}: {type(error).__name__}: {without_secrets(str(error))}. "
@@ -35,7 +36,7 @@ def accessing(what: str, where: str) -> Iterator[None]:
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Tell failures as StorageAccessError, except that an object that is not there stays FileNotFoundError."""
+    """Raise failures as StorageAccessError, except that a missing object stays FileNotFoundError."""
     missing: FileNotFoundError | None = None
     with accessing("read", where):
         try:
@@ -47,10 +48,10 @@ def reading(where: str) -> Iterator[None]:
 
 
 class Guarded:
-    """A stream whose failures are StorageAccessErrors: a full disk has to name the place.
+    """A byte stream that raises failures as StorageAccessError, so that a full disk is reported with its location.
 
     Args:
-        stream: Where the bytes go, or come from.
+        stream: The stream to wrap.
         where: Its URL.
     """
 
@@ -67,16 +68,16 @@ class Guarded:
             return done
 
     def writelines(self, pieces: Iterable[bytes]) -> None:
-        """Write all of some pieces, one after the other."""
+        """Write several pieces, one after the other."""
         with accessing("write", self._where):
             self._stream.writelines(pieces)
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to so many bytes."""
+        """Read up to `size` bytes."""
         with accessing("read", self._where):
             return self._stream.read(size)
 
     def seek(self, offset: int) -> int:
-        """Go to a position."""
+        """Move to a position."""
         with accessing("read", self._where):
             return self._stream.seek(offset)

@@ -1,4 +1,4 @@
-"""What somebody has to write to keep snapshots in a place of their own: four verbs on named objects."""
+"""Custom storage: `CustomSpace`, the base class for user-defined object stores (four methods to implement)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from typing import BinaryIO, cast
 from dagster_ckpt.io.access import Guarded, accessing, reading
 from dagster_ckpt.io.objects import ObjectSpace, nothing
 
-# A data object is collected here before it is put; a larger one goes through a file.
+# A data object up to this size is buffered in memory before it is put; a larger one is spooled to a
+# file.
 SPOOLED_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One object of a place.
+    """One object of a space.
 
     Attributes:
         name: Its name.
         size: Its length in bytes.
-        changed_at_ms: When it was put, ms since the epoch: what is younger than a sweep's age is never swept.
+        changed_at_ms: When it was put, ms since the epoch. A sweep never deletes objects younger
+            than its minimum age.
     """
 
     name: str
@@ -33,47 +35,48 @@ class StoredObject:
 
 
 class CustomSpace(ABC):
-    """A flat place of named objects, such as a table of blobs or a service of your own.
+    """A flat space of named objects, such as a table of blobs or a service of yours.
 
-    Give `put`, `get`, `remove` and `objects`, and name the class in a `CustomCheckpointStorage`: it is called with
-    `stream_id` and the settings, once for each stream that is opened. All streams share the place; folders, sharing
-    between snapshots, and what may be deleted when, are made of these verbs. They are called from several threads at
-    once.
+    Implement `put`, `get`, `remove` and `objects`, and name the class in a
+    `CustomCheckpointStorage`. The class is called with `stream_id` and the settings, once for each
+    stream that is opened. All streams share the space; folders, sharing between snapshots, and
+    garbage collection are built on these methods. They are called from several threads
+    concurrently.
 
-    Any exception is told to users as a StorageAccessError that names the object. Names are POSIX paths without a
-    leading slash. Data objects have up to 64 MB, or the size of the largest file of a state store where that is more;
-    override `create` and `open` to stream them.
+    Any exception is reported to users as a StorageAccessError that names the object. Names are
+    POSIX paths without a leading slash. Data objects are up to 64 MB, or as large as the largest
+    file of a state store if that is larger; override `create` and `open` to stream them.
 
     Attributes:
-        url: A URL with a scheme of its own and a host, such as "blobs://orders": what locations of snapshots begin
-            with.
+        url: A URL with a scheme and a host that you choose, such as "blobs://orders"; locations of
+            snapshots begin with it.
     """
 
     url: str
 
     @abstractmethod
     def put(self, name: str, data: BinaryIO) -> None:
-        """Keep an object under a name: seen whole or not at all, and durable on return. It may replace one."""
+        """Store an object under a name, atomically and durably. It may replace an existing object."""
 
     @abstractmethod
     def get(self, name: str) -> bytes:
         """All bytes of an object.
 
         Raises:
-            FileNotFoundError: There is none of this name.
+            FileNotFoundError: No object has this name.
         """
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Remove an object; a missing object is not an error."""
 
     @abstractmethod
     def objects(self, prefix: str) -> Iterable[StoredObject]:
-        """All objects whose names begin with a prefix, in any order, those just put included."""
+        """All objects whose names begin with a prefix, in any order. Must include objects that were just put."""
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Open a new data object for writing; it is put once the context is left without an error."""
+        """Open a new data object for writing; it is put when the context exits without an error."""
         where = f"{self.url}/{name}"
         with tempfile.SpooledTemporaryFile(SPOOLED_BYTES) as spool:
             yield cast("BinaryIO", Guarded(cast("BinaryIO", spool), where))
@@ -94,7 +97,7 @@ class CustomSpace(ABC):
 
     @contextmanager
     def open(self, name: str, part: range | None = None) -> Iterator[BinaryIO]:  # noqa: ARG002
-        """Open an object for reading; override it where a part can be fetched alone."""
+        """Open an object for reading. Override this if your store can fetch a part of an object."""
         yield io.BytesIO(self.read(name))
 
     def size(self, name: str) -> int | None:
@@ -102,7 +105,7 @@ class CustomSpace(ABC):
         return self.sizes([name]).get(name)
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Lengths of those objects that are there."""
+        """Lengths of the objects that exist."""
         found: dict[str, int] = {}
         for name in names:
             with accessing("look at", f"{self.url}/{name}"):
@@ -110,7 +113,7 @@ class CustomSpace(ABC):
         return found
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:  # noqa: ARG002
-        """Nothing is shared between places; override it where the place can copy by itself."""
+        """Return False, as nothing is shared between spaces. Override this if your store can copy on its side."""
         return False
 
     def delete(self, name: str) -> None:
@@ -130,7 +133,7 @@ class CustomSpace(ABC):
 
 
 class FolderOfSpace:
-    """What of a space is below a folder, as a space of its own."""
+    """The objects of a space below a folder, as a separate space."""
 
     def __init__(self, space: ObjectSpace, folder: str) -> None:
         self._space = space
@@ -138,7 +141,7 @@ class FolderOfSpace:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """URL of the folder."""
         return f"{self._space.url}/{self._folder}"
 
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
@@ -146,7 +149,7 @@ class FolderOfSpace:
         return self._space.create(f"{self._folder}/{name}")
 
     def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
-        """Write an object that is seen whole or not at all."""
+        """Write an object atomically."""
         self._space.publish(f"{self._folder}/{name}", data, after=after)
 
     def read(self, name: str) -> bytes:
@@ -162,12 +165,12 @@ class FolderOfSpace:
         return self._space.size(f"{self._folder}/{name}")
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Lengths of those objects that are there."""
+        """Lengths of the objects that exist."""
         found = self._space.sizes([f"{self._folder}/{name}" for name in names])
         return {name.removeprefix(f"{self._folder}/"): size for name, size in found.items()}
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
-        """Take over an object of another space, or of another folder of this one."""
+        """Copy an object of another space or folder without moving its bytes through this process."""
         if isinstance(source, FolderOfSpace):
             return self.adopt(name, source._space, f"{source._folder}/{source_name}")
         return self._space.adopt(f"{self._folder}/{name}", source, source_name)

@@ -1,4 +1,4 @@
-"""Making what was written on this machine's disks survive a loss of power."""
+"""Make files on this machine's disks durable, so that they survive a power failure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from pathlib import Path
 
 from dagster_ckpt.io.parallel import GoOn, in_threads
 
-# Each flush of a file makes the disk empty its cache, whether the file was changed or not. For more files than these
-# the whole file system is flushed by one call: of 2,000 linked files in 10 ms instead of 140 ms.
+# Each flush of a file makes the disk empty its cache, whether or not the file changed. Above this
+# number of files one call flushes the whole file system: 2,000 linked files take 10 ms instead of
+# 140 ms.
 _ONE_BY_ONE = 128
-# The disk does many flushes at once as fast as one.
+# The disk handles this many concurrent flushes in the time of one.
 _THREADS = 8
-# File systems whose flush as a whole is one of every file in them; it is not behind FUSE.
+# File systems where syncing the whole file system also flushes every file in it. FUSE does not
+# guarantee this.
 _FLUSHED_AS_A_WHOLE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"}
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a folder; returns those with a new entry, which is lost with the power until they are flushed."""
+    """Create a folder.
+
+    Returns the directories with a new entry, which a power failure can undo until they are flushed.
+    """
     changed: list[Path] = []
     missing = folder
     while not missing.is_dir():
@@ -33,7 +38,7 @@ def make_folder(folder: Path) -> list[Path]:
 
 
 def flush(path: Path) -> None:
-    """Make the content of a file durable, or the names in a folder."""
+    """Make the content of a file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -42,10 +47,10 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(root: Path) -> None:
-    """Make all files and names below a folder durable; the name of the folder itself is for its parent.
+    """Make all files and names below a folder durable; the name of the folder itself belongs to its parent.
 
     Raises:
-        OSError: The disk does not take them.
+        OSError: The disk reports an error.
     """
     some = list(islice(_tree(root), _ONE_BY_ONE + 1))
     if len(some) > _ONE_BY_ONE:
@@ -60,16 +65,16 @@ def flush_tree(root: Path) -> None:
 
     files = [path for path, is_folder in some if not is_folder]
     in_threads(_THREADS, [part for first in range(_THREADS) if (part := files[first::_THREADS])], flush_part)
-    # What a name leads to is durable before the name is.
+    # The target of a name is made durable before the name.
     for path in reversed([path for path, is_folder in some if is_folder]):
         flush(path)
 
 
 def sync_file_system(folder: Path) -> bool:
-    """Make everything durable in the file system that a folder is in; False where that cannot be done at once.
+    """Make the whole file system of a folder durable; returns False if this is not supported.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The disk reports an error.
     """
     if _SYNCFS is None or _file_system_type(folder) not in _FLUSHED_AS_A_WHOLE:
         return False
@@ -84,7 +89,7 @@ def sync_file_system(folder: Path) -> bool:
 
 
 def _tree(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """The folder and all below it, each before what is in it, and whether it is a folder; links are passed over."""
+    """The folder and everything below it, parents first, with whether each is a folder; symbolic links are skipped."""
     yield folder, True
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""A directory tree on any file system, with the few calls that the package needs."""
+"""`Folder`: a directory tree on any file system, with the few operations that this package needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LOCAL_SCHEMES = ("file://", "file:", "local://")
 
 
 class FileVersion(NamedTuple):
-    """What changes when a file is replaced by another one of the same name.
+    """Identifies the version of a file: it changes when the file is replaced by another one of the same name.
 
     Attributes:
         size: Bytes.
-        token: Device, inode and modification time, or an object store's entity tag or generation. None where there
-            is nothing that another content could not have as well.
+        token: Device, inode and modification time, or an object store's entity tag or generation.
+            None if the storage has nothing that tells different contents apart.
     """
 
     size: int
@@ -34,7 +34,7 @@ Look = tuple[FileVersion, bytes | None]
 
 @dataclass(frozen=True)
 class Entry:
-    """A name in a listing. Its version is looked up only where it is asked for."""
+    """A name in a listing. Its version is looked up on first use."""
 
     name: str
     is_directory: bool
@@ -42,29 +42,30 @@ class Entry:
 
 
 class Listing(ABC):
-    """The files of one directory, as they were at the first look."""
+    """The files of one directory, as of the first access."""
 
     @property
     @abstractmethod
     def names(self) -> Set[str]:
-        """Their names, hidden ones left out."""
+        """Their names, without hidden ones."""
 
     @abstractmethod
     def version(self, name: str) -> FileVersion:
-        """Version of one of them. Raises FileNotFoundError where it is not, or not any more."""
+        """Version of one of them. Raises FileNotFoundError if it does not exist or no longer exists."""
 
 
 class Folder(ABC):
     """A directory tree. Paths are POSIX paths relative to its root.
 
-    Hidden names are left out of listings: Spark's are unfinished files (`.<name>.<uuid>.tmp`) and Hadoop's
-    `.crc` siblings, and neither belongs into a copy (a stale `.crc` makes Hadoop refuse a good file).
-    A file that is not there raises FileNotFoundError; every other trouble is a StorageAccessError.
+    Listings omit hidden names. Spark's hidden files are unfinished files (`.<name>.<uuid>.tmp`) and
+    Hadoop's `.crc` files, and neither belongs in a copy: a stale `.crc` makes Hadoop reject a good
+    file. A missing file raises FileNotFoundError; every other failure is a StorageAccessError.
 
     Attributes:
-        url: Where it is.
-        moves_at_once: Whether the whole tree can be moved at once. In an object store it would be copied, file by file.
-        width: How many files to look at, or to read, at the same time: worth it where each is a request.
+        url: URL of the root.
+        moves_at_once: Whether the whole tree can be renamed at once. An object store would copy it
+            file by file.
+        width: How many files to read or stat concurrently; more than 1 where each is a request.
     """
 
     url: str
@@ -72,21 +73,21 @@ class Folder(ABC):
     width = 1
 
     def __init__(self) -> None:
-        # What was read of a file that did not change since: path to token and meaning. A running query is looked at
-        # again and again, and nearly all of its files stay as they are.
+        # Cache of what was parsed from unchanged files: path to token and value. A running query is
+        # inspected repeatedly, and nearly all of its files stay unchanged.
         self.seen: dict[str, tuple[str, object]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was seen is of use to one process only, and much.
+        # The cache is large and only useful in this process.
         return {**self.__dict__, "seen": {}}
 
     @abstractmethod
     def list(self, path: str = "") -> dict[str, Entry]:
-        """Names in a directory, hidden ones left out; empty if there is no such directory."""
+        """Names in a directory without hidden ones; empty if the directory does not exist."""
 
     @abstractmethod
     def listing(self, path: str) -> Listing:
-        """The same as `list`, for directories of many files of which few are looked at."""
+        """Like `list`, for directories with many files of which few are inspected."""
 
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
@@ -94,30 +95,30 @@ class Folder(ABC):
 
     @abstractmethod
     def version(self, path: str) -> FileVersion:
-        """Version of a file as it is now."""
+        """Current version of a file."""
 
     @abstractmethod
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file whole or not at all, in place of any other of that name; it is durable on return."""
+        """Write a file atomically, replacing any file of that name; it is durable on return."""
 
     @abstractmethod
     def create(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file where none is, in a tree that nobody reads yet: after a failure a part may be there."""
+        """Write a new file in a tree that nobody reads yet: after a failure, part of it may exist."""
 
     @abstractmethod
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a small file whole, unless one of that name is there: whoever else writes it at this moment."""
+        """Write a small file atomically unless one of that name exists, even with concurrent writers."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete a file; one that is not there is no error."""
+        """Delete a file; a missing file is not an error."""
 
     @abstractmethod
     def delete_all(self) -> None:
-        """Delete the whole tree; one that is not there is no error. Of a link only the link goes."""
+        """Delete the whole tree; a missing tree is not an error. Of a symbolic link only the link is deleted."""
 
     def delete_if_empty(self) -> None:
-        """Delete the root if nothing is in it; where folders exist only as parts of names there is nothing to do."""
+        """Delete the root if it is empty. Does nothing where folders exist only as parts of names."""
         return
 
     @abstractmethod
@@ -126,27 +127,30 @@ class Folder(ABC):
 
     @abstractmethod
     def rename(self, url: str) -> None:
-        """Move the whole tree to a place where nothing is yet; its new name is durable on return."""
+        """Move the whole tree to a location that does not exist yet; its new name is durable on return."""
 
     @abstractmethod
     def make(self) -> None:
-        """Make the root; on a disk its name is durable then. An object store has no folders."""
+        """Create the root; on a disk its name is then durable. An object store has no folders."""
 
     @abstractmethod
     def flush(self, path: str) -> None:
-        """Make a file durable, or the names in a directory; what is behind a protocol is when it is written."""
+        """Make a file, or the names in a directory, durable. Remote storage is durable once written."""
 
     @abstractmethod
     def flush_all(self) -> None:
-        """Make the whole tree durable; its root's own name is made so by `make` and `rename`."""
+        """Make the whole tree durable; `make` and `rename` make the root's own name durable."""
 
     def read(self, path: str, at_most: int = -1) -> bytes:
-        """Content of a file, or the first bytes of it."""
+        """Content of a file, or its first `at_most` bytes."""
         with self.open(path) as stream:
             return stream.read(at_most)
 
     def read_version(self, path: str) -> tuple[bytes, FileVersion]:
-        """Content of a file and its version; were it replaced in between, the version is the older one's."""
+        """Content of a file and its version.
+
+        If the file is replaced in between, the version is that of the older file.
+        """
         version = self.version(path)
         return self.read(path), version
 
@@ -155,7 +159,7 @@ class Folder(ABC):
         paths: Sequence[str],
         at_most: int,  # noqa: ARG002 - content would cost a request
     ) -> Sequence[Look]:
-        """Version of each file, and its content if it is no larger than that and comes at no further cost."""
+        """Version of each file, and its content if it is at most `at_most` bytes and costs no extra request."""
 
         def look(path: str, go_on: GoOn) -> Look:
             go_on()
@@ -174,7 +178,7 @@ class Folder(ABC):
 
 
 def local_path(url: str) -> Path | None:
-    """Path of a local URL (`file:///a`, Hadoop's `file:/a`, or a plain path), None for any other."""
+    """Path of a local URL (`file:///a`, Hadoop's `file:/a`, or a plain path); None for any other URL."""
     for scheme in _LOCAL_SCHEMES:
         if url.startswith(scheme):
             return Path("/" + url.removeprefix(scheme).lstrip("/"))
@@ -183,7 +187,7 @@ def local_path(url: str) -> Path | None:
 
 @contextlib.contextmanager
 def accessing(verb: str, url: str, path: str = "") -> Iterator[None]:
-    """Tell what goes wrong as `explained` does."""
+    """Raise failures as `explained` converts them."""
     try:
         yield
     except OSError as error:
@@ -191,7 +195,7 @@ def accessing(verb: str, url: str, path: str = "") -> Iterator[None]:
 
 
 def explained(verb: str, url: str, path: str, error: OSError) -> OSError:
-    """The error that is told: FileNotFoundError where nothing is there, else StorageAccessError."""
+    """The exception to raise: FileNotFoundError if the path does not exist, else StorageAccessError."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return FileNotFoundError(f"{url}/{path}".rstrip("/"))
     return StorageAccessError(

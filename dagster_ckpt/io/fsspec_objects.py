@@ -1,4 +1,4 @@
-"""Objects behind fsspec: object stores, HDFS, or fsspec's own memory."""
+"""Object space over fsspec: object stores, HDFS, or fsspec's in-memory file system."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.access import Guarded, accessing, reading
 from dagster_ckpt.io.objects import UNKNOWN_AGE_MS, ObjectSpace, nothing
 
-# Object stores take parts of at least 5 MiB; fsspec's files are cut into blocks of this size.
+# Object stores accept parts of at least 5 MiB; fsspec's files are written in blocks of this size.
 BLOCK_BYTES = 8 * 1024 * 1024
-# Objects up to this size are held in memory and put by one request: each request costs as much as a megabyte.
+# Objects up to this size are buffered in memory and put in one request, which costs as much time as
+# a megabyte.
 PUT_AT_ONCE_BYTES = 12 * 1024 * 1024
 FETCHED_AT_ONCE_BYTES = 16 * 1024 * 1024
 
@@ -30,18 +31,18 @@ def _opened(url: str, url_to_open: str, arguments: Mapping[str, Any]) -> tuple[A
     except (ImportError, ValueError):
         raise
     except Exception as error:
-        # Some log in as they are made.
+        # Some file systems log in when they are instantiated.
         with accessing("open", url):
             raise error from None
 
 
 class FsspecSpace:
-    """A prefix of any file system that fsspec knows. Objects of a store appear whole when they are closed.
+    """A prefix of any fsspec file system. Objects of a store become visible when they are closed.
 
     Args:
-        url: Where it is, as it is shown and kept.
-        options: Arguments of the file system.
-        url_to_open: The same with a user name and password, where it needs them.
+        url: URL as shown and stored.
+        options: Arguments for the file system.
+        url_to_open: The same URL with user name and password, if it needs them.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], *, url_to_open: str | None = None) -> None:
@@ -63,7 +64,7 @@ class FsspecSpace:
 
     @property
     def url(self) -> str:
-        """Where the space is."""
+        """URL of the space."""
         return self._url
 
     @contextmanager
@@ -76,7 +77,7 @@ class FsspecSpace:
                 yield cast("BinaryIO", Guarded(cast("BinaryIO", upload), f"{self._url}/{name}"))
 
     def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
-        """Write an object at once: a single put, or beside it and renamed where there are real folders."""
+        """Write an object atomically: in a single put, or by renaming a temporary file where there are real folders."""
         path = self._path(name)
         with accessing("write", f"{self._url}/{name}"):
             if not self._has_folders:
@@ -101,7 +102,7 @@ class FsspecSpace:
 
     @contextmanager
     def open(self, name: str, part: range | None = None) -> Iterator[BinaryIO]:
-        """Open an object for reading; a part of moderate size is fetched by one request."""
+        """Open an object for reading; a part of moderate size is fetched in one request."""
         where = f"{self._url}/{name}"
         with reading(where):
             if isinstance(self._fs, MemoryFileSystem):
@@ -125,7 +126,7 @@ class FsspecSpace:
                 return None
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Lengths of those objects that are there, by one listing of each folder."""
+        """Lengths of the objects that exist, from one listing per folder."""
         sizes: dict[str, int] = {}
         for folder in {name.rpartition("/")[0] for name in names}:
             prefix = f"{folder}/" if folder else ""
@@ -133,7 +134,7 @@ class FsspecSpace:
         return {name: sizes[name] for name in names if name in sizes}
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
-        """Let the store copy an object of its own."""
+        """Copy an object within the store."""
         if not isinstance(source, FsspecSpace) or source._fs is not self._fs or self._has_folders:
             return False
         with accessing("write", f"{self._url}/{name}"):
@@ -168,14 +169,15 @@ class FsspecSpace:
 
     def _whole(self, path: str) -> bytes:
         if isinstance(self._fs, MemoryFileSystem):
-            # All its readers share one position in the object, so threads would disturb each other.
+            # All readers of an in-memory object share one position, so threads would disturb each
+            # other.
             if path not in self._fs.store:
                 raise FileNotFoundError(path)
             return cast("bytes", self._fs.store[path].getvalue())
         return cast("bytes", self._fs.cat_file(path))
 
     def _make_folder(self, path: str) -> None:
-        # In an object store this could only make a bucket, out of a misspelt one.
+        # In an object store this would only create a bucket with a misspelt name.
         if self._has_folders:
             self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
 
@@ -184,7 +186,7 @@ class FsspecSpace:
 
 
 class _Upload:
-    """Bytes of a new object: a small one is put by one request, a large one in parts as they come."""
+    """Bytes of a new object: a small one is put in one request, a large one in parts as they arrive."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs = fs
@@ -203,7 +205,7 @@ class _Upload:
             self._fs.pipe_file(self._path, b"".join(self._held))
 
     def write(self, data: bytes) -> int:
-        """Take some bytes."""
+        """Write some bytes."""
         if self._stream is None and self._held_bytes + len(data) <= PUT_AT_ONCE_BYTES:
             self._held.append(bytes(data))
             self._held_bytes += len(data)
@@ -215,20 +217,20 @@ class _Upload:
         return cast("int", self._stream.write(data))
 
     def writelines(self, pieces: Iterable[bytes]) -> None:
-        """Take some pieces."""
+        """Write several pieces."""
         for piece in pieces:
             self.write(piece)
 
 
 class _Part(io.BytesIO):
-    """A part of an object that was fetched, read by the offsets of the whole."""
+    """A fetched part of an object, addressed by offsets of the whole object."""
 
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)
         self._start = start
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to an offset of the whole object."""
+        """Move to an offset of the whole object."""
         return super().seek(offset - self._start, whence) + self._start
 
 
@@ -241,5 +243,5 @@ def _changed_ms(entry: Mapping[str, Any]) -> int:
             return int(value.timestamp() * 1000)
         if isinstance(value, int | float):
             return int(value * 1000)
-    # Unknown ages count as new: what may be under way is never swept.
+    # Unknown ages count as new: files of an attempt in progress are never swept.
     return UNKNOWN_AGE_MS

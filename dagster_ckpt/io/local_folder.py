@@ -1,4 +1,4 @@
-"""A local directory tree, read with the calls of the operating system."""
+"""`Folder` on a local disk, using operating system calls directly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class LocalListing(Listing):
-    """Names from one call, where they are asked for; versions one by one, as few are."""
+    """Names from one call when first used; versions one by one, because few are needed."""
 
     def __init__(self, url: str, path: str, directory: str) -> None:
         self._url = url
@@ -32,7 +32,7 @@ class LocalListing(Listing):
 
     @cached_property
     def names(self) -> Set[str]:
-        """Their names, hidden ones left out."""
+        """Their names, without hidden ones."""
         with accessing("list", self._url, self._path):
             try:
                 names = os.listdir(self._directory)  # noqa: PTH208 - no object for each name
@@ -43,17 +43,18 @@ class LocalListing(Listing):
     def version(self, name: str) -> FileVersion:
         """Version of a file."""
         if not name or name[0] == "." or "/" in name:
-            # What a damaged snapshot names is looked for here, and nowhere else.
+            # The names in a damaged snapshot are looked up here and nowhere else.
             raise FileNotFoundError(f"{self._url}/{self._path}/{name}")
         try:
-            # Ten thousand times a snapshot, hence without an object or a context manager for each.
+            # Called ten thousand times per snapshot, so it creates no object or context manager per
+            # call.
             return version_of(os.stat(f"{self._directory}/{name}"))  # noqa: PTH116
         except OSError as error:
             raise explained("read", self._url, f"{self._path}/{name}", error) from error
 
 
 class LocalFolder(Folder):
-    """A local directory, read with the calls of the operating system."""
+    """A local directory, read with operating system calls."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class LocalFolder(Folder):
         self._prefix = f"{root}/"
 
     def list(self, path: str = "") -> dict[str, Entry]:
-        """Names in a directory, hidden ones left out; empty if there is no such directory."""
+        """Names in a directory without hidden ones; empty if the directory does not exist."""
         entries: dict[str, Entry] = {}
         try:
             with accessing("list", self.url, path), os.scandir(self.root / path) as found:
@@ -74,7 +75,7 @@ class LocalFolder(Folder):
         return entries
 
     def listing(self, path: str) -> Listing:
-        """Names in a directory."""
+        """Files of a directory."""
         return LocalListing(self.url, path, self._prefix + path)
 
     def open(self, path: str) -> BinaryIO:
@@ -83,29 +84,29 @@ class LocalFolder(Folder):
             return (self.root / path).open("rb")
 
     def read(self, path: str, at_most: int = -1) -> bytes:
-        """Content of a file, or the first bytes of it."""
+        """Content of a file, or its first `at_most` bytes."""
         with self._opened(path) as descriptor:
             return os.read(descriptor, at_most) if at_most >= 0 else _whole(descriptor, os.fstat(descriptor).st_size)
 
     def version(self, path: str) -> FileVersion:
-        """Version of a file as it is now."""
+        """Current version of a file."""
         try:
             return version_of(os.stat(self._prefix + path))  # noqa: PTH116 - no object for each file
         except OSError as error:
             raise explained("read", self.url, path, error) from error
 
     def read_version(self, path: str) -> tuple[bytes, FileVersion]:
-        """Content of a file and its version, of one and the same file whatever takes its name meanwhile."""
+        """Content and version of a file, of the same file even if it is replaced concurrently."""
         with self._opened(path) as descriptor:
             version = version_of(os.fstat(descriptor))
             return _whole(descriptor, version.size), version
 
     def look_at(self, paths: Sequence[str], at_most: int) -> Sequence[Look]:
-        """Version of each file, and its content if it is no larger than that: of one and the same file, too."""
+        """Version of each file, and its content if it is at most `at_most` bytes, both of the same file."""
         looks: deque[Look] = deque()
         path = ""
-        # Two hundred files with every snapshot of a larger query: the way to the root is walked once, and no file has a
-        # context manager of its own.
+        # Each snapshot of a larger query reads two hundred files: the path to the root is resolved
+        # once, and no file gets a context manager.
         try:
             root = os.open(self._prefix, os.O_RDONLY)
             try:
@@ -132,7 +133,7 @@ class LocalFolder(Folder):
                 os.close(descriptor)
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file whole or not at all, in place of any other of that name; it is durable on return."""
+        """Write a file atomically, replacing any file of that name; it is durable on return."""
         target = self.root / path
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
         with accessing("write", self.url, path):
@@ -150,7 +151,7 @@ class LocalFolder(Folder):
                 flush(folder)
 
     def create(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file where none is, in a tree that nobody reads yet."""
+        """Write a new file in a tree that nobody reads yet."""
         target = self._prefix + path
         with accessing("write", self.url, path):
             try:
@@ -167,7 +168,7 @@ class LocalFolder(Folder):
                 os.close(descriptor)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a small file whole, unless one of that name is there."""
+        """Write a small file atomically unless one of that name exists."""
         target = self.root / path
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
         with accessing("write", self.url, path):
@@ -177,29 +178,29 @@ class LocalFolder(Folder):
                     stream.write(data)
                     stream.flush()
                     os.fsync(stream.fileno())
-                # A link never takes the place of a file, as a rename does.
+                # Unlike a rename, a link never replaces an existing file.
                 with contextlib.suppress(FileExistsError):
                     os.link(unfinished, target)
             finally:
                 unfinished.unlink(missing_ok=True)
 
     def delete(self, path: str) -> None:
-        """Delete a file; one that is not there is no error."""
+        """Delete a file; a missing file is not an error."""
         with accessing("delete", self.url, path):
             (self.root / path).unlink(missing_ok=True)
 
     def delete_all(self) -> None:
-        """Delete the whole tree; one that is not there is no error. Of a link only the link goes."""
+        """Delete the whole tree; a missing tree is not an error. Of a symbolic link only the link is deleted."""
         with contextlib.suppress(FileNotFoundError), accessing("delete", self.url):
             if self.root.is_symlink():
-                # Where it leads to is for those who have put it there.
+                # The target of the link belongs to whoever created the link.
                 self.root.unlink()
                 return
             for _ in range(_DELETE_ATTEMPTS - 1):
                 try:
                     shutil.rmtree(self.root)
                 except OSError as error:
-                    # State stores of a stopped query still upload a last snapshot.
+                    # State stores of a stopped query may still upload a last snapshot.
                     if error.errno != errno.ENOTEMPTY:
                         raise
                 else:
@@ -207,7 +208,7 @@ class LocalFolder(Folder):
             shutil.rmtree(self.root)
 
     def delete_if_empty(self) -> None:
-        """Delete the root if nothing is in it."""
+        """Delete the root if it is empty."""
         with contextlib.suppress(OSError):
             self.root.rmdir()
 
@@ -217,7 +218,7 @@ class LocalFolder(Folder):
             return self.root.is_dir()
 
     def rename(self, url: str) -> None:
-        """Move the whole tree to a place where nothing is yet; its new name is durable on return."""
+        """Move the whole tree to a location that does not exist yet; its new name is durable on return."""
         target = local_path(url)
         if target is None:
             raise StorageAccessError(f"{self.url} is local and cannot be moved to {url}. Give a local path.")
@@ -228,13 +229,13 @@ class LocalFolder(Folder):
                 flush(folder)
 
     def make(self) -> None:
-        """Make the root; its name is durable then."""
+        """Create the root; its name is then durable."""
         with accessing("write", self.url):
             for folder in make_folder(self.root):
                 flush(folder)
 
     def flush(self, path: str) -> None:
-        """Make a file durable, or the names in a directory."""
+        """Make a file, or the names in a directory, durable."""
         with accessing("write", self.url, path):
             flush(self.root / path)
 
@@ -245,7 +246,7 @@ class LocalFolder(Folder):
 
 
 def version_of(stat: os.stat_result) -> FileVersion:
-    """Version of a local file. Spark replaces files by renaming, so a replaced one has another inode."""
+    """Version of a local file. Spark replaces files by renaming, so a replaced file has another inode."""
     return FileVersion(stat.st_size, token_of(stat))
 
 
@@ -255,7 +256,7 @@ def token_of(stat: os.stat_result) -> str:
 
 
 def _whole(descriptor: int, size: int) -> bytes:
-    """All bytes of a file, in one call where it has the size it is said to have."""
+    """All bytes of a file, in one call if it has the expected size."""
     data = os.read(descriptor, size + 1)
     if len(data) != size:
         while more := os.read(descriptor, _READ_BYTES):

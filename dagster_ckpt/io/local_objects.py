@@ -1,4 +1,4 @@
-"""Objects as files on this machine."""
+"""Object space on a local or mounted disk, with write-behind of large objects."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from dagster_ckpt.io.durability import flush, make_folder
 from dagster_ckpt.io.objects import ObjectSpace, nothing
 from dagster_ckpt.io.parallel import begin
 
-# linux/fs.h: begin writing dirty pages, and wait for nothing.
+# linux/fs.h: start writing dirty pages without waiting.
 _SYNC_FILE_RANGE_WRITE = 2
-# The kernel is asked to begin after so many bytes.
+# Start write-back each time this many bytes are written.
 _BEGIN_BYTES = 256 * 1024
-# What is smaller is written and flushed as soon without: a thread takes the interpreter's lock from the caller, and
-# telling the kernel is a call that has to wait, too.
+# Smaller objects are written and flushed as fast without it: a thread competes for the interpreter
+# lock, and the hint to the kernel may block, too.
 _WORTH_A_THREAD_BYTES = 2 * 1024 * 1024
-# So often may bytes wait for the disk, at most 1 MiB or a buffer each time: beyond this the caller waits. More would be
-# memory for nothing, as the disk is behind anyway.
+# Maximum number of buffers that wait for the disk, each at most 1 MiB or one write buffer. The
+# caller then waits; more memory would not help, because the disk is the bottleneck.
 _WAITING = 4
-# So many pieces Linux, macOS and the BSDs take by one call.
+# Maximum number of pieces that Linux, macOS and the BSDs accept in one call.
 _PIECES_OF_A_CALL = 1024
 
 
-# One such thread in a process: where several files are written at once, they fill each other's pauses.
+# One such thread per process: several files written concurrently already fill each other's pauses.
 _BESIDE = threading.Lock()
 
 
 class WriteBehind:
-    """A file whose bytes a thread of its own writes, in order, where they are many.
+    """A file that a separate thread writes in order if it is large.
 
-    Leaving the context waits until all is written; an error of the thread is raised by the next write, or then.
+    Leaving the context waits until everything is written. An error of the thread is raised by the
+    next write or on exit.
 
     Args:
         stream: The file, unbuffered.
-        buffer_bytes: Fewer bytes wait for more, or for the end.
+        buffer_bytes: Smaller amounts are buffered until more data arrives or the file is closed.
     """
 
     def __init__(self, stream: FileIO, buffer_bytes: int) -> None:
@@ -77,12 +78,12 @@ class WriteBehind:
             self._raise_error()
 
     def write(self, data: bytes) -> int:
-        """Let all of the data be written; the caller must not change it."""
+        """Queue data for writing; the caller must not change it afterwards."""
         self.writelines([data])
         return len(data)
 
     def writelines(self, pieces: Sequence[bytes]) -> None:
-        """Let some pieces be written, one after the other; the caller must not change them."""
+        """Queue several pieces for writing; the caller must not change them afterwards."""
         self._raise_error()
         self._held += pieces
         self._held_bytes += sum(map(len, pieces))
@@ -100,14 +101,14 @@ class WriteBehind:
             self._write(pieces)
 
     def _begin(self) -> None:
-        """There is enough for a thread, if none is at work yet."""
+        """Start the thread if there is enough data and no other thread is running."""
         if not _BESIDE.acquire(blocking=False):
             self._is_direct = True
             return
         try:
             self._writing = begin(self._write_all)
         except RuntimeError:
-            # The system gives no more threads; the bytes need none.
+            # The system cannot start another thread; write the bytes directly.
             _BESIDE.release()
             self._is_direct = True
 
@@ -117,7 +118,7 @@ class WriteBehind:
 
     def _write_all(self) -> None:
         while (pieces := self._waiting.get()) is not None:
-            # After an error the rest is taken and dropped, so that nobody waits for room.
+            # After an error the remaining data is discarded, so that the writer does not block.
             if self._error is None:
                 try:
                     self._write(pieces)
@@ -128,9 +129,10 @@ class WriteBehind:
         for first in range(0, len(pieces), _PIECES_OF_A_CALL):
             some = pieces[first : first + _PIECES_OF_A_CALL]
             size = sum(map(len, some))
-            # As they are: to put them together first would take as long as a third of their digests.
+            # Written as separate pieces: concatenating them would take a third as long as hashing
+            # them.
             done = os.writev(self._stream.fileno(), some)
-            # A disk may take a part; why it does not take more the next call says.
+            # A disk may accept only part of the data; the next call reports why.
             while done < size:
                 done += self._stream.write(b"".join(some)[done:])
             self._written += size
@@ -153,23 +155,23 @@ _BEGIN = _sync_file_range()
 
 
 def begin_writing(descriptor: int, offset: int, size: int) -> None:
-    """Ask the kernel to begin writing a range of a file; a hint, whose failure means only that it is late.
+    """Ask the kernel to start writing a range of a file. This is a hint: if it fails, writing only starts later.
 
     Args:
         descriptor: The open file.
-        offset: Where the range begins.
+        offset: Start of the range.
         size: Its length in bytes.
     """
     if _BEGIN is not None:
         _BEGIN(descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)
 
 
-# Many small files lie side by side in one object.
+# Many small files are adjacent in one object.
 READ_BYTES = 256 * 1024
 
 
 class LocalSpace:
-    """A folder on a local or mounted disk. What is written is flushed to the disk before it is relied on."""
+    """A folder on a local or mounted disk. Data is flushed to the disk before anything relies on it."""
 
     def __init__(self, root: Path, *, buffer_bytes: int) -> None:
         self._root = root
@@ -177,7 +179,7 @@ class LocalSpace:
 
     @property
     def url(self) -> str:
-        """Where the space is."""
+        """URL of the space."""
         return f"file://{self._root}"
 
     @contextmanager
@@ -194,7 +196,7 @@ class LocalSpace:
                 flush(folder)
 
     def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
-        """Write an object at once: beside it, flushed, then renamed, and the folder flushed too."""
+        """Write an object atomically: to a temporary file, flushed, then renamed, and the folder is flushed too."""
         unfinished_name = f"{name}.{uuid.uuid4().hex}.tmp"
         path, unfinished = self._root / name, self._root / unfinished_name
         with accessing("write", f"file://{path}"):
@@ -206,7 +208,7 @@ class LocalSpace:
                     os.fsync(stream.fileno())
                 for folder in changed:
                     flush(folder)
-                # What it waits for, mostly the disk as well, was done meanwhile.
+                # The work that it waits for, mostly also flushing to disk, ran concurrently.
                 after()
                 unfinished.replace(path)
             except BaseException:
@@ -234,7 +236,7 @@ class LocalSpace:
         return self.sizes([name]).get(name)
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Lengths of those objects that are there."""
+        """Lengths of the objects that exist."""
         found: dict[str, int] = {}
         # The error itself names the object.
         with accessing("look at", self.url):
@@ -244,7 +246,10 @@ class LocalSpace:
         return found
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
-        """Link an object of another space on the same disk: it costs no bytes, and lives as long as either."""
+        """Hard-link an object of another space on the same disk.
+
+        This costs no bytes, and they live as long as either link.
+        """
         if not isinstance(source, LocalSpace):
             return False
         path = self._root / name
@@ -254,30 +259,33 @@ class LocalSpace:
             try:
                 path.hardlink_to(source._root / source_name)
             except OSError:
-                # Another device, a disk without links, a limit reached: then the bytes are written anew.
+                # Another device, a disk without hard links, or a link limit: then the bytes are
+                # written again.
                 return False
-            # A snapshot that refers to it may be published next, and the source deleted.
+            # A snapshot that refers to the object may be published next, and the source deleted.
             flush(path.parent)
         return True
 
     def delete(self, name: str) -> None:
-        """Delete an object, and its folder if that is empty then."""
+        """Delete an object, and its folder if that becomes empty."""
         path = self._root / name
         with accessing("delete", f"file://{path}"):
             path.unlink(missing_ok=True)
-            # Somebody else may delete the folder meanwhile, or write into it.
+            # Another process may delete the folder or write into it concurrently.
             with suppress(FileNotFoundError):
                 if path.parent != self._root and not any(path.parent.iterdir()):
                     with suppress(OSError):
                         path.parent.rmdir()
                         return
-                # What it referred to may be deleted next: it must not come back without that.
+                # The objects that it referred to may be deleted next, so it must not reappear after
+                # a crash.
                 flush(path.parent)
 
     def list(self, prefix: str) -> dict[str, int]:
         """Names directly below a prefix, with the time of their last change in ms (0: a folder).
 
-        Behind a link nothing is listed: what lies there can be read by its name, but is not ours to clear away.
+        Symbolic links are not followed: what is behind them can be read by name, but is not ours to
+        delete.
         """
         folder = self._root / prefix
         with accessing("list", f"{self.url}/{prefix}"):
@@ -290,9 +298,10 @@ class LocalSpace:
             found: dict[str, int] = {}
             with entries:
                 for entry in entries:
-                    # One that is deleted meanwhile is not there; all the others are.
+                    # An object that is deleted concurrently is omitted; all others are listed.
                     with suppress(FileNotFoundError):
-                        # The time of the inode, not of the content: a link to an old object is as new as objects get.
+                        # The time of the inode, not of the content: a new link to an old object
+                        # counts as new.
                         changed_ms = entry.stat(follow_symlinks=False).st_ctime_ns // 1_000_000
                         found[entry.name] = 0 if entry.is_dir() else changed_ms
             return found
@@ -301,7 +310,7 @@ class LocalSpace:
         try:
             return path.open("xb", buffering=0)
         except FileNotFoundError:
-            # The folder went with the last other object in it, in the moment between.
+            # The folder was removed concurrently, along with the last other object in it.
             for folder in make_folder(path.parent):
                 flush(folder)
             return path.open("xb", buffering=0)

@@ -1,4 +1,4 @@
-"""One spelling for each place, so that places can be compared."""
+"""Normalise locations to one spelling each, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dagster_ckpt.errors import OptionError, StorageAccessError
 
 
 def normalised(location: str) -> str:
-    """A location as a URL with `//`, without doubled or trailing slashes; a path of this machine gets `file://`.
+    """Normalise a location to a URL with `//` and without doubled or trailing slashes; a local path gets `file://`.
 
     Raises:
-        StorageAccessError: It is no URL, a relative path, or names a user.
+        StorageAccessError: It is not a URL, is a relative path, or contains user info.
     """
     try:
         path = StoragePath.parse("location", f"file://{location}" if location.startswith("/") else location)
     except OptionError as error:
         raise StorageAccessError(str(error)) from error
     if path.user_info:
-        # A location is kept in the catalog, and shown.
+        # Locations are stored in the catalog and shown.
         raise StorageAccessError(
             f"The location of {path.url} names a user. Leave that out: user name and password are taken from the "
             "configured storage, where that is on the same host."

@@ -1,4 +1,4 @@
-"""Objects in the memory of the process that supervises the query."""
+"""Object space in the memory of the process that supervises the query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dagster_ckpt.io.objects import ObjectSpace, nothing
 
 
 class MemorySpace:
-    """Objects that are gone with the process."""
+    """Objects that are lost when the process ends."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -22,7 +22,7 @@ class MemorySpace:
 
     @property
     def url(self) -> str:
-        """A name for it in messages; nothing else can open it."""
+        """A name for messages; nothing else can open it."""
         return self._url
 
     @contextmanager
@@ -33,7 +33,7 @@ class MemorySpace:
         self.publish(name, stream.getvalue())
 
     def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
-        """Keep an object."""
+        """Store an object."""
         after()
         with self._lock:
             self._objects[name] = (time.time_ns() // 1_000_000, data)
@@ -57,23 +57,23 @@ class MemorySpace:
         return len(kept[1]) if kept is not None else None
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Lengths of those objects that are there."""
+        """Lengths of the objects that exist."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
-        """Keep an object of another stream's memory under a name here."""
+        """Share an object of another stream's memory under a name in this space."""
         if not isinstance(source, MemorySpace) or source.size(source_name) is None:
             return False
         self.publish(name, source.read(source_name))
         return True
 
     def delete(self, name: str) -> None:
-        """Forget an object."""
+        """Delete an object."""
         with self._lock:
             self._objects.pop(name, None)
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Names directly below a prefix, with the time they were kept in ms (0: a folder)."""
+        """Names directly below a prefix, with the time they were stored in ms (0: a folder)."""
         start = f"{prefix}/" if prefix else ""
         found: dict[str, int] = {}
         with self._lock:

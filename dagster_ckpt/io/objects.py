@@ -1,4 +1,4 @@
-"""What the writer and the reader of snapshots need of a storage: a few verbs on names."""
+"""`ObjectSpace`: the storage interface that snapshots are written to and read from."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
-# What a listing says of an object whose age it does not know: it counts as new.
+# The age that a listing reports for an object of unknown age: it counts as new.
 UNKNOWN_AGE_MS = 2**62
 
 
 def nothing() -> None:
-    """Nothing to wait for."""
+    """Do nothing: the default for a callback."""
 
 
 class ObjectSpace(Protocol):
     """A flat space of named objects. Names are POSIX paths without a leading slash or `..`.
 
-    Whatever goes wrong is raised as StorageAccessError, except that a missing object raises FileNotFoundError.
+    Every failure is raised as StorageAccessError, except that a missing object raises
+    FileNotFoundError.
     """
 
     @property
     def url(self) -> str:
-        """Where the space is, for messages and locations."""
+        """URL of the space, for messages and locations."""
         ...
 
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new data object for writing; it is durable once the context is left without an error."""
+        """Open a new data object for writing; it is durable when the context exits without an error."""
         ...
 
     def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
-        """Write an object that is seen whole or not at all, and is durable on return.
+        """Write an object atomically and durably.
 
         Args:
             name: The object.
             data: Its bytes.
-            after: Called once, before it is seen; what it raises leaves no object.
+            after: Called once before the object becomes visible; if it raises, no object is
+                created.
         """
         ...
 
@@ -44,32 +46,33 @@ class ObjectSpace(Protocol):
         ...
 
     def open(self, name: str, part: range | None = None) -> AbstractContextManager[BinaryIO]:
-        """Open an object for reading; it can be sought in.
+        """Open an object for reading; the stream is seekable.
 
         Args:
             name: The object.
-            part: The only bytes that will be read, so that no others need to be fetched.
+            part: The range that will be read, so that nothing else needs to be fetched.
         """
         ...
 
     def size(self, name: str) -> int | None:
-        """Length of an object in bytes, or None where there is none."""
+        """Length of an object in bytes, or None if it does not exist."""
         ...
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Lengths of those objects that are there."""
+        """Lengths of the objects that exist."""
         ...
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
-        """Make an object of this space from one of another without moving its bytes through this process.
+        """Create an object in this space from one in another, without moving its bytes through this process.
 
         Returns:
-            Whether it was done: only where both spaces are on one disk, or in one object store.
+            Whether it succeeded, which requires both spaces to be on one disk or in one object
+            store.
         """
         ...
 
     def delete(self, name: str) -> None:
-        """Delete an object, so that it does not come back after a crash; one that is not there is no error."""
+        """Delete an object durably, so that it does not reappear after a crash; a missing object is not an error."""
         ...
 
     def list(self, prefix: str) -> dict[str, int]:

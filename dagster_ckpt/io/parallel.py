@@ -1,4 +1,4 @@
-"""Doing the parts of one work at the same time, of which none is worth anything without the others."""
+"""Run tasks in parallel and fail fast: if one fails, the rest are canceled."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dagster_ckpt.errors import SnapshotAbortedError
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-# To be called now and then; raises SnapshotAbortedError once another part has failed.
+# Called regularly by each task; raises SnapshotAbortedError once another task has failed.
 GoOn = Callable[[], None]
 
 
 def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], Result]) -> list[Result]:
-    """Do some parts in threads; a single one, or with a single thread, in the caller's.
+    """Run tasks in threads. A single task, or `count` 1, runs in the caller's thread.
 
     Args:
-        count: At most so many at a time.
-        parts: The parts.
-        work: Does one.
+        count: Maximum number of threads.
+        parts: The inputs.
+        work: Processes one input.
 
     Returns:
-        The results, in the order of the parts.
+        The results, in the order of the inputs.
 
     Raises:
-        Exception: The error of the part that failed first; the others gave up because of it.
+        Exception: The error of the task that failed first; the others were canceled because of it.
     """
     failed = False
 
@@ -48,17 +48,17 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], R
     with ThreadPoolExecutor(count, thread_name_prefix="snapshot") as pool:
         futures = [pool.submit(do, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]
-    # Those that gave up come last.
+    # Errors of canceled tasks are sorted last.
     for error in sorted(errors, key=lambda error: isinstance(error, SnapshotAbortedError)):
         raise error
     return [future.result() for future in futures]
 
 
 def begin(work: Callable[[], Result]) -> Future[Result]:
-    """Do something beside the caller; the error it may raise is the result's.
+    """Run a function concurrently with the caller; its exception is raised by the future.
 
     Raises:
-        RuntimeError: The system gives no more threads.
+        RuntimeError: The system cannot start another thread.
     """
     future: Future[Result] = Future()
 
@@ -68,6 +68,7 @@ def begin(work: Callable[[], Result]) -> Future[Result]:
         except BaseException as error:  # noqa: BLE001 - told to the one who asks for the result
             future.set_exception(error)
 
-    # `threading.Thread` would wait until it runs, which takes as long as writing a few hundred kilobytes.
+    # `threading.Thread` would wait until the thread runs, which takes as long as writing a few
+    # hundred kilobytes.
     _thread.start_new_thread(do, ())
     return future

@@ -1,4 +1,4 @@
-"""A directory tree behind fsspec, and how a URL becomes a directory tree."""
+"""`Folder` over fsspec, and `open_folder`, which turns a URL into a `Folder`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.folder import Entry, FileVersion, Folder, Listing, accessing, local_path
 from dagster_ckpt.io.local_folder import LocalFolder
 
-# What the fsspec file systems call an entity tag, a generation or a time of change.
+# The names that fsspec file systems use for an entity tag, a generation or a modification time.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _READ_BYTES = 1024 * 1024
-# A file up to this size is held in memory and put by one request.
+# A file up to this size is buffered in memory and put in one request.
 _PUT_AT_ONCE_BYTES = 8 * 1024 * 1024
 
 
@@ -32,7 +32,7 @@ class RemoteListing(Listing):
 
     @property
     def names(self) -> Set[str]:
-        """Their names, hidden ones left out."""
+        """Their names, without hidden ones."""
         return self._entries.keys()
 
     def version(self, name: str) -> FileVersion:
@@ -44,7 +44,7 @@ class RemoteListing(Listing):
 
 
 class RemoteFolder(Folder):
-    """A directory tree behind fsspec."""
+    """A directory tree on an fsspec file system."""
 
     width = 16
 
@@ -60,11 +60,11 @@ class RemoteFolder(Folder):
             ) from error
 
     def list(self, path: str = "") -> dict[str, Entry]:
-        """Names in a directory, hidden ones left out; empty if there is no such directory."""
+        """Names in a directory without hidden ones; empty if the directory does not exist."""
         where = self._at(path)
         try:
             with _reaching("list", self.url, path):
-                # Listings must show what Spark wrote a moment ago.
+                # Listings must include what Spark wrote a moment ago.
                 self._fs.invalidate_cache(where)
                 infos = self._fs.ls(where, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -77,7 +77,7 @@ class RemoteFolder(Folder):
         return entries
 
     def listing(self, path: str) -> Listing:
-        """Names in a directory."""
+        """Files of a directory."""
         return RemoteListing(self.list(path))
 
     def open(self, path: str) -> BinaryIO:
@@ -86,7 +86,7 @@ class RemoteFolder(Folder):
             return cast("BinaryIO", self._fs.open(self._at(path), "rb"))
 
     def read(self, path: str, at_most: int = -1) -> bytes:
-        """Content of a file, or the first bytes of it."""
+        """Content of a file, or its first `at_most` bytes."""
         with _reaching("read", self.url, path):
             if at_most < 0:
                 return cast("bytes", self._fs.cat_file(self._at(path)))
@@ -94,16 +94,17 @@ class RemoteFolder(Folder):
                 return cast("bytes", stream.read(at_most))
 
     def version(self, path: str) -> FileVersion:
-        """Version of a file as it is now."""
+        """Current version of a file."""
         with _reaching("read", self.url, path):
             self._fs.invalidate_cache(self._at(path).rsplit("/", 1)[0])
             return _remote_version(self._fs.info(self._at(path)))
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file: object stores show it when it is whole."""
+        """Write a file: object stores show it once it is complete."""
         where = self._at(path)
         with tempfile.SpooledTemporaryFile(_PUT_AT_ONCE_BYTES) as spool:
-            # All of it first: what fails halfway, such as a check of the bytes, leaves nothing of it.
+            # Buffer everything first: if the input fails halfway, for example in a digest check,
+            # nothing is written.
             size = sum(map(spool.write, chunks))
             spool.seek(0)
             with _reaching("write", self.url, path):
@@ -116,11 +117,11 @@ class RemoteFolder(Folder):
                     shutil.copyfileobj(spool, stream, _READ_BYTES)
 
     def create(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file where none is."""
+        """Write a new file."""
         self.write(path, chunks)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a small file whole, unless one of that name is there."""
+        """Write a small file atomically unless one of that name exists."""
         with _reaching("write", self.url, path):
             if self._fs.exists(self._at(path)):
                 return
@@ -128,16 +129,17 @@ class RemoteFolder(Folder):
                 try:
                     self._fs.pipe_file(self._at(path), data, mode="create")
                 except (TypeError, NotImplementedError):
-                    # A store that knows no condition: whoever writes at this moment is found by looking again.
+                    # The store has no conditional put: a concurrent writer is detected by reading
+                    # again.
                     self._fs.pipe_file(self._at(path), data)
 
     def delete(self, path: str) -> None:
-        """Delete a file; one that is not there is no error."""
+        """Delete a file; a missing file is not an error."""
         with contextlib.suppress(FileNotFoundError), _reaching("delete", self.url, path):
             self._fs.rm_file(self._at(path))
 
     def delete_all(self) -> None:
-        """Delete the whole tree; one that is not there is no error."""
+        """Delete the whole tree; a missing tree is not an error."""
         with contextlib.suppress(FileNotFoundError), _reaching("delete", self.url):
             self._fs.rm(self._root, recursive=True)
 
@@ -148,18 +150,18 @@ class RemoteFolder(Folder):
             return bool(self._fs.exists(self._root))
 
     def rename(self, url: str) -> None:
-        """Move the whole tree to a place where nothing is yet."""
+        """Move the whole tree to a location that does not exist yet."""
         with _reaching("move", self.url):
             self._fs.mv(self._root, self._fs._strip_protocol(url), recursive=True)
 
     def make(self) -> None:
-        """Folders are made with the files in them."""
+        """Do nothing: folders are created with the files in them."""
 
     def flush(self, path: str) -> None:
-        """What the server has taken is durable."""
+        """Do nothing: what the server has accepted is durable."""
 
     def flush_all(self) -> None:
-        """What the server has taken is durable."""
+        """Do nothing: what the server has accepted is durable."""
 
     def _at(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}".rstrip("/")
@@ -172,14 +174,15 @@ def _reaching(verb: str, url: str, path: str = "") -> Iterator[None]:
             yield
         except (OSError, CkptError):
             raise
-        # Drivers raise their own kinds of errors (botocore, gcsfs, ...), which have no base in common.
+        # Drivers raise their own exception types (botocore, gcsfs, ...), which have no common base
+        # class.
         except Exception as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _remote_version(info: Mapping[str, Any]) -> FileVersion:
     marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
-    # Some file systems give one and the same time as a number in a listing and as a date elsewhere.
+    # Some file systems return the same time as a number in a listing and as a date elsewhere.
     texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
     return FileVersion(int(info["size"] or 0), ":".join(texts) or None)
 
@@ -188,8 +191,8 @@ def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> F
     """Open a directory tree by URL; nothing is created.
 
     Args:
-        url: A URL of any file system fsspec knows; a path without a scheme is local.
-        storage_options: Arguments of the fsspec file system.
+        url: A URL of any fsspec file system; a path without a scheme is local.
+        storage_options: Arguments for the fsspec file system.
 
     Raises:
         StorageAccessError: The file system is unknown or its driver is not installed.

@@ -1,4 +1,5 @@
 """Rules as pure functions over records: when to restart, what to retain, how to upgrade.
 
-Nothing here does I/O or reads a clock: times and records come in, a decision comes out. Start with `retention.py`.
+Nothing here does I/O or reads a clock: the caller passes times and records, and gets a decision.
+Start with `retention.py`.
 """

@@ -1,4 +1,4 @@
-"""Restart strategies: whether and when a failed query is started again. Pure."""
+"""Restart strategy classes: decide whether and when a failed query is restarted. Pure functions."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 
 @dataclass(frozen=True)
 class FailureHistory:
-    """The failures of a stream since a person last started it, the one to decide on included.
+    """The failures of a stream since a user last started it, including the one to decide on.
 
     Attributes:
-        failed_at_ms: When each failed, in ms since the epoch. Kept in order of time.
-        healthy_since_ms: When the execution that failed last had become healthy; None where that is
-            not known: it is then taken to have been healthy from its planned start.
+        failed_at_ms: When each failure happened, in ms since the epoch. Sorted by time.
+        healthy_since_ms: When the execution that failed last became healthy. If None, it is assumed
+            to have been healthy since its planned start.
 
     Raises:
-        OptionError: It holds no failure, so there is nothing to decide.
+        OptionError: The history contains no failure, so there is nothing to decide.
     """
 
     failed_at_ms: tuple[int, ...]
     healthy_since_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Put the failures in order; clocks of different machines may have written them."""
+        """Sort the failures, which may have been recorded by machines with different clocks."""
         if not self.failed_at_ms:
             raise OptionError(
                 "failed_at_ms is empty, but must hold one failure or more: "
@@ -38,22 +38,22 @@ class FailureHistory:
 
     @property
     def count(self) -> int:
-        """How many failures there are."""
+        """Number of failures."""
         return len(self.failed_at_ms)
 
     @property
     def last_ms(self) -> int:
-        """When the stream failed last."""
+        """Time of the last failure."""
         return self.failed_at_ms[-1]
 
     def restart_after(self, delay_ms: int, now_ms: int, reason: str) -> "RestartAt":
-        """Return a restart so long after the last failure, or now where that has passed."""
+        """Return a restart this long after the last failure, or now if that time has passed."""
         return RestartAt(max(now_ms, self.last_ms + delay_ms), reason)
 
 
 @dataclass(frozen=True)
 class RestartAt:
-    """The stream is restarted.
+    """Decision to restart the stream.
 
     Attributes:
         at_ms: When, in ms since the epoch; never in the past.
@@ -66,7 +66,7 @@ class RestartAt:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The stream stays failed until a person starts it.
+    """Decision not to restart: the stream stays failed until a user starts it.
 
     Attributes:
         reason: Why, as a sentence.
@@ -76,35 +76,35 @@ class GiveUp:
 
 
 class RestartStrategyConfiguration(ABC):
-    """What a stream was told to do after a failure."""
+    """What a stream does after a failure."""
 
     @abstractmethod
     def get_description(self) -> str:
-        """Return the strategy in a sentence, as Flink words it."""
+        """Return a description of the strategy in Flink's words."""
 
 
 class DecidingRestartStrategy(RestartStrategyConfiguration):
-    """A strategy that can decide by itself: every one but the fallback."""
+    """A strategy that can decide: every one except the fallback."""
 
     @abstractmethod
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
-        """Decide what follows the last failure.
+        """Decide what to do after the last failure.
 
         Args:
-            failures: What has happened since a person last started the stream.
+            failures: The failures since a user last started the stream.
             now_ms: The time, in ms since the epoch.
-            random: Source of jitter. Seed it with the execution's id to get one answer however often
-                the question is asked.
+            random: Source of jitter. Seed it with the execution's id so that repeated calls return
+                the same decision.
 
         Raises:
-            OptionError: The strategy itself is impossible, see `validate`.
+            OptionError: A value of the strategy is invalid, see `validate`.
         """
 
     def validate(self) -> None:
-        """Check the values that PyFlink accepts when the object is made and refuses when the stream starts.
+        """Validate the values that PyFlink accepts on construction but rejects when the stream starts.
 
         Raises:
-            OptionError: One is out of range.
+            OptionError: A value is out of range.
         """
 
 
@@ -124,22 +124,22 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
         return "Restart deactivated."
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
-        """Give up."""
-        del failures, now_ms, random  # nothing could change the answer
+        """Never restart."""
+        del failures, now_ms, random  # no input changes the decision
         return GiveUp("No restart strategy is set, so the first failure ends the stream.")
 
 
 @dataclass(frozen=True, init=False)
 class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
-    """So many restarts, each the same time after its failure.
+    """A limited number of restarts, each after the same delay.
 
     Args:
-        restart_attempts: How many restarts; the failure after the last one ends the stream.
+        restart_attempts: Number of restarts; one more failure ends the stream.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
 
     Raises:
-        OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as PyFlink refuses it
-            when the stream starts.
+        OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
+            PyFlink refuses it when the stream starts.
     """
 
     restart_attempts: int
@@ -157,7 +157,7 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         return f"Restart with fixed delay ({delay}). #{self.restart_attempts} restart attempts."
 
     def get_restart_attempts(self) -> int:
-        """Return how many restarts there are."""
+        """Return the number of restarts."""
         return self.restart_attempts
 
     def get_delay_between_attempts_interval(self) -> timedelta:
@@ -165,7 +165,7 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         return timedelta(milliseconds=self.delay_ms)
 
     def validate(self) -> None:
-        """Check both values."""
+        """Validate both values."""
         ATTEMPTS.checked(self.restart_attempts)
         DELAY.checked(self.delay_ms)
 
@@ -181,16 +181,16 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
 @dataclass(frozen=True, init=False)
 class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
-    """Restarts for as long as failures do not come too often.
+    """Restarts until the failure rate exceeds a limit.
 
     Args:
-        max_failure_rate: How many failures an interval may hold; one more ends the stream.
+        max_failure_rate: Maximum number of failures per interval; one more ends the stream.
         failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
 
     Raises:
-        OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as PyFlink refuses it
-            when the stream starts.
+        OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as
+            PyFlink refuses it when the stream starts.
     """
 
     failure_rate: int
@@ -216,7 +216,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
         )
 
     def get_max_failure_rate(self) -> int:
-        """Return how many failures an interval may hold."""
+        """Return the maximum number of failures per interval."""
         return self.failure_rate
 
     def get_failure_interval(self) -> timedelta:
@@ -228,15 +228,15 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
         return timedelta(milliseconds=self.delay_ms)
 
     def validate(self) -> None:
-        """Check the three values."""
+        """Validate the three values."""
         FAILURE_RATE.checked(self.failure_rate)
         FAILURE_INTERVAL.checked(self.failure_interval_ms)
         DELAY_INTERVAL.checked(self.delay_ms)
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
-        """Restart unless the interval before the last failure holds too many.
+        """Restart unless the interval before the last failure contains too many failures.
 
-        Flink compares with "more than": a failure exactly one interval ago still counts.
+        As in Flink, a failure exactly one interval ago still counts.
         """
         del random  # a fixed delay has no jitter
         self.validate()
@@ -250,7 +250,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
 
 @dataclass(frozen=True)
 class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
-    """The stream leaves it to the deployment; `effective_restart_strategy` finds what that means."""
+    """The deployment decides; see `effective_restart_strategy`."""
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
@@ -258,7 +258,7 @@ class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
 
 
 def _as_pyflink(allowed: WholeNumber, value: object) -> int:
-    """Let a value below the range pass: PyFlink makes such an object, and the stream's start refuses it."""
+    """Accept a value below the range: PyFlink creates such an object and rejects it when the stream starts."""
     number = allowed.typed(value)
     return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)
 
@@ -271,17 +271,19 @@ _ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
 
 @dataclass(frozen=True)
 class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
-    """Restarts after growing delays, which start anew once the stream has been healthy for long.
+    """Restarts with exponential back-off, which is reset after the stream has been healthy for long enough.
 
     Flink's default while checkpointing is on (since 1.19, FLIP-364).
 
     Attributes:
-        initial_backoff_ms: First delay, and the shortest.
+        initial_backoff_ms: First and shortest delay.
         max_backoff_ms: Longest delay, jitter included.
         backoff_multiplier: Growth from one delay to the next, above 1.
-        reset_backoff_threshold_ms: Healthy time after which delays and attempts start anew.
-        jitter_factor: Largest random part of a delay, 0 to 1, so that many streams do not restart at once.
-        attempts_before_reset_backoff: Restarts without such a healthy time; one more failure ends the stream.
+        reset_backoff_threshold_ms: Healthy time after which delays and attempts are reset.
+        jitter_factor: Largest random part of a delay, 0 to 1, so that many streams do not restart
+            at once.
+        attempts_before_reset_backoff: Number of restarts without such a healthy time; one more
+            failure ends the stream.
 
     Raises:
         OptionError: A value is out of range.
@@ -296,11 +298,11 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
     attempts_before_reset_backoff: int = INT_MAX
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Validate the values."""
         self.validate()
 
     def validate(self) -> None:
-        """Check the values, with the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
+        """Validate the values, with the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
         INITIAL_BACKOFF.checked(self.initial_backoff_ms)
         MAX_BACKOFF.checked(self.max_backoff_ms)
         RESET_THRESHOLD.checked(self.reset_backoff_threshold_ms)
@@ -339,7 +341,7 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         return self.backoff_multiplier
 
     def get_reset_backoff_threshold(self) -> timedelta:
-        """Return the healthy time after which delays start anew."""
+        """Return the healthy time after which delays are reset."""
         return timedelta(milliseconds=self.reset_backoff_threshold_ms)
 
     def get_jitter_factor(self) -> float:
@@ -347,7 +349,7 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         return self.jitter_factor
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
-        """Restart after the next delay, unless the attempts are used up."""
+        """Restart after the next delay, until the attempts are used up."""
         attempt = self._attempts_since_reset(failures)
         if attempt > self.attempts_before_reset_backoff:
             return GiveUp(

@@ -1,8 +1,9 @@
-"""When a failed stream is restarted, and when it is given up.
+"""`RestartStrategies`, PyFlink's factory of restart strategies, and the choice of the effective strategy.
 
 The strategies, their defaults and their limits are those of Flink 1.20
 (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/task_failure_recovery/).
-One strategy answers for a restart within the run and for one in a new run, from one durable history.
+The same strategy decides on a restart within a run and on one in a new run, based on one durable
+history.
 """
 
 from datetime import timedelta
@@ -19,7 +20,7 @@ from dagster_ckpt.policies.restart import (
 
 
 class RestartStrategies:
-    """Makes restart strategies, under PyFlink's names. Durations are ms, or timedeltas.
+    """Creates restart strategies under PyFlink's names. Durations are ms or timedeltas.
 
     Example:
         >>> RestartStrategies.fixed_delay_restart(3, 1000).get_description()
@@ -38,18 +39,18 @@ class RestartStrategies:
 
     @staticmethod
     def fall_back_restart() -> kinds.FallbackRestartStrategyConfiguration:
-        """Leave it to the deployment."""
+        """Let the deployment decide."""
         return kinds.FallbackRestartStrategyConfiguration()
 
     @staticmethod
     def fixed_delay_restart(
         restart_attempts: int, delay_between_attempts: int | timedelta
     ) -> kinds.FixedDelayRestartStrategyConfiguration:
-        """Restart so many times, each after the same delay.
+        """Restart a limited number of times, each after the same delay.
 
         Raises:
-            OptionTypeError: A value has the wrong type. A negative one is refused by `validate`,
-                as PyFlink refuses it when the stream starts.
+            OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
+                PyFlink refuses it when the stream starts.
         """
         return kinds.FixedDelayRestartStrategyConfiguration(
             restart_attempts,
@@ -60,7 +61,7 @@ class RestartStrategies:
     def failure_rate_restart(
         failure_rate: int, failure_interval: int | timedelta, delay_interval: int | timedelta
     ) -> kinds.FailureRateRestartStrategyConfiguration:
-        """Restart unless an interval holds more failures than the rate.
+        """Restart unless an interval contains more failures than the rate allows.
 
         Raises:
             OptionTypeError: A value has the wrong type. One out of range is refused by `validate`,
@@ -82,7 +83,7 @@ class RestartStrategies:
         *,
         attempts_before_reset_backoff: int = INT_MAX,
     ) -> ExponentialDelayRestartStrategyConfiguration:
-        """Restart after growing delays; the defaults are Flink's since 1.19.
+        """Restart with exponential back-off; the defaults are those of Flink since 1.19.
 
         Raises:
             OptionError: A value is out of range.
@@ -104,18 +105,18 @@ def effective_restart_strategy(
     deployment: RestartStrategyConfiguration | None = None,
     checkpointing_enabled: bool,
 ) -> DecidingRestartStrategy:
-    """Return the strategy that holds: the stream's, else the deployment's, else Flink's default.
+    """Return the effective strategy: the stream's, else the deployment's, else Flink's default.
 
-    The default is no restart while periodic checkpointing is off, because there may be nothing to
-    restart from, and exponential delay while it is on.
+    The default is exponential delay if periodic checkpointing is on. If it is off, the default is
+    no restart, because there may be nothing to restart from.
 
     Args:
-        configured: The stream's; None or a fallback leaves it to the deployment.
-        deployment: The deployment's; None or a fallback leaves it to the default.
+        configured: The stream's; None or a fallback means the deployment's.
+        deployment: The deployment's; None or a fallback means the default.
         checkpointing_enabled: Whether the stream takes periodic checkpoints.
 
     Raises:
-        OptionError: The strategy is out of range.
+        OptionError: A value of the strategy is out of range.
         OptionTypeError: It is not a restart strategy.
     """
     for option, strategy in (("restart_strategy", configured), ("deployment restart_strategy", deployment)):

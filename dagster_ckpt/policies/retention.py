@@ -1,7 +1,7 @@
-"""Which snapshots are kept when a stream ends, and which one makes room when a new one completes.
+"""Retention: which snapshots a stream keeps at its end, and which ones a new snapshot subsumes.
 
-Pure rules over values. The table is that of Flink's `CheckpointProperties`, the queue that of its
-`CheckpointSubsumeHelper`.
+Pure functions over values. The table is that of Flink's `CheckpointProperties`, the queue that of
+its `CheckpointSubsumeHelper`.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
 
 
 class RetainedKind(Enum):
-    """What a snapshot in the retained queue is.
+    """Kind of a snapshot in the retained queue.
 
     Attributes:
         CHECKPOINT: Taken by the system, deleted once subsumed.
-        SAVEPOINT: Asked for by a person; leaves the queue, but its data is never deleted.
+        SAVEPOINT: Requested by a user; leaves the queue, but its data is never deleted.
         STOP_WITH_SAVEPOINT: A savepoint after which the stream takes no further snapshot.
     """
 
@@ -39,8 +39,8 @@ class Retained:
     """One completed snapshot that a stream could recover from.
 
     Attributes:
-        snapshot_id: Its id.
-        kind: What it is.
+        snapshot_id: Id of the snapshot.
+        kind: Its kind.
     """
 
     snapshot_id: str
@@ -48,20 +48,21 @@ class Retained:
 
 
 def snapshots_to_keep_at(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
-    """Tell whether a stream's checkpoints are kept at its end. Savepoints always are, so do not ask for them.
+    """Return whether a stream keeps its checkpoints when it ends. Savepoints are always kept.
 
     Args:
-        state: How the stream ended. A stream that stopped with a savepoint is FINISHED: its savepoint
-            stays, its checkpoints go, whatever the policy.
+        state: How the stream ended. A stream that stopped with a savepoint is FINISHED: the
+            savepoint is kept and the checkpoints are deleted under every policy.
         cleanup: The policy.
     """
     return state in _KEPT_AT[cleanup]
 
 
 def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
-    """Tell whether Spark's own checkpoint directory is deleted with the snapshots.
+    """Return whether Spark's own checkpoint directory is deleted along with the snapshots.
 
-    Only a cancellation under DELETE_ON_CANCELLATION says that nothing of the stream is to remain.
+    This is so only for a cancellation under DELETE_ON_CANCELLATION, which removes everything of the
+    stream.
     """
     return state is TerminalState.CANCELED and cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
 
@@ -69,18 +70,20 @@ def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpoint
 def subsumed(snapshots: Sequence[Retained], num_retained: int, *, count_savepoints: bool = False) -> list[Retained]:
     """Return the snapshots that leave the retained queue, oldest first.
 
-    The newest snapshot never leaves. The newest checkpoint stays too, because later incremental ones may
-    refer to its bytes, unless the stream has stopped with a savepoint and takes no more. So more than
-    `num_retained` may be left.
+    The newest snapshot is never subsumed. Neither is the newest checkpoint, because later
+    incremental checkpoints may refer to its bytes, unless the stream has stopped with a savepoint.
+    More than `num_retained` snapshots may therefore remain.
 
     Args:
         snapshots: The completed snapshots of the stream, oldest first.
-        num_retained: How many to keep, 1 or more.
-        count_savepoints: Savepoints stand in the queue and push checkpoints out of it, as in Flink. Otherwise
-            `num_retained` checkpoints are kept, however many savepoints lie between them.
+        num_retained: Number of snapshots to retain, from 1.
+        count_savepoints: Savepoints count in the queue and subsume checkpoints, as in Flink.
+            Otherwise `num_retained` checkpoints are retained, regardless of savepoints between
+            them.
 
     Returns:
-        What to take out. The bytes of a checkpoint are then deleted, those of a savepoint never.
+        The snapshots to remove from the queue. The caller then deletes the bytes of the
+        checkpoints, but never those of savepoints.
 
     Raises:
         OptionError: `num_retained` is below 1.
@@ -106,10 +109,11 @@ def subsumed(snapshots: Sequence[Retained], num_retained: int, *, count_savepoin
 
 
 def snapshot_to_recover_from(snapshots: Sequence[Retained], *, prefer_checkpoint: bool) -> Retained | None:
-    """Return the snapshot that a recovery takes, or None where there is none.
+    """Return the snapshot that a recovery uses, or None if there is none.
 
-    It is the newest one. With `prefer_checkpoint` it is the newest checkpoint, even where a savepoint
-    is newer: the stream then repeats what it did since, so the caller shows how far it goes back.
+    This is the newest one. With `prefer_checkpoint` it is the newest checkpoint, even if a
+    savepoint is newer. The stream then reprocesses everything since that checkpoint, so the caller
+    reports how far it goes back.
 
     Args:
         snapshots: The completed snapshots of the stream, oldest first.

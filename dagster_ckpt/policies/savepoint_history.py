@@ -1,4 +1,4 @@
-"""Which scheduled savepoints are kept, and the hours in which no savepoint is taken. Pure."""
+"""Retention of scheduled savepoints, and blackout windows in which no savepoint is taken. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 
 @dataclass(frozen=True)
 class Blackout:
-    """A time of the day, on some days of the week or on all.
+    """A window of the day, on all or some days of the week.
 
     Attributes:
-        begin: Local time of its begin, such as "22:00"; belongs to it.
-        end: Local time of its end, which does not belong to it. At or before `begin`: on the next day.
-        timezone: Name of the time zone of both. Where its clocks are changed, the window follows them.
-        days: Days on which it begins, of "mon" to "sun"; empty for every day.
+        begin: Local start time, such as "22:00", inclusive.
+        end: Local end time, exclusive. A time at or before `begin` is on the next day.
+        timezone: Name of the time zone of both. The window follows its daylight saving time.
+        days: Days on which the window begins, "mon" to "sun"; empty means every day.
 
     Raises:
         OptionError: A time, day or time zone does not exist.
@@ -55,10 +55,10 @@ class Blackout:
             ) from error
 
     def ends_at_ms(self, at_ms: int) -> int | None:
-        """When the window that a moment lies in ends, or None where it lies in none; ms since the epoch."""
+        """End of the window that contains a moment, or None if none does; ms since the epoch."""
         moment = pendulum.from_timestamp(at_ms / 1000, tz=self.timezone)
         today = moment.start_of("day")
-        # One that began yesterday may reach into today.
+        # A window that began yesterday may extend into today.
         for day in (today.subtract(days=1), today):
             if self.days and DAYS[day.weekday()] not in self.days:
                 continue
@@ -71,7 +71,7 @@ class Blackout:
 
 
 def blackout_ends_at_ms(blackouts: Iterable[Blackout], at_ms: int) -> int | None:
-    """When the last of the windows that a moment lies in ends, or None where it lies in none."""
+    """Latest end of the windows that contain a moment, or None if none does."""
     return max((end for blackout in blackouts if (end := blackout.ends_at_ms(at_ms)) is not None), default=None)
 
 
@@ -86,13 +86,16 @@ MAX_AGE = Milliseconds("max_age", minimum=1)
 
 @dataclass(frozen=True)
 class SavepointHistory:
-    """How many savepoints of one schedule are kept, and how long.
+    """How many savepoints of one schedule are kept, and for how long.
 
-    The operator's default age of one day is not one here: a daily schedule would keep a single savepoint.
+    The Flink operator's default age of one day is not used here, because a daily schedule would
+    keep a single savepoint.
 
     Attributes:
-        max_count: How many (`kubernetes.operator.savepoint.history.max.count`, 10); None for any number.
-        max_age_ms: How old they get (`kubernetes.operator.savepoint.history.max.age`); None for any age.
+        max_count: Maximum number (`kubernetes.operator.savepoint.history.max.count`, 10); None
+            means unlimited.
+        max_age_ms: Maximum age (`kubernetes.operator.savepoint.history.max.age`); None means
+            unlimited.
 
     Raises:
         OptionError: A limit is below 1.
@@ -117,9 +120,9 @@ class ScheduledSavepoint:
     """A completed savepoint that a schedule took.
 
     Attributes:
-        snapshot_id: Its id.
+        snapshot_id: Id of the savepoint.
         taken_at_ms: When it was completed.
-        held_because: Why it stays whatever its age, or None.
+        held_because: Why it is kept regardless of its age, or None.
     """
 
     snapshot_id: str
@@ -129,11 +132,11 @@ class ScheduledSavepoint:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A savepoint that the history has no room for.
+    """A savepoint that exceeds the limits of its history.
 
     Attributes:
-        snapshot_id: Its id.
-        reason: Why it goes.
+        snapshot_id: Id of the savepoint.
+        reason: Why it is removed.
     """
 
     snapshot_id: str
@@ -143,12 +146,12 @@ class Leaving:
 def leaving_history(
     savepoints: Sequence[ScheduledSavepoint], history: SavepointHistory, *, now_ms: int
 ) -> list[Leaving]:
-    """The savepoints of one schedule that its history has no room for, oldest first.
+    """Return the savepoints of one schedule that exceed the limits of its history, oldest first.
 
     Args:
         savepoints: The completed savepoints of the schedule, oldest first.
         history: The limits.
-        now_ms: The time now, ms since the epoch.
+        now_ms: The current time, ms since the epoch.
 
     Example:
         >>> taken = [ScheduledSavepoint("a", 1), ScheduledSavepoint("b", 2), ScheduledSavepoint("c", 3)]
@@ -156,7 +159,7 @@ def leaving_history(
         [Leaving(snapshot_id='a', reason='more than 2 of its schedule')]
     """
     leaving = []
-    # The newest is passed over: it is kept whatever its age.
+    # The newest savepoint is skipped: it is kept regardless of its age.
     for newer, savepoint in enumerate(reversed(savepoints[:-1]), start=1):
         if savepoint.held_because is not None:
             continue

@@ -1,4 +1,4 @@
-"""How a running stream goes over to another version of its code."""
+"""Upgrade policy: how a running stream moves to a new version of its code."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dagster_ckpt.errors import OptionError
 
 
 class UpgradeMode(StrEnum):
-    """What the new code starts from, as `job.upgradeMode` of the Flink Kubernetes Operator.
+    """What the new code starts from, like `job.upgradeMode` of the Flink Kubernetes Operator.
 
-    STATELESS: Nothing: all state is given up, and what can be rolled back is.
-    LAST_STATE: The live directory, where the old code stopped; without it the newest snapshot. Works for a stream that
-        fails.
-    SAVEPOINT: The same, after the old code was stopped with a savepoint, which is what a rollback goes back to.
+    STATELESS: Empty state: all state is discarded, and sinks that support it are rolled back.
+    LAST_STATE: The live directory where the old code stopped, or the newest snapshot if there is no
+        live directory. Works for a failing stream too.
+    SAVEPOINT: The same, after the old code was stopped with a savepoint, to which a rollback
+        returns.
     """
 
     STATELESS = "STATELESS"
@@ -24,23 +25,27 @@ class UpgradeMode(StrEnum):
 
 @dataclass(frozen=True)
 class UpgradePolicy:
-    """What is done where the code version of a managed stream is another one than it was started with.
+    """What to do when the code version of a managed stream differs from the one that it was started with.
 
-    `stop_timeout_ms` holds for every stop of a managed stream, also to suspend or cancel it.
+    `stop_timeout_ms` applies to every stop of a managed stream, including suspending and canceling
+    it.
 
     Attributes:
         mode: What the new code starts from.
-        max_checkpoint_age_ms: With LAST_STATE: where the newest snapshot of a running stream is older, and the stream
-            runs for
-            longer than that, it is stopped with a savepoint instead. None: however old. Source and name:
+        max_checkpoint_age_ms: With LAST_STATE, the maximum age of the newest snapshot. If a stream
+            has been running for longer than this and its newest snapshot is older, it is stopped
+            with a savepoint instead. None means no limit. Source and name:
             `kubernetes.operator.job.upgrade.last-state.max.allowed.checkpoint.age`.
-        rollback_after_ms: The new code has so long, from its start, to commit a batch or complete a checkpoint;
-            else it is stopped and the stream is brought back to where the old code stopped. None: it is left to the
-            restart strategy. Off by default, as `kubernetes.operator.deployment.rollback.enabled`.
-        preflight: Before the stream is stopped, run the new code for one batch on a copy of its state, without output.
-        stop_timeout_ms: A stream that was asked to stop has so long to answer and to end, half an hour by default. Then
-            an upgrade is given up and the stream left as it is; in every case people are told what was found and what
-            to do. A savepoint has to fit into it: make it longer than the checkpoint timeout. None: however long.
+        rollback_after_ms: Time from its start within which the new code must commit a batch or
+            complete a checkpoint. Otherwise it is stopped, and the stream is rolled back to where
+            the old code stopped. None leaves failures to the restart strategy. Off by default, like
+            `kubernetes.operator.deployment.rollback.enabled`.
+        preflight: Before the stream is stopped, run the new code for one batch on a copy of its
+            state, without output.
+        stop_timeout_ms: Maximum time for a stream to answer a stop request and to end, half an hour
+            by default. After that, an upgrade is aborted and the stream is left unchanged; in every
+            case a message says what was found and what to do. A savepoint has to fit into this
+            time, so make it longer than the checkpoint timeout. None means no limit.
 
     Raises:
         OptionError: A duration is not positive.
@@ -57,7 +62,7 @@ class UpgradePolicy:
     stop_timeout_ms: int | None = 30 * 60_000
 
     def __post_init__(self) -> None:
-        """Check the durations."""
+        """Validate the durations."""
         for name in ("max_checkpoint_age_ms", "rollback_after_ms", "stop_timeout_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -94,9 +94,8 @@ class JobManagerCheckpointStorage(CheckpointStorage):
     are written to a path.
 
     Args:
-        checkpoint_path: URL of a directory for externalized checkpoints. None uses the
-            deployment's. max_state_size: Largest snapshot in bytes; a larger one is declined. None
-            is 5 MiB.
+        checkpoint_path: URL of a directory for externalized checkpoints. None takes the deployment's.
+        max_state_size: Largest snapshot in bytes; a larger one is declined. None is 5 MiB.
         savepoint_path: URL of a directory for savepoints. None takes the deployment's.
         storage_options: Arguments for the file system behind the paths. Never shown in messages.
 

@@ -184,7 +184,7 @@ class TestFields:
             "Savepoints",
             "Freshness",
             "Health",
-            "StreamingJobDeclarationModel",
+            "StreamDeclarationModel",
             "StreamResourcesModel",
         ]
         top = StreamsComponent.model().model_json_schema()["properties"]

@@ -63,7 +63,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     by `declared_in_python`.
     """
 
-    streams: Annotated[Sequence[StreamDeclaration], said("The streams.")] = ()
+    streams: Annotated[Sequence[StreamDeclaration], said("The streams of this code location.")] = ()
     declared_in_python: Annotated[
         Sequence[str],
         said(

@@ -1,7 +1,8 @@
-"""Dagster: streaming assets, resources, operator jobs, sensors and schedules.
+"""Dagster integration: streaming assets, resources, operator jobs, sensors and schedules.
 
-The only package that imports Dagster. What an op does is a few lines that call `operations/`; what a sensor
-decides is a pure function there. Start with `streaming_asset.py` and `stream_definitions.py`.
+The only package that imports Dagster. Ops are a few lines that call `operations/`, and sensors
+delegate their decisions to pure functions there. Start with `streaming_asset.py` and
+`stream_definitions.py`.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry
@@ -83,5 +84,5 @@ __all__ = [
     "streaming_multi_asset",
 ]
 
-# Dagster's page and telemetry say which libraries, of which versions, a deployment has.
+# Shows this library and its version on Dagster's page and in its telemetry.
 DagsterLibraryRegistry.register("dagster-ckpt", __version__, is_dagster_package=False)

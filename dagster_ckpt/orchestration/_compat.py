@@ -1,8 +1,8 @@
-"""The few names of Dagster that are not public, in one place and under one test.
+"""Every non-public name of Dagster that this project uses, covered by one test.
 
-Interrupts: Dagster raises `DagsterExecutionInterruptedError` in the main thread. If that lands inside
-a py4j call, the reply stays on the socket and the next call hangs or reads the wrong answer. A
-streaming step therefore captures interrupts and looks at a flag between short waits.
+Interrupts: Dagster raises `DagsterExecutionInterruptedError` in the main thread. If that happens
+inside a py4j call, the reply stays on the socket, and the next call hangs or reads the wrong
+answer. A streaming step therefore captures interrupts and polls a flag between short waits.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class LatestEvaluation:
     """The newest evaluation of an asset check.
 
     Attributes:
-        at_s: When it was stored, seconds since the epoch.
-        metadata: What it says.
+        at_s: When it was stored, in seconds since the epoch.
+        metadata: Its metadata.
     """
 
     at_s: float
@@ -53,7 +53,7 @@ class LatestEvaluation:
 
 
 def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None:
-    """The assets of the code location that a run belongs to; None for a job that belongs to none, as in a notebook."""
+    """The asset graph of a run's code location; None for a job outside one, as in a notebook."""
     try:
         return context.repository_def.asset_graph
     except CheckError:
@@ -63,12 +63,13 @@ def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None
 def latest_check_evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, LatestEvaluation]:
-    """The newest evaluation of each of these checks; one query. The public method asks for one check at a time."""
+    """The newest evaluation of each check, in one query. Dagster's public method takes one check at a time."""
     if not keys:
         return {}
     found = {}
     for key, record in instance.event_log_storage.get_latest_asset_check_execution_by_key(keys).items():
-        # Of a check that a run has yet to evaluate it is, against its type, what says that it is planned.
+        # For a check that a run has yet to evaluate, this is a planned evaluation, despite its
+        # type.
         evaluation: object = record.evaluation
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)
@@ -76,11 +77,12 @@ def latest_check_evaluations(
 
 
 def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> None:
-    """Make the newest materialization that is planned of each asset one of no run.
+    """Detach the newest planned materialization of each asset from its run.
 
-    To `AutomationCondition` an asset is in progress from the moment when a run is launched for it until that same run
-    has materialized it, and `eager()` starts nothing downstream meanwhile. A stream's run goes on for weeks, and its
-    checkpoints are reported outside of it, as events of no run. So is what is planned of it, then.
+    `AutomationCondition` considers an asset in progress from the launch of a run until that run
+    materializes the asset, and `eager()` starts nothing downstream in the meantime. A stream's run
+    lasts for weeks, and its checkpoints are reported outside of it, as runless events. Reporting a
+    runless planned materialization makes the asset not in progress.
     """
     for key in keys:
         event = dg.DagsterEvent(

@@ -1,1 +1,1 @@
-"""Streaming assets: the decorators, the definitions they need, and what downstream assets read."""
+"""Streaming assets: the decorators, their definitions, and support for downstream assets."""

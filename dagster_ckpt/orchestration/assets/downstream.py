@@ -1,4 +1,4 @@
-"""Which checkpoint a downstream asset has read, and which downstream materializations a rewind makes wrong."""
+"""Records which checkpoint a downstream asset read, and finds materializations that a rewind invalidates."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ READ_SNAPSHOT_KEY = "dagster_ckpt/read_snapshot"
 READ_BATCH_KEY = "dagster_ckpt/read_batch"
 READ_TIMELINE_KEY = "dagster_ckpt/read_timeline"
 READ_EXACTLY_KEY = "dagster_ckpt/read_exactly"
-# Dagster notes with each materialization the data version of each asset that it depends on, as its step began.
+# With each materialization Dagster records the data version of every upstream asset when the step
+# began.
 _INPUT_DATA_VERSION = "dagster/input_data_version/"
-# Materializations of one asset that are looked at, newest first.
+# Maximum number of materializations examined per asset, newest first.
 _LOOKED_AT = 1000
 _PAGE = 100
 _NO_BATCH = -1
@@ -35,14 +36,14 @@ _NO_BATCH = -1
 
 @dataclass(frozen=True)
 class ReadCheckpoint:
-    """The newest checkpoint of a stream that was reported when somebody began to read its output.
+    """The newest reported checkpoint of a stream at the time an asset began to read its output.
 
     Attributes:
         stream_id: The stream.
         snapshot_id: The checkpoint or savepoint.
-        batch_id: The batch that it stands at.
+        batch_id: The batch of the snapshot.
         timeline: The timeline of the stream.
-        exactly: Whether the reader reads no later batch.
+        exactly: Whether the asset reads no later batch.
     """
 
     stream_id: str
@@ -52,7 +53,7 @@ class ReadCheckpoint:
     exactly: bool
 
     def metadata(self) -> dict[str, Any]:
-        """What a materialization is to carry."""
+        """Metadata for the materialization."""
         return {
             READ_STREAM_KEY: self.stream_id,
             READ_SNAPSHOT_KEY: self.snapshot_id,
@@ -68,16 +69,17 @@ def reading_checkpoint(
     *,
     exactly: bool = False,
 ) -> ReadCheckpoint | None:
-    """Record with this materialization which checkpoint of a stream it reads. Call it before reading.
+    """Record with this materialization which checkpoint of a stream it reads. Call it before you read.
 
     Args:
         context: The context of the asset that reads.
         upstream: The stream, or its asset key.
-        exactly: The asset reads nothing after the checkpoint's batch, such as a Delta table as of that version, or
-            rows with that batch id at most. Otherwise it may have read a little more than is recorded.
+        exactly: The asset reads nothing after the checkpoint's batch, for example a Delta table as of
+            that version, or only rows up to that batch id. Otherwise it may read slightly more than is
+            recorded.
 
     Returns:
-        The checkpoint, or None where none is reported yet.
+        The checkpoint, or None if none has been reported yet.
 
     Example:
         >>> @dg.asset(deps=[orders.asset], automation_condition=dg.AutomationCondition.eager())
@@ -103,7 +105,7 @@ def reading_checkpoint(
 
 
 class Basis(Enum):
-    """How it is known: from what the asset recorded, what Dagster noted of its inputs, or only when it was made."""
+    """The source of the information: the asset recorded it, Dagster recorded the input's version, or only the time."""
 
     RECORDED = "recorded"
     DATA_VERSION = "data version"
@@ -112,15 +114,15 @@ class Basis(Enum):
 
 @dataclass(frozen=True)
 class Dependent:
-    """A downstream materialization that is built, or may be built, on data that a rewind undoes.
+    """A downstream materialization that contains, or may contain, data that a rewind undoes.
 
     Attributes:
         asset_key: The asset.
         partition: Its partition, or None.
-        run_id: The run that made it.
-        at_ms: When it was stored, ms since the epoch.
-        read_batch: The batch that it had read up to, where that is known.
-        basis: How it is known.
+        run_id: The run that created it.
+        at_ms: When it was stored, in ms since the epoch.
+        read_batch: The last batch that it read, if known.
+        basis: How this was determined.
     """
 
     asset_key: dg.AssetKey
@@ -139,15 +141,15 @@ def built_on_undone_data(
     to_batch: int | None,
     undone_since_ms: int | None,
 ) -> list[Dependent]:
-    """Every downstream materialization that has read, or may have read, what a rewind undoes; newest first.
+    """Every downstream materialization that read, or may have read, what a rewind undoes; newest first.
 
     Args:
         instance: Dagster's instance.
         graph: The assets of the code location.
         stream: The stream that is rewound.
-        to_batch: The last batch that stays; None where none does.
-        undone_since_ms: When the first undone batch may have been written at the earliest; None where nobody can say:
-            whatever records nothing is listed then.
+        to_batch: The last batch that stays; None if none does.
+        undone_since_ms: The earliest time at which the first undone batch may have been written. None
+            if unknown: every materialization without a recorded batch is then listed.
     """
     kept = _NO_BATCH if to_batch is None else to_batch
     found = [
@@ -159,7 +161,7 @@ def built_on_undone_data(
 
 
 def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
-    """What a previewed start makes wrong downstream, in the code location of the run; None where it has none."""
+    """The downstream materializations that a previewed start invalidates; None outside a code location."""
     graph = asset_graph_of(context)
     if graph is None:
         return None
@@ -198,7 +200,7 @@ def _of_asset(
         if read is not None and read > kept:
             yield Dependent(key, materialization.partition, record.run_id, at_ms, read, basis)
         elif is_later and not exactly:
-            # What it recorded was the newest report as it began: it may have read a little more.
+            # It recorded the newest report at its beginning and may have read slightly more.
             yield Dependent(key, materialization.partition, record.run_id, at_ms, read, Basis.TIME)
 
 
@@ -217,7 +219,7 @@ def _read(materialization: dg.AssetMaterialization, stream: Stream) -> tuple[int
     batch_id = recorded.get(READ_BATCH_KEY)
     if isinstance(batch_id, int) and recorded.get(READ_STREAM_KEY) == stream.stream_id:
         return batch_id, Basis.RECORDED, recorded.get(READ_EXACTLY_KEY) is True
-    # The catalog sensor makes the batch the data version of a stream's materializations.
+    # The catalog sensor sets the batch as the data version of a stream's materializations.
     tags = materialization.tags or {}
     noted = [tags.get(f"{_INPUT_DATA_VERSION}{key.to_user_string()}", "") for key in stream.keys]
     batches = [int(batch_id) for batch_id in noted if batch_id.isdecimal()]

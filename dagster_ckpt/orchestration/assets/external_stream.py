@@ -1,7 +1,8 @@
-"""Streaming assets whose query runs outside Dagster: in a program that others start, or a driver that a run launches.
+"""Streaming assets whose query runs outside Dagster, in an external program or a driver that a run launches.
 
-The driver calls `run_stream` with the stream id of the asset and the same places. Catalog sensor, operator jobs,
-preview, fork and doctor work on it as on any other stream: all they need is the catalog and the files.
+The driver calls `run_stream` with the asset's stream id, catalog and storage. The catalog sensor,
+operator jobs, preview, fork and doctor work as for any other stream, because they only need the
+catalog and the files.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,11 +40,13 @@ def external_streaming_asset(
 
     Args:
         name: Asset name.
-        launch: How a run of its start job launches the driver. None: something outside Dagster starts it, such as a
-            service manager or Kubernetes; the asset has no start job then.
-        checkpointing: The checkpointing options that the program has too; its storage says where the snapshots are.
-        restart_strategy: What the supervisor sensor does when a launched driver is gone: it has it launched again.
-        stream_id: Id in catalog and storage, as the program gives it; default: the asset key joined by dots.
+        launch: How a run of its start job launches the driver. None: something outside Dagster starts
+            it, such as a service manager or Kubernetes; the asset then has no start job.
+        checkpointing: The same checkpointing options as in the program; its storage locates the
+            snapshots.
+        restart_strategy: How the supervisor sensor relaunches a driver that died.
+        stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
+            dots.
         key_prefix: As in `dagster.asset`.
         deps: As in `dagster.asset`.
         group_name: As in `dagster.asset`.
@@ -88,7 +91,8 @@ def external_streaming_asset(
         required_resource_keys=set(RESOURCES),
         config_schema=DriverRunConfig.to_config_schema().as_field(),
         op_tags=STREAM_TAGS,
-        # The catalog sensor reports each checkpoint; the end of a run is not one more.
+        # The catalog sensor reports each checkpoint; the end of a run is not another
+        # materialization.
         output_required=False,
     )
 

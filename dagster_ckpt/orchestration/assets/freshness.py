@@ -1,4 +1,4 @@
-"""The freshness policy that a streaming asset has unless it is given another."""
+"""The default freshness policy of a streaming asset."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import dagster as dg
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 
-# Reports come once a minute (`build_catalog_sensor`), and Dagster takes no shorter window.
+# `build_catalog_sensor` reports once a minute, and Dagster accepts no shorter window.
 SHORTEST_MS = 60_000
 _INTERVALS_TO_WARN = 3
 _INTERVALS_TO_FAIL = 6
 
 
 def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
-    """Fresh while checkpoints come: warns after three intervals without one, fails after six; of a minute at least.
+    """Freshness by checkpoints: warn after three intervals without one, fail after six.
 
-    Dagster judges by materializations, which the catalog sensor reports at most once a minute. Without periodic
-    checkpoints there is no policy: nobody could say when the next one is due.
+    An interval counts as at least one minute: Dagster judges by materializations, and the catalog
+    sensor reports at most one a minute. Without periodic checkpoints there is no policy, because
+    the next one has no due time.
 
     Example:
         >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window

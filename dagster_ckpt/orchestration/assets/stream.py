@@ -1,4 +1,4 @@
-"""What a stream is: the part that its run needs, and the part that sensors and operators need besides."""
+"""The definition of a stream: `StreamSpec` for its run, `Stream` for sensors and operators as well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 
 STREAM_TAGS = {
-    # A stream has no natural end: no limit on its run time, and no retry besides our restart strategy.
+    # A stream has no natural end: no limit on its run time, and no retries except our restart
+    # strategy.
     "dagster/max_runtime": "0",
     "dagster/max_retries": "0",
 }
@@ -30,15 +31,15 @@ SHORTEST_STALL_MS = 30_000
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """A stream by itself, whatever in Dagster runs it.
+    """A stream, independent of what runs it in Dagster.
 
     Attributes:
         stream_id: Its stable id in catalog and storage.
         options: Checkpointing options.
         restart: What happens after a failure.
-        desired_state: What it is to be where nobody has said anything else; None: it is not managed.
-        upgrade: How it goes over to another code version.
-        stall_timeout_ms: A query that stands still for so long fails its run; None: people decide.
+        desired_state: Its desired state unless an operator sets another one; None: it is not managed.
+        upgrade: How it is upgraded to another code version.
+        stall_timeout_ms: Fails the run if the query makes no progress for this long; None: never.
 
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
@@ -61,20 +62,22 @@ class StreamSpec:
         upgrade: UpgradePolicy | UpgradeSettings | None = None,
         stall_timeout_ms: int | None = None,
     ) -> StreamSpec:
-        """A stream of options as a person writes them.
+        """Create a stream from options as a user writes them.
 
         Args:
             stream_id: Id in catalog and storage; it names a folder.
-            checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML; default: a
-                `CheckpointConfig()`, periodic checkpoints off.
-            restart_strategy: What happens after a failure; default: Flink's, which is none without checkpointing and
-                exponential delay with it.
-            desired_state: What the stream is to be, from the moment the code is loaded: the supervisor sensor starts
-                it, and brings it over to another `code_version`. What people say later wins. None: people start and
-                stop it.
-            upgrade: How it goes over to another code version; default: `UpgradePolicy()`, by a savepoint.
-            stall_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks
-                runs, fails its run, and the restart strategy begins a new one; from 30,000. None: people decide.
+            checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML;
+                default: a `CheckpointConfig()`, periodic checkpoints off.
+            restart_strategy: What happens after a failure; default: Flink's, which is none without
+                checkpointing and exponential delay with it.
+            desired_state: The desired state from the moment the code is loaded: the supervisor sensor
+                starts the stream and upgrades it to new values of `code_version`. A state that an operator
+                sets later takes precedence. None: you start and stop the stream.
+            upgrade: How it is upgraded to another code version; default: `UpgradePolicy()`, with a
+                savepoint.
+            stall_timeout_ms: Fails the run, so that the restart strategy starts a new one, if the query
+                makes no progress for this long: no batch completes, it is not idle, and no Spark task is
+                running. At least 30,000. None: never.
 
         Raises:
             OptionError: An option or the stream id is not valid.
@@ -100,7 +103,7 @@ class StreamSpec:
         return StreamSpec(stream_id, options, restart, desired_state, policy, stall_timeout_ms)
 
     def metadata(self) -> dict[str, Any]:
-        """What the asset's page says of it."""
+        """Metadata for the asset's page."""
         options = self.options
         return {
             "dagster_ckpt/stream_id": self.stream_id,
@@ -113,20 +116,21 @@ class StreamSpec:
 
 
 def asset_names(keys: Sequence[dg.AssetKey]) -> str:
-    """Asset keys as one text."""
+    """Asset keys as one string."""
     return ", ".join(key.to_user_string() for key in keys)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A stream of a code location, with everything that its sensors and operator jobs need.
+    """A stream of a code location, with everything that sensors and operator jobs need.
 
     Attributes:
         spec: The stream.
         name: Name of the op that runs it, and of the query in Spark.
-        keys: The assets it writes; each completed snapshot is reported on all of them. None for an op outside assets.
-        code_version: Version of the code that describes the query, if it is told.
-        start_job: The Dagster job that runs it; None where something outside Dagster starts it.
+        keys: The assets it writes; each completed snapshot is reported on all of them. Empty for an op
+            outside assets.
+        code_version: Version of the code that defines the query, if given.
+        start_job: The Dagster job that runs it; None if something outside Dagster starts it.
         runs_outside: Whether its query runs in a process that outlives the runs of its start job.
     """
 
@@ -154,50 +158,50 @@ class Stream:
 
     @property
     def desired_state(self) -> DesiredState | None:
-        """What it is to be where nobody has said anything else; None: it is not managed."""
+        """Its desired state unless an operator sets another one; None: it is not managed."""
         return self.spec.desired_state
 
     @property
     def upgrade(self) -> UpgradePolicy:
-        """How it goes over to another code version."""
+        """How it is upgraded to another code version."""
         return self.spec.upgrade
 
     @property
     def writes(self) -> str:
-        """The assets it writes as the catalog names them."""
+        """The assets it writes, as the catalog names them."""
         return asset_names(self.keys) or self.name
 
     def is_called(self, name: str) -> bool:
-        """Whether a person means this stream by a stream id, or by the key of one of its assets."""
+        """Whether a name refers to this stream: its stream id, or the key of one of its assets."""
         return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingAsset(Stream):
-    """A stream that writes one asset or several.
+    """A stream that writes one or more assets.
 
     Attributes:
-        asset: The Dagster definition of them.
+        asset: Their Dagster definition.
     """
 
     asset: dg.AssetsDefinition
 
     @property
     def key(self) -> dg.AssetKey:
-        """Key of the asset; of several, the first."""
+        """Key of the asset; the first one of several."""
         return self.keys[0]
 
     @staticmethod
     def of(asset: dg.AssetsDefinition, spec: StreamSpec, *, runs_outside: bool = False) -> StreamingAsset:
-        """A streaming asset of a definition whose op runs the stream, or that has none as it is run elsewhere.
+        """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
         Args:
-            asset: The definition; its metadata gets what `spec` says.
+            asset: The definition; the metadata of `spec` is added to it.
             spec: The stream that its op runs.
             runs_outside: Whether the query runs in a process that outlives the runs of its start job.
 
         Raises:
-            OptionError: Its outputs are of different code versions: one query is one code.
+            OptionError: Its outputs have different code versions, although one query has one code.
         """
         told = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
         keys = tuple(each.key for each in told.specs)
@@ -224,10 +228,10 @@ def _start_job(
 ) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         f"{keys[0].path[-1] if len(keys) == 1 else asset.op.name}_stream",
-        # Its health checks are for the sensor: here they would run at the stream's end.
+        # The sensor evaluates the health checks; here they would run when the stream ends.
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",
-        # One process for run and step: a killed run worker leaves no orphaned step behind.
+        # One process for run and step: a killed run worker leaves no orphaned step.
         executor_def=dg.in_process_executor,
         tags={**STREAM_TAGS, "dagster_ckpt/stream_id": spec.stream_id},
     )

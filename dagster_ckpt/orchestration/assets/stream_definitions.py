@@ -1,4 +1,4 @@
-"""One call that gives a code location everything its streams need."""
+"""`stream_definitions`: everything that the streams of a code location need, in one call."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,23 +35,25 @@ def stream_definitions(
     health: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
     health_checks: Sequence[HealthCheck] = tuple(HealthCheck),
 ) -> dg.Definitions:
-    """Assets, jobs, sensors and schedules for streaming assets, to be merged into a code location.
+    """Assets, jobs, sensors and schedules for streaming assets, to merge into a code location.
 
-    The code location gives the resources `pyspark`, `checkpoint_storage`, `state_backend` and
-    `checkpoint_catalog`.
+    The code location must provide the resources `pyspark`, `checkpoint_storage`, `state_backend`
+    and `checkpoint_catalog`.
 
     Args:
-        streams: The streams: of `streaming_asset`, `streaming_multi_asset` or `declare_stream`.
+        streams: The streams, created by `streaming_asset`, `streaming_multi_asset` or
+            `declare_stream`.
         downstream: A job to start after new checkpoints.
-        downstream_interval_seconds: Shortest time between two starts of it.
-        report_interval_seconds: One periodic checkpoint is reported to Dagster in each interval of this length; 0
-            reports each. The catalog has them all.
-        savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints` with its history and blackouts.
+        downstream_interval_seconds: Minimum time between two starts of it.
+        report_interval_seconds: One periodic checkpoint is reported to Dagster per interval; 0 reports
+            each. The catalog has all of them.
+        savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints` with history and
+            blackouts.
         health: Thresholds of the health checks, for all streams or by stream id.
-        health_checks: Which health checks there are.
+        health_checks: The health checks to define.
 
     Raises:
-        OptionError: Two streams have one stream id, or a schedule names a stream id that is not there.
+        OptionError: Two streams share a stream id, or a schedule names an unknown stream id.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))

@@ -1,7 +1,7 @@
-"""`@streaming_asset` and `@streaming_multi_asset`: a function that returns a `DataStreamWriter` becomes an asset.
+"""`@streaming_asset` and `@streaming_multi_asset`: turn a function that returns a `DataStreamWriter` into an asset.
 
-The function only describes the query. The framework names it, gives it its checkpoint
-location, starts, supervises, restarts and stops it.
+The function only defines the query. The framework names it, sets its checkpoint location, and
+starts, supervises, restarts and stops it.
 """
 
 import inspect
@@ -35,9 +35,9 @@ __all__ = [
     "streaming_multi_asset",
 ]
 
-# The names under which a streaming asset looks for its resources.
+# The names of the resources that a streaming asset requires.
 RESOURCES = frozenset({"pyspark", "checkpoint_storage", "state_backend", "checkpoint_catalog"})
-# What an asset is labelled with on the page, unless it says otherwise.
+# Default kinds of an asset.
 KINDS = frozenset({"spark", "streaming"})
 
 StreamFunction = Callable[..., "DataStreamWriter"]
@@ -66,29 +66,32 @@ def streaming_asset(
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make a streaming asset of a function that returns an unstarted `DataStreamWriter`.
 
-    The function's first parameter is the Dagster context; every other parameter names a
-    resource. `pyspark` holds the session. A `queryName` or `checkpointLocation` set on the
-    writer is replaced.
+    The function's first parameter is the Dagster context; every other parameter names a resource.
+    `pyspark` holds the session. The framework replaces a `queryName` or `checkpointLocation` set on
+    the writer.
 
-    Four parameters of `dagster.asset` have no place here. `partitions_def` divides work into pieces that end, while a
-    stream goes on as a whole: make one for each region or tenant, with a stream id of its own. `ins` loads a value
-        before
-    the function runs, while a query reads its sources itself: say `deps`. `automation_condition` launches runs by
-    itself, while a stream has one run at a time, which the supervisor sensor launches. `retry_policy` would start a
-    second writer.
+    Four parameters of `dagster.asset` are missing on purpose. `partitions_def` splits work into
+    parts that end, while a stream runs as a whole: define one stream per region or tenant, each
+    with its own stream id. `ins` loads a value before the function runs, while a query reads its
+    sources itself: use `deps`. `automation_condition` launches runs automatically, while a stream
+    has one run at a time, launched by the supervisor sensor. `retry_policy` would start a second
+    writer.
 
     Args:
-        checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML; default: a
-            `CheckpointConfig()`, periodic checkpoints off.
-        restart_strategy: What happens after a failure; default: Flink's, which is none
-            without checkpointing and exponential delay with it.
-        desired_state: What the stream is to be, from the moment the code is loaded: the supervisor sensor starts it,
-            and brings it over to another `code_version`. What people say later wins. None: people start and stop it.
-        upgrade: How it goes over to another code version; default: `UpgradePolicy()`, by a savepoint.
-        stall_timeout_ms: A query that makes no batch and does not rest for so long, and none of whose tasks runs,
-            fails its run, and the restart strategy begins a new one; from 30,000. None: people decide.
-        stream_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when
-            the asset is renamed, and its state goes along.
+        checkpointing: Checkpointing options, as an object or as `CheckpointSettings` read from YAML;
+            default: a `CheckpointConfig()`, periodic checkpoints off.
+        restart_strategy: What happens after a failure; default: Flink's, which is none without
+            checkpointing and exponential delay with it.
+        desired_state: The desired state from the moment the code is loaded: the supervisor sensor
+            starts the stream and upgrades it to new values of `code_version`. A state that an operator
+            sets later takes precedence. None: you start and stop the stream.
+        upgrade: How it is upgraded to another code version; default: `UpgradePolicy()`, with a
+            savepoint.
+        stall_timeout_ms: Fails the run, so that the restart strategy starts a new one, if the query
+            makes no progress for this long: no batch completes, it is not idle, and no Spark task is
+            running. At least 30,000. None: never.
+        stream_id: Id in catalog and storage; default: the asset key joined by dots. If you keep it when
+            you rename the asset, the asset keeps its state.
         name: Asset name; default: the function's name.
         key_prefix: As in `dagster.asset`.
         deps: As in `dagster.asset`.
@@ -97,9 +100,10 @@ def streaming_asset(
         metadata: As in `dagster.asset`.
         tags: As in `dagster.asset`.
         kinds: As in `dagster.asset`, three at most; default: spark and streaming.
-        code_version: As in `dagster.asset`; each snapshot carries it.
+        code_version: As in `dagster.asset`; each snapshot records it.
         owners: As in `dagster.asset`.
-        freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint interval.
+        freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint
+            interval.
         pool: As in `dagster.asset`.
 
     Raises:
@@ -118,7 +122,8 @@ def streaming_asset(
         upgrade=upgrade,
         stall_timeout_ms=stall_timeout_ms,
     )
-    # What can be wrong without the function is told where it was written.
+    # Validate what does not depend on the function here, so that the traceback points to the
+    # decorator.
     declared("anything")
 
     def decorate(function: StreamFunction) -> StreamingAsset:
@@ -138,7 +143,8 @@ def streaming_asset(
             owners=owners,
             freshness_policy=freshness_policy or default_freshness(spec.options),
             pool=pool,
-            # The catalog sensor reports each checkpoint; the end of a run is not one more.
+            # The catalog sensor reports each checkpoint; the end of a run is not another
+            # materialization.
             output_required=False,
             **_of_the_op(function),
         )(_op_function(function, spec))
@@ -161,28 +167,29 @@ def streaming_multi_asset(
     code_version: str | None = None,
     pool: str | None = None,
 ) -> Callable[[StreamFunction], StreamingAsset]:
-    """Make several assets of one query, such as one whose `foreachBatch` writes several tables.
+    """Make several assets of one query, for example one whose `foreachBatch` writes several tables.
 
-    They have one stream id, one start job and one history of checkpoints: each checkpoint is reported on every asset.
-    The function is as for `streaming_asset`; the assets cannot be materialized one without the other.
+    They share one stream id, one start job and one history of checkpoints: each checkpoint is
+    reported on every asset. The function is the same as for `streaming_asset`. The assets cannot be
+    materialized individually.
 
     Args:
-        specs: The assets, the one that names the stream on the page first. Kinds are spark and streaming where a
-            spec says none.
+        specs: The assets. The first one names the stream on the page. The default kinds are spark and
+            streaming.
         checkpointing: As in `streaming_asset`.
         restart_strategy: As in `streaming_asset`.
         desired_state: As in `streaming_asset`.
         upgrade: As in `streaming_asset`.
         stall_timeout_ms: As in `streaming_asset`.
         stream_id: Id in catalog and storage; default: the name.
-        name: Name of the op, and of the query; default: the function's name.
+        name: Name of the op and of the query; default: the function's name.
         description: Description of the op; default: the function's docstring.
         code_version: Version of the query's code, for every spec.
         pool: As in `dagster.multi_asset`.
 
     Raises:
-        OptionError: An option or the stream id is not valid, there are no specs, one has partitions or an automation
-            condition, their code versions differ, or the function has no parameters.
+        OptionError: An option or the stream id is not valid, there are no specs, one has partitions or
+            an automation condition, their code versions differ, or the function has no parameters.
 
     Example:
         >>> @streaming_multi_asset(specs=[dg.AssetSpec("good_orders"), dg.AssetSpec("bad_orders")])
@@ -226,7 +233,8 @@ def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: s
                 "writes cannot have: its one run is launched by the supervisor sensor and goes on for ever. Remove it."
             )
     return asset.replace_attributes(
-        # The catalog sensor reports each checkpoint; the end of a run is not one more.
+        # The catalog sensor reports each checkpoint; the end of a run is not another
+        # materialization.
         skippable=True,
         kinds=asset.kinds or set(KINDS),
         freshness_policy=asset.freshness_policy or default_freshness(stream.options),
@@ -256,7 +264,7 @@ def _op_function(function: StreamFunction, spec: StreamSpec) -> Callable[[dg.Ass
     resources = _resources(function)
 
     def streaming(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        # Imported here: the run path needs Spark, defining an asset does not.
+        # Imported here: only a run needs Spark, not the definition of an asset.
         from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415
 
         yield from run_stream(

@@ -1,4 +1,4 @@
-"""The health of streams as Dagster asset checks: by a sensor all the time, by hand from the page."""
+"""Health of streams as Dagster asset checks, evaluated by a sensor and on demand from the page."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogReso
 from dagster_ckpt.stream.handle import wall_clock_ms
 
 VERDICT_KEY = "dagster_ckpt/verdict"
-# On each further asset of a stream, the one check that sums up those on the first.
+# The one check on each further asset of a stream; it summarizes the checks on the first asset.
 OF_FURTHER_ASSETS = "stream_health"
-# Most of a tick goes into what Dagster knows of the checks: a millisecond for each stream.
+# Most of a tick is spent reading the checks' state from Dagster: a millisecond per stream.
 STREAMS_PER_TICK = 25
 DAY_S = 24 * 3600
 
-# Looks at a stream from outside the catalog, such as at the offsets that its topics still have.
+# Adds facts from outside the catalog, such as the earliest offsets of a stream's topics.
 FactsBesides = Callable[[StreamingAsset, HealthFacts], HealthFacts]
 
 _DESCRIPTIONS = {
@@ -43,16 +43,17 @@ def build_health_checks(
     checks: Sequence[HealthCheck] = tuple(HealthCheck),
     facts_besides: FactsBesides | None = None,
 ) -> list[dg.AssetChecksDefinition]:
-    """The checks of these streams, to be run from the page; `build_health_sensor` evaluates them all the time.
+    """Define the health checks of streams, to run from the page. `build_health_sensor` evaluates them continuously.
 
-    A stream has one query and one history of checkpoints, so its checks are on its first asset. Each further asset has
-    one, `stream_health`, which is as the worst of them.
+    A stream has one query and one history of checkpoints, so its checks are on its first asset.
+    Each further asset has one check, `stream_health`, with the worst result of them.
 
     Args:
         streams: The streams.
         settings: Thresholds, for all of them or by stream id.
-        checks: Which checks there are. Leave one out where nobody can know, such as the lag of a source without one.
-        facts_besides: Adds to what the catalog knows.
+        checks: The checks to define. Leave out those that cannot be evaluated, such as the lag of a
+            source that reports none.
+        facts_besides: Adds facts to those from the catalog.
     """
     return [_checks_of(stream, _settings_of(stream, settings), checks, facts_besides) for stream in streams]
 
@@ -68,21 +69,22 @@ def build_health_sensor(
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """A sensor that evaluates the health checks of streams, and reports a verdict when it changes.
+    """Define a sensor that evaluates the health checks of streams and reports results when they change.
 
-    Evaluations of one run collapse into its last one; those of a sensor do not. It reads the catalog only, 25
-    streams in a tick, and changes nothing: of 1,000 streams each is looked at every 200 seconds. An unchanged verdict
-    is reported again once a day.
+    Dagster keeps only the last of several evaluations of a check in one run, but all of those from
+    a sensor. The sensor reads only the catalog, 25 streams per tick, and changes nothing: with
+    1,000 streams, each is checked every 200 seconds. An unchanged result is reported again once a
+    day.
 
     Args:
         streams: The streams.
         settings: Thresholds, for all of them or by stream id.
         checks: As in `build_health_checks`.
-        facts_besides: As in `build_health_checks`; it has to be quick.
-        repeat_after_seconds: An unchanged verdict is reported again after so long.
+        facts_besides: As in `build_health_checks`; it must be fast.
+        repeat_after_seconds: After this time an unchanged result is reported again.
         name: Name of the sensor.
-        minimum_interval_seconds: Shortest time between two looks.
-        default_status: Whether it runs from the start.
+        minimum_interval_seconds: Minimum time between two evaluations.
+        default_status: Whether the sensor is on by default.
     """
     ordered = sorted(streams, key=lambda stream: stream.stream_id)
 
@@ -192,7 +194,7 @@ def _evaluation(
         asset_key=key,
         check_name=name,
         passed=verdict is Verdict.PASS,
-        # What nobody can say is not well: it warns, and says what to do.
+        # An unknown state does not pass: it warns and says what to do.
         severity=dg.AssetCheckSeverity.ERROR if verdict is Verdict.ERROR else dg.AssetCheckSeverity.WARN,
         description=sentence,
         metadata={
@@ -210,5 +212,5 @@ def _cursor(text: str | None) -> int:
     try:
         return int(json.loads(text)) if text else 0
     except (TypeError, ValueError):
-        # A person may write anything into a cursor; a round that begins anew is always right.
+        # A user may edit the cursor. Starting over is always correct.
         return 0

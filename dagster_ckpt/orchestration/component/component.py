@@ -23,7 +23,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 
 
 class StreamResources(dg.Resolvable, dg.Model):
-    """The resources of all streams of a code location; what is left out, the code location has under its name."""
+    """The resources of all streams in a code location. Omitted ones must exist in the code location."""
 
     spark_config: Annotated[
         dict[str, Any] | None, settings_in_yaml("Settings of the Spark session, for the resource pyspark.")
@@ -43,7 +43,7 @@ class StreamResources(dg.Resolvable, dg.Model):
     ] = None
 
     def named(self) -> Mapping[str, Any]:
-        """The resources under the names by which streams look for them."""
+        """The resources by the names that streams require."""
         found = {
             "pyspark": SparkSessionResource(spark_config=as_text(self.spark_config))
             if self.spark_config is not None
@@ -59,8 +59,8 @@ class StreamResources(dg.Resolvable, dg.Model):
 class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     """Streams with Flink-grade checkpoints: assets, start jobs, operator jobs, sensors and schedules.
 
-    A code location has one of it, as its sensors look after all streams. Streams that are written in Python join them
-    by `declared_in_python`.
+    Use one per code location, because its sensors supervise all streams. List streams that you
+    define in Python in `declared_in_python`.
     """
 
     streams: Annotated[Sequence[StreamDeclaration], said("The streams of this code location.")] = ()
@@ -82,12 +82,12 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        """What its YAML is checked against."""
+        """The model that validates its YAML."""
         return telling(super().model())
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """What catalogs of components show."""
+        """Description and tags for component catalogs."""
         return dg.ComponentTypeSpec(
             description="Spark Structured Streams with checkpoints, savepoints, restarts and rewinds.",
             tags=["spark", "streaming"],
@@ -95,14 +95,14 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
 
     @classmethod
     def get_additional_scope(cls) -> Mapping[str, Any]:
-        """What templates can use besides Dagster's: `{{ env_var('NAME') }}`, whose value only runs get to see."""
+        """Adds `{{ env_var('NAME') }}` to the template scope; only runs see its value."""
         return {"env_var": dg.EnvVar}
 
     def all_streams(self) -> list[Stream]:
-        """Every stream that is declared here.
+        """Every stream declared here.
 
         Raises:
-            OptionError: One cannot be made of what the YAML says.
+            OptionError: The YAML does not define a valid stream.
         """
         further = [imported(path, "declared_in_python") for path in self.declared_in_python]
         for path, stream in zip(self.declared_in_python, further, strict=True):
@@ -114,7 +114,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         return [*(declared.stream() for declared in self.streams), *further]
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
-        """Everything that the streams need."""
+        """Build the definitions of all streams."""
         schedules = {
             declared.stream_id or declared.name: declared.savepoints.periodic()
             for declared in self.streams

@@ -1,7 +1,8 @@
-"""A field that there is not is told by its place and the nearest right name, in what a component is given.
+"""Error messages for unknown fields of a component: where the field is, and the nearest valid name.
 
-Dagster lets each part of a component be a template, so pydantic tries every part as text too and JSON schema tools try
-alternatives: both would tell of what surrounds a misspelled field.
+Dagster allows a template in every part of a component, so pydantic also tries each part as text,
+and JSON schema tools try alternatives. Without this module, both would report the parts around a
+misspelled field instead.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, crea
 from pydantic_core import InitErrorDetails
 
 _Place = tuple[str | int, ...]
-# What the alternatives "text", for a template, and "nothing" say of a part that is neither.
+# Errors of the alternatives "text" (for a template) and "nothing" for a part that is neither.
 _OF_ALTERNATIVES = ("string_type", "none_required")
 
 
 @cache
 def telling(model: type[BaseModel]) -> type[BaseModel]:
-    """A model of a component's YAML whose errors name a wrong field, and whose JSON schema does as well.
+    """A model of a component's YAML whose validation errors and JSON schema name unknown fields.
 
     Args:
-        model: What Dagster derived of the component.
+        model: The model that Dagster derived from the component.
     """
 
     def tell(cls: type[BaseModel], given: Any, handler: ModelWrapValidatorHandler[BaseModel]) -> BaseModel:
@@ -58,7 +59,7 @@ def _told(error: ValidationError, model: type[BaseModel], given: Any) -> Validat
             detail["ctx"] = each["ctx"]
         if each["type"] == "extra_forbidden":
             why = _unknown(str(place[-1]), _names_at(model, place[:-1]))
-            # Its value may be a secret that was written in a wrong place.
+            # Do not show the value: it may be a secret in the wrong place.
             detail = InitErrorDetails(type="value_error", loc=place, input=place[-1], ctx={"error": why})
         details.append(detail)
     return ValidationError.from_exception_data(error.title, details)
@@ -71,7 +72,7 @@ def _unknown(name: str, known: Sequence[str]) -> ValueError:
 
 
 def _place(loc: Sequence[str | int], given: Any, is_missing: bool) -> _Place:
-    """Where it is in the YAML: pydantic names the types that it tried as well."""
+    """The location in the YAML: pydantic's location also contains the types it tried."""
     place: list[str | int] = []
     for index, step in enumerate(loc):
         is_item = isinstance(given, list | tuple) and isinstance(step, int) and step < len(given)
@@ -107,7 +108,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _with_names(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """The schema with names checked apart from alternatives, so that a wrong one is told at its own line."""
+    """Validate names separately from alternatives, so that a wrong name is reported at its own line."""
     for each in [schema, *schema.get("$defs", {}).values()]:
         if each.get("additionalProperties") is False:
             del each["additionalProperties"]
@@ -115,7 +116,7 @@ def _with_names(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any
 
 
 def _names(model: type[BaseModel]) -> dict[str, Any]:
-    """Of an object the names that it may have, and the same below; of anything else nothing."""
+    """A schema of the names that an object may have, recursively; it accepts anything that is not an object."""
     parts = {}
     for name, annotation in _fields(model).items():
         below = [_names(inner) for inner in _models(annotation)]

@@ -9,7 +9,7 @@ from dagster_ckpt.operations.health_settings import DAY_MS, HOUR_MS, HealthSetti
 
 
 class Health(dg.Model):
-    """From when on something is not well: `HealthSettings`, by the same names."""
+    """The thresholds of `HealthSettings`, under the same names."""
 
     max_checkpoint_age_ms: int | None = Field(
         default=None,
@@ -66,9 +66,9 @@ class Health(dg.Model):
         return self
 
     def settings(self) -> HealthSettings:
-        """As `stream_definitions` takes it.
+        """The thresholds for `stream_definitions`.
 
         Raises:
-            OptionError: A threshold cannot be.
+            OptionError: A threshold is not valid.
         """
         return HealthSettings(**self.model_dump())

@@ -1,4 +1,4 @@
-"""Our settings and resources as fields of a component: the same names and descriptions, checked at their line."""
+"""Settings and resources as fields of a component: same names and descriptions, validated with their YAML location."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pydantic import BaseModel, Field, create_model, model_validator
 from dagster_ckpt.errors import CkptError, OptionError
 
 Value = TypeVar("Value", bound=BaseModel)
-# What people write for an option of Spark's.
+# The types of values that YAML may hold for a Spark option.
 Scalar = bool | int | float | str
 
 
 def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver:
-    """How a settings or resource class is written in YAML.
+    """The YAML form of a settings or resource class.
 
-    Unlike Dagster's own config it takes no field that it does not know, so that a misspelled one is told.
+    Unlike Dagster's own config it accepts no unknown fields, so that misspelled ones are reported.
 
     Args:
         value: The class.
-        check: Tries a value, as it will be used; what it raises is told with the line of the YAML.
+        check: Validates a value as it will be used; its errors are reported with their YAML line.
 
     Example:
         >>> checkpointing: Annotated[
@@ -34,7 +34,7 @@ def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver
 
     def tried(model: BaseModel) -> BaseModel:
         given = model.model_dump(exclude_unset=True)
-        # A template has its value later.
+        # Templates are resolved later.
         if not _has_template(given):
             _checked(value, check, given)
         return model
@@ -59,7 +59,7 @@ def in_yaml(value: type[Value], check: Callable[[Value], object]) -> dg.Resolver
 
 
 def templated(value: type[Value]) -> dg.Resolver:
-    """How a part of a component is written that is the same in YAML and in Python; templates work anywhere in it.
+    """The YAML form of a part that is the same in YAML and in Python; templates work anywhere in it.
 
     Args:
         value: The class.
@@ -82,27 +82,27 @@ def templated(value: type[Value]) -> dg.Resolver:
 
 
 def settings_in_yaml(description: str) -> dg.Resolver:
-    """How free settings of a resource are written; `{{ env_var('NAME') }}` is left to the resource.
+    """The YAML form of a resource's free-form settings; `{{ env_var('NAME') }}` is left to the resource.
 
     Args:
-        description: What they are.
+        description: Description of the settings.
     """
     return dg.Resolver(_resolved, model_field_type=dict[str, Scalar] | None, description=description)
 
 
 def said(description: str) -> dg.Resolver:
-    """The description of a field, where it has a default."""
+    """A field description, for a field with a default."""
     resolver: dg.Resolver = dg.Resolver.default(description=description)
     return resolver
 
 
 def as_text(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Options as Spark takes them: `true`, not `True`; a variable of the environment stays one."""
+    """Convert options to Spark's text form (`true`, not `True`); environment variables are not resolved."""
     return {name: _text(value) for name, value in options.items()}
 
 
 def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Options as Spark takes them, variables of the environment with their values.
+    """Convert options to Spark's text form, with environment variables resolved.
 
     Raises:
         OptionError: A variable is not set.
@@ -114,14 +114,14 @@ def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def imported(path: str, field: str) -> Any:
-    """What an import path names.
+    """Import the object at an import path.
 
     Args:
-        path: Such as company.queries:late_orders.
-        field: Where the path was written, for the message.
+        path: For example company.queries:late_orders.
+        field: The field that holds the path, for the message.
 
     Raises:
-        OptionError: There is no such module, or nothing of that name in it.
+        OptionError: The module or the name does not exist.
     """
     module, _, name = path.partition(":")
     try:
@@ -150,7 +150,7 @@ def _value_of(option: str, variable: dg.EnvVar) -> str:
 
 
 def with_env_vars(given: Any, checked: dict[str, Scalar]) -> dict[str, Scalar]:
-    """Checked options, in which pydantic has made plain text of variables of the environment, with these again."""
+    """Restore environment variables that pydantic's validation of options turned into plain text."""
     return checked | {name: value for name, value in given.items() if isinstance(value, dg.EnvVar)}
 
 
@@ -165,25 +165,25 @@ def _has_env_var(value: Any) -> bool:
 def _checked(value: type[Value], check: Callable[[Value], object], given: Mapping[str, Any]) -> Value:
     made = value(**given)
     if _has_env_var(given):
-        # It has its value in a run, where it is checked.
+        # The value is known only in a run, which validates it.
         return made
     try:
         check(made)
     except CkptError as error:
-        # A ValueError is what pydantic tells with the place of the YAML.
+        # Pydantic reports a ValueError with its YAML location.
         raise OptionError(str(error)) from error
     return made
 
 
 def _named(annotation: Any) -> Any:
-    """The type of a field, where an enum's members go by their names, as in Dagster's config."""
+    """The type of a field; enum members are written by name, as in Dagster's config."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return Literal[tuple(annotation.__members__)]
     return annotation
 
 
 def _resolved(context: dg.ResolutionContext, value: Any) -> Any:
-    """A value with its templates filled in; text without one stays text, also where it looks like a number."""
+    """Resolve the templates in a value. Text without a template stays text, even if it looks like a number."""
     if isinstance(value, dict):
         return {name: _resolved(context.at_path(name), each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A streaming query in YAML: sources, a transformation, a sink and a trigger, in Spark's own words."""
+"""A streaming query in YAML: sources, a transformation, a sink and a trigger, under Spark's names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Source(dg.Model):
 
 
 class Transform(dg.Model):
-    """What becomes of the sources."""
+    """The transformation of the sources."""
 
     sql: str | None = Field(default=None, description="A query over the views that the sources are named.")
     function: str | None = Field(
@@ -117,7 +117,7 @@ class Sink(dg.Model):
 
 
 class Trigger(dg.Model):
-    """When a batch begins; one of them. Without a trigger: as soon as the one before is done."""
+    """When a batch starts; set exactly one field. Without a trigger: as soon as the previous batch is done."""
 
     processing_time: str | None = Field(default=None, description="An interval, such as 10 seconds.")
     available_now: bool = Field(default=False, description="Process what there is, in several batches, and end.")
@@ -130,7 +130,7 @@ class Trigger(dg.Model):
         return self
 
     def applied_to(self, writer: DataStreamWriter) -> DataStreamWriter:
-        """A writer with this trigger."""
+        """Set this trigger on a writer."""
         if self.processing_time is not None:
             return writer.trigger(processingTime=self.processing_time)
         if self.continuous is not None:
@@ -141,19 +141,20 @@ class Trigger(dg.Model):
 def described(
     job: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
 ) -> Describe:
-    """The query, described on a session and not started.
+    """Create a function that defines the query on a session without starting it.
 
-    What the YAML names by import path is imported now, so that a wrong path is told when the definitions are loaded.
+    Import paths in the YAML are resolved now, so that a wrong path is reported when the definitions
+    are loaded.
 
     Args:
         job: Name of the stream, for messages.
-        sources: At least one; without a transformation exactly one.
-        transform: What becomes of them.
+        sources: At least one; exactly one without a transformation.
+        transform: The transformation.
         sink: Where the rows go.
-        trigger: When a batch begins.
+        trigger: When a batch starts.
 
     Raises:
-        OptionError: An import path leads nowhere.
+        OptionError: An import path cannot be resolved.
     """
     function = None
     if transform is not None and transform.function is not None:

@@ -1,11 +1,11 @@
-"""`dg scaffold defs dagster_ckpt.StreamsComponent <name>`: a job that runs as it is, to be changed."""
+"""`dg scaffold defs dagster_ckpt.StreamsComponent <name>`: writes a working stream to start from."""
 
 import dagster as dg
 from pydantic import BaseModel, Field
 
 
 class ScaffoldParams(BaseModel):
-    """What can be said on the command line."""
+    """The parameters of the scaffold command."""
 
     job: str = Field(default="counted_rates", description="Name of the stream.")
     data_directory: str = Field(default="/tmp/streams", description="Folder of state, checkpoints, catalog and output.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Freshness(dg.Model):
-    """How old the newest reported checkpoint may get."""
+    """The maximum age of the newest reported checkpoint."""
 
     fail_after_ms: int = Field(description="Older is an error, from 60000.")
     warn_after_ms: int | None = Field(default=None, description="Older is a warning, from 60000.")
@@ -36,7 +36,7 @@ class Freshness(dg.Model):
         return self
 
     def policy(self) -> dg.FreshnessPolicy:
-        """The policy of the assets."""
+        """The freshness policy of the assets."""
         return dg.FreshnessPolicy.time_window(
             fail_window=timedelta(milliseconds=self.fail_after_ms),
             warn_window=timedelta(milliseconds=self.warn_after_ms) if self.warn_after_ms is not None else None,
@@ -44,7 +44,7 @@ class Freshness(dg.Model):
 
 
 class Savepoints(dg.Model):
-    """Savepoints at set times."""
+    """Scheduled savepoints."""
 
     cron_schedule: str = Field(description="When, as a cron expression such as 0 3 * * *.")
     execution_timezone: str = Field(default="UTC", description="Time zone of the cron expression.")
@@ -53,7 +53,7 @@ class Savepoints(dg.Model):
     running: bool = Field(default=True, description="Whether the schedule runs from the start.")
 
     def periodic(self) -> PeriodicSavepoints:
-        """As `stream_definitions` takes it."""
+        """The schedule for `stream_definitions`."""
         return PeriodicSavepoints(
             self.cron_schedule,
             self.execution_timezone,
@@ -63,7 +63,7 @@ class Savepoints(dg.Model):
 
 
 class EveryMinute(CheckpointSettings):
-    """When snapshots are taken, how many are kept, and what outlives the job."""
+    """When snapshots are taken, how many are kept, and what remains after the stream ends."""
 
     interval: int | None = Field(
         default=60_000, description="Time between periodic checkpoints, from 10; null for none. Default: a minute."
@@ -71,9 +71,9 @@ class EveryMinute(CheckpointSettings):
 
 
 class StreamDeclaration(dg.Resolvable, dg.Model):
-    """One stream: a query, how it is checkpointed and restarted, and the assets that it writes."""
+    """One stream: a query, its checkpointing and restart options, and the assets that it writes."""
 
-    # Dagster takes the description of a field with a default from its Resolver alone.
+    # For a field with a default, Dagster takes the description only from its Resolver.
     name: str = Field(description="Name of the op, of the query, and of the start job; letters, digits and '_'.")
     stream_id: Annotated[
         str | None, said("Id in catalog and storage; it keeps the state when the job is renamed. Default: name.")
@@ -141,10 +141,10 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         return self
 
     def stream(self) -> StreamingAsset:
-        """The streaming assets.
+        """Create the streaming assets.
 
         Raises:
-            OptionError: An import path leads nowhere, or the assets are not what one query can write.
+            OptionError: An import path cannot be resolved, or one query cannot write the assets.
         """
         describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)
         specs = list(self.assets) if self.assets else [dg.AssetSpec(self.name)]

@@ -1,1 +1,1 @@
-"""Ops, jobs and schedules with which people operate streams."""
+"""Ops, jobs and schedules for operating streams."""

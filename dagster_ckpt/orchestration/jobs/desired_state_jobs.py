@@ -1,4 +1,4 @@
-"""Ops and jobs around desired states: say what a stream is to be, and roll an upgrade back."""
+"""Ops and jobs that set a stream's desired state and roll an upgrade back."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -20,7 +20,7 @@ ROLL_BACK_JOB = "roll_back_upgrade_job"
 
 
 class WantedState(Enum):
-    """What a person may want; Dagster's config knows members by name."""
+    """The desired states in Dagster's config, which identifies enum members by name."""
 
     RUNNING = "RUNNING"
     SUSPENDED = "SUSPENDED"
@@ -29,12 +29,12 @@ class WantedState(Enum):
 
     @property
     def desired(self) -> DesiredState | None:
-        """The state; None where it is left to the definition."""
+        """The state; None to use the one in the definition."""
         return None if self is WantedState.AS_DEFINED else DesiredState(self.value)
 
 
 class DesiredStateConfigSchema(dg.Config):
-    """Say what a stream is to be."""
+    """Set the desired state of a stream."""
 
     stream_id: str = Field(description=STREAM_ID)
     state: WantedState = Field(
@@ -60,7 +60,7 @@ class RollBackConfigSchema(dg.Config):
 
 
 def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """The jobs around desired states.
+    """Build the jobs for desired states.
 
     Returns:
         `set_desired_state_job` and `roll_back_upgrade_job`; the supervisor sensor launches the second.
@@ -71,7 +71,7 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
 
     @dg.op(required_resource_keys=RESOURCES)
     def set_desired_state(context: dg.OpExecutionContext, config: DesiredStateConfigSchema) -> None:
-        """Say what a stream is to be. The supervisor sensor brings it there, and has to be turned on."""
+        """Set the desired state of a stream. The supervisor sensor, which must be running, reconciles it."""
         with told_as_failure():
             row = operations.set_desired_state(
                 handle_of(context, config.stream_id),
@@ -84,7 +84,7 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
 
     @dg.op(required_resource_keys=RESOURCES)
     def roll_back_upgrade(context: dg.OpExecutionContext, config: RollBackConfigSchema) -> None:
-        """Bring a stream whose upgrade did not work back to the snapshot from before. Launched by the sensor."""
+        """Roll a stream back to the snapshot taken before a failed upgrade. The supervisor sensor launches this job."""
         with told_as_failure():
             handle = handle_of(context, config.stream_id)
             upgrade = roll_back(handle, run_id=context.run_id, report=context.log.info)
@@ -102,7 +102,7 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
 
 
 def desired_state_metadata(row: DesiredRecord) -> dict[str, dg.MetadataValue]:
-    """What a stream is to be and how far it is, as metadata of a run."""
+    """A stream's desired state and the progress towards it, as metadata of a run."""
     upgrade = row.upgrade
     facts: list[tuple[str, object]] = [
         ("wanted", row.desired.value if row.desired is not None else "as defined"),

@@ -1,4 +1,4 @@
-"""Ops and jobs that look and change nothing: is this live directory whole, is this snapshot good?"""
+"""Read-only ops and jobs: diagnose a live directory, verify snapshots."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -54,10 +54,11 @@ class VerifyConfigSchema(dg.Config):
 
 
 def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """The jobs that look at these streams' live directories and snapshots.
+    """Build the jobs that inspect these streams' live directories and snapshots.
 
     Returns:
-        `doctor_job`, `verify_snapshots_job`, and `verify_state_job`, one of its own as it starts Spark.
+        `doctor_job`, `verify_snapshots_job`, and `verify_state_job`, which is separate because it
+        starts Spark.
     """
 
     def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
@@ -65,7 +66,7 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def doctor(context: dg.OpExecutionContext, config: DoctorConfigSchema) -> dict[str, Any]:
-        """Say what is wrong with a stream's live directory, how far back it is good, and which snapshot to use."""
+        """Diagnose a stream's live directory: what is wrong, how far back it is intact, which snapshot to use."""
         with told_as_failure():
             examination = examine_live_directory(
                 handle_of(context, config.stream_id),
@@ -107,7 +108,7 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def verify_snapshots(context: dg.OpExecutionContext, config: VerifyConfigSchema) -> list[dict[str, Any]]:
-        """Prove that snapshots can be restored: every byte, and every file that a resume needs."""
+        """Prove that snapshots can be restored: check every byte and every file that a resume needs."""
         return verify(context, config)
 
     @dg.op(required_resource_keys=RESOURCES | {SPARK_RESOURCE})

@@ -1,4 +1,4 @@
-"""Ops and jobs that keep snapshots, and bring back what a lost catalog knew of them."""
+"""Ops and jobs that keep snapshots, and rebuild a lost catalog from them."""
 
 from collections.abc import Sequence
 
@@ -30,14 +30,14 @@ class TagConfigSchema(dg.Config):
 
 
 class ReleaseConfigSchema(dg.Config):
-    """Give a kept snapshot back to the stream."""
+    """Return a kept snapshot to the stream's retention."""
 
     stream_id: str = Field(description=STREAM_ID)
     snapshot: str = Field(description=KEPT_SNAPSHOT)
 
 
 class PromoteConfigSchema(TagConfigSchema):
-    """Make a savepoint of a checkpoint."""
+    """Copy a checkpoint into a savepoint."""
 
     target_directory: str | None = Field(
         default=None, description="Folder for the savepoint, as a URL. Default: the configured savepoint folder."
@@ -45,7 +45,7 @@ class PromoteConfigSchema(TagConfigSchema):
 
 
 class RebuildConfigSchema(dg.Config):
-    """Register again what a lost catalog knew."""
+    """Register the snapshots and live directory of a lost catalog again."""
 
     stream_id: str = Field(description=STREAM_ID)
     take_over_deployment: str | None = Field(
@@ -56,10 +56,11 @@ class RebuildConfigSchema(dg.Config):
 
 
 def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """The jobs that keep snapshots of these streams.
+    """Build the jobs that keep snapshots of these streams.
 
     Returns:
-        `tag_checkpoint_job`, `release_checkpoint_job`, `promote_checkpoint_job` and `rebuild_catalog_job`.
+        `tag_checkpoint_job`, `release_checkpoint_job`, `promote_checkpoint_job` and
+        `rebuild_catalog_job`.
     """
 
     def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
@@ -67,7 +68,7 @@ def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def tag_checkpoint(context: dg.OpExecutionContext, config: TagConfigSchema) -> str:
-        """Keep a checkpoint: it is neither subsumed nor deleted at the end, until it is released."""
+        """Keep a checkpoint: it is neither subsumed nor deleted when the stream ends, until it is released."""
         with told_as_failure():
             handle, origin = handle_of(context, config.stream_id), operator_of(context).origin
             snapshot = operations.tag_checkpoint(handle, config.snapshot, label=config.label, origin=origin)
@@ -75,14 +76,14 @@ def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def release_checkpoint(context: dg.OpExecutionContext, config: ReleaseConfigSchema) -> str:
-        """Release a tagged snapshot, or one taken before a rewind: retention may delete it again."""
+        """Release a tagged snapshot, or a savepoint taken before a rewind, so that retention may delete it."""
         with told_as_failure():
             snapshot = operations.release_checkpoint(handle_of(context, config.stream_id), config.snapshot)
         return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def promote_checkpoint(context: dg.OpExecutionContext, config: PromoteConfigSchema) -> str:
-        """Make a savepoint of a checkpoint: it needs no other snapshot, and the stream never deletes it."""
+        """Copy a checkpoint into a savepoint, which depends on no other snapshot and is never deleted by the stream."""
         with told_as_failure():
             snapshot = operations.promote_checkpoint(
                 handle_of(context, config.stream_id),
@@ -94,7 +95,7 @@ def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def rebuild_catalog(context: dg.OpExecutionContext, config: RebuildConfigSchema) -> list[str]:
-        """After the loss of a catalog: register the snapshots and live directories that exist; nothing else changes."""
+        """Rebuild a lost catalog: register the existing snapshots and live directories. Nothing else changes."""
         with told_as_failure():
             report = operations.rebuild(
                 handle_of(context, config.stream_id),

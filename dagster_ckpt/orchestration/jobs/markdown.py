@@ -1,15 +1,15 @@
-"""Tables that Dagster's page shows as such."""
+"""Markdown tables for Dagster's page."""
 
 from collections.abc import Iterable, Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
-    """A table in Markdown; "none" without rows.
+    """A Markdown table, or "none" without rows.
 
     Args:
         header: Headings of the columns.
         rows: Cells.
-        at_most: Rows to show; below them is said how many more there are.
+        at_most: Maximum number of rows; the number of omitted rows is shown below the table.
     """
     every = list(rows)
     shown = every if at_most is None else every[:at_most]
@@ -21,5 +21,5 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, a
 
 
 def _row(cells: Sequence[object]) -> str:
-    # A bar or a line break would end the cell.
+    # A vertical bar or a line break would end the cell.
     return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

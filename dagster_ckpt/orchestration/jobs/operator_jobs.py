@@ -1,4 +1,4 @@
-"""Ops and jobs with which people and schedules operate the streams, from the launchpad or a schedule."""
+"""Ops and jobs for operating streams, from the launchpad or a schedule."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,7 +71,7 @@ class SavepointConfigSchema(dg.Config):
 
 
 class HistoryConfigSchema(dg.Config):
-    """How many savepoints of one schedule are kept, and how long; the newest always is."""
+    """Retention limits for the savepoints of one schedule; the newest is always kept."""
 
     schedule: str = Field(description="Name of the schedule: only savepoints that it took are ever deleted.")
     max_count: int | None = Field(default=None, ge=1, description="Keep so many. Default: any number.")
@@ -89,7 +89,7 @@ class TriggerSavepointConfigSchema(SavepointConfigSchema):
 
 
 class RestartConfigSchema(dg.Config):
-    """Start a stream, or restart it from somewhere else."""
+    """Start a stream, or restart it from another snapshot."""
 
     stream_id: str = Field(description=STREAM_ID)
     start_from: str = Field(default="latest", description=START_FROM)
@@ -103,7 +103,7 @@ class RestartConfigSchema(dg.Config):
 
 
 class PreferConfigSchema(dg.Config):
-    """Choose the savepoint that preferred-savepoint means."""
+    """Select the savepoint that preferred-savepoint refers to."""
 
     stream_id: str = Field(description=STREAM_ID)
     savepoint: str = Field(description="Snapshot id, label or location of a completed savepoint.")
@@ -127,7 +127,7 @@ class RetentionConfigSchema(dg.Config):
 
 @contextmanager
 def told_as_failure() -> Iterator[None]:
-    """Let our own errors end the step with their message as its description, and without a retry."""
+    """Turn our own errors into step failures with their message, without retries."""
     try:
         yield
     except CkptError as error:
@@ -137,11 +137,11 @@ def told_as_failure() -> Iterator[None]:
 
 
 def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """The jobs that operate these streams.
+    """Build the jobs that operate these streams.
 
     Returns:
-        `trigger_checkpoint_job`, `trigger_savepoint_job`, `stop_with_savepoint_job`, `cancel_stream_job`,
-        `restart_stream_job`, `prefer_savepoint_job` and `apply_retention_job`.
+        `trigger_checkpoint_job`, `trigger_savepoint_job`, `stop_with_savepoint_job`,
+        `cancel_stream_job`, `restart_stream_job`, `prefer_savepoint_job` and `apply_retention_job`.
     """
 
     def handle_of(context: dg.OpExecutionContext, stream_id: str) -> StreamHandle:
@@ -149,7 +149,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_checkpoint(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> str:
-        """Take a checkpoint of a running stream now; the minimum pause does not hold it back."""
+        """Take a checkpoint of a running stream now, regardless of the minimum pause."""
         with told_as_failure():
             snapshot = operations.trigger_checkpoint(
                 handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
@@ -158,7 +158,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfigSchema) -> str:
-        """Take a savepoint of a running, stopped or failed stream. The stream goes on."""
+        """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
         with told_as_failure():
             handle = handle_of(context, config.stream_id)
             snapshot = operations.trigger_savepoint(
@@ -172,14 +172,14 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             if config.history is not None:
                 limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
                 made_room = apply_savepoint_history(handle, config.history.schedule, limits)
-                # What could not be deleted is tried again by housekeeping: the savepoint itself succeeded.
+                # Housekeeping retries failed deletions: the savepoint itself succeeded.
                 for sentence in made_room.sentences():
                     context.log.info(sentence)
         return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def stop_with_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
-        """Stop a stream at a batch boundary with a savepoint of exactly where it stopped."""
+        """Stop a stream at a batch boundary with a savepoint of the final state."""
         with told_as_failure():
             snapshot = operations.stop_with_savepoint(
                 handle_of(context, config.stream_id),
@@ -192,7 +192,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
-        """Cancel a stream; its checkpoints are kept or deleted as its clean-up option says."""
+        """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted."""
         with told_as_failure():
             done = operations.cancel(
                 handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
@@ -230,14 +230,14 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def prefer_savepoint(context: dg.OpExecutionContext, config: PreferConfigSchema) -> str:
-        """Choose the savepoint that start_from=preferred-savepoint means."""
+        """Select the savepoint that start_from=preferred-savepoint refers to."""
         with told_as_failure():
             snapshot = operations.prefer_savepoint(handle_of(context, config.stream_id), config.savepoint)
         return tell_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def apply_retention(context: dg.OpExecutionContext, config: RetentionConfigSchema) -> None:
-        """Keep or delete checkpoints as the clean-up option says; finish what was cut off."""
+        """Keep or delete checkpoints according to the clean-up option; finish interrupted deletions."""
         with told_as_failure():
             handle = handle_of(context, config.stream_id)
             report = _retention(handle, config)
@@ -269,7 +269,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
 
 def handle_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
-    """A job of one op, which runs in the run's own process and tells what the op tells."""
+    """A job with one op, which runs in the run's own process and has the op's description."""
 
     @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)
     def operator_job() -> None:
@@ -279,12 +279,12 @@ def handle_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
 
 
 def operator_of(context: dg.OpExecutionContext) -> operations.Operator:
-    """Who asks, as the catalog shows it."""
+    """The origin of the request, as recorded in the catalog."""
     return operations.Operator(origin=f"{context.job_name} run {context.run_id}")
 
 
 def tell_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:
-    """Show a snapshot in the log and on the page; returns where it is."""
+    """Show a snapshot in the log and on the page, and return its location."""
     location = snapshot.location or ""
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
     context.add_output_metadata(snapshot_metadata(snapshot))

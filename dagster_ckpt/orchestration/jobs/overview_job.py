@@ -1,4 +1,4 @@
-"""An op that shows a stream as the catalog has it: snapshots, executions, where it runs, what it started from."""
+"""An op that shows a stream's snapshots, executions, host and starting point from the catalog."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,11 +50,11 @@ class OverviewConfigSchema(dg.Config):
 
 
 def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
-    """The job that shows these streams: `show_stream_job`."""
+    """Build the job that shows these streams: `show_stream_job`."""
 
     @dg.op(required_resource_keys=RESOURCES)
     def show_stream(context: dg.OpExecutionContext, config: OverviewConfigSchema) -> None:
-        """Show a stream: its snapshots and executions as tables, where it runs, and what it was started from."""
+        """Show a stream: tables of its snapshots and executions, where it runs, and what it was started from."""
         with told_as_failure():
             handle = stream_handle(find_stream(streams, config.stream_id), context.resources)
             handle.catalog.streams.get(handle.stream_id)
@@ -69,7 +69,7 @@ def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[s
 
     Args:
         catalog: The catalog.
-        stream_id: The job, which it knows.
+        stream_id: A stream that the catalog contains.
         limit: Rows of each table.
     """
     handle = catalog.streams.get(stream_id)
@@ -97,7 +97,7 @@ def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[s
 
 
 def started_from(execution: ExecutionRecord) -> str:
-    """What an execution was started from, and what going back there cost, in one sentence."""
+    """The starting point of an execution, and what had to be processed again, in one sentence."""
     recovery = execution.recovery or {}
     reason = str(recovery.get("reason") or "its query was not started")
     batches, span_ms = recovery.get("rewound_batches"), recovery.get("rewound_ms")
@@ -132,7 +132,7 @@ def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:
 
 
 def _table(columns: dict[str, str], rows: Sequence[dict[str, str | int | None]]) -> dg.TableMetadataValue:
-    # A cell of Dagster's tables is never empty.
+    # A cell in Dagster's tables must not be empty.
     records = [dg.TableRecord({name: "-" if value is None else value for name, value in row.items()}) for row in rows]
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
     return dg.MetadataValue.table(records=records, schema=schema)

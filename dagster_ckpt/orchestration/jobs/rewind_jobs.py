@@ -1,4 +1,4 @@
-"""Ops and jobs around going back: see what a rewind would do, fork or import a stream, clean up behind a rewind."""
+"""Ops and jobs for rewinds and forks: preview a rewind, fork or import a stream, clean up after a rewind."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 
 class PreviewConfigSchema(dg.Config):
-    """See what a start would undo and do again."""
+    """Preview what a start would undo and process again."""
 
     stream_id: str = Field(description=STREAM_ID)
     start_from: str = Field(description=START_FROM)
@@ -40,7 +40,7 @@ class PreviewConfigSchema(dg.Config):
 
 
 class ForkConfigSchema(dg.Config):
-    """Let another stream go on from where this one stood."""
+    """Fork a stream into another one."""
 
     stream_id: str = Field(
         description="Stream id (or asset key) of the stream to fork; it may run, and is left as it is."
@@ -60,7 +60,7 @@ class ForkConfigSchema(dg.Config):
 
 
 class ImportConfigSchema(dg.Config):
-    """Let a stream go on from a checkpoint or savepoint of another deployment."""
+    """Start a stream from a checkpoint or savepoint of another deployment."""
 
     into_stream_id: str = Field(description="Stream id (or asset key) of the stream that is to go on; it must not run.")
     location: str = Field(
@@ -80,7 +80,7 @@ class ImportConfigSchema(dg.Config):
 
 
 class CleanSinkConfigSchema(dg.Config):
-    """Find part files that a rolled-back file sink does not name any more."""
+    """Find part files that the log of a rolled-back file sink no longer references."""
 
     stream_id: str = Field(description=STREAM_ID)
     dry_run: bool = Field(default=True, description="Only list them. Turn it off to delete those that nothing needs.")
@@ -88,7 +88,7 @@ class CleanSinkConfigSchema(dg.Config):
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """The jobs around going back.
+    """Build the jobs for rewinds and forks.
 
     Returns:
         `preview_rewind_job`, `fork_stream_job`, `import_stream_job` and `clean_sink_job`.
@@ -99,11 +99,11 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfigSchema) -> None:
-        """Show what a start would undo and do again, and what each sink would do with that. Changes nothing."""
+        """Show what a start would undo and process again, and the effect on each sink. Changes nothing."""
         with told_as_failure():
             start_from = StartFrom.parse(config.start_from, new_query_id=config.new_query_id)
             if start_from.point is StartPoint.EMPTY:
-                # To look is to give nothing up.
+                # A preview discards no state, so it needs no confirmation.
                 start_from = replace(start_from, give_up_state=True)
             stream = find_stream(streams, config.stream_id)
             preview = operations.preview(stream_handle(stream, context.resources), start_from)
@@ -114,7 +114,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def fork_stream(context: dg.OpExecutionContext, config: ForkConfigSchema) -> None:
-        """Let another stream go on from where this one stood, as a query of its own; its next start begins there."""
+        """Fork a stream into another one, an independent query whose next start continues from there."""
         with told_as_failure():
             made = fork(
                 handle_of(context, config.stream_id),
@@ -129,7 +129,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def import_stream(context: dg.OpExecutionContext, config: ImportConfigSchema) -> None:
-        """Let a stream go on from a snapshot of another deployment, as a query of its own, at its next start."""
+        """Import a snapshot of another deployment into a stream, whose next start continues from there."""
         with told_as_failure():
             made = import_snapshot(
                 handle_of(context, config.into_stream_id),
@@ -144,7 +144,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
     @dg.op(required_resource_keys=RESOURCES)
     def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
-        """List, or delete, part files that a rolled-back file sink does not name any more."""
+        """List, or delete, part files that the log of a rolled-back file sink no longer references."""
         with told_as_failure():
             cleaning = clean_sinks(
                 handle_of(context, config.stream_id),

@@ -1,4 +1,4 @@
-"""Tables for the result pages of the jobs that preview rewinds, fork and import streams, and clean sinks."""
+"""Tables for the result pages of the rewind preview, fork, import and sink clean-up jobs."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
-# A page of a run is no place for more.
+# The page of a run should not show more.
 ROWS_SHOWN = 200
 
 
 def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
-    """What a rewind would do, as metadata of a run."""
+    """The effects of a rewind, as metadata of a run."""
     plan = preview.plan
     facts = [
         ("what", plan.reason),
@@ -43,7 +43,7 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
 
 
 def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.MetadataValue]:
-    """Downstream materializations that a rewind makes wrong, as metadata of a run; None: nobody could look."""
+    """Downstream materializations that a rewind invalidates, as metadata of a run; None: unknown."""
     if dependents is None:
         return {"dagster_ckpt/downstream": dg.MetadataValue.md("unknown: this run belongs to no code location")}
     rows = [
@@ -65,7 +65,7 @@ def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.
 
 
 def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
-    """What was forked or imported, as metadata of a run."""
+    """The result of a fork or import, as metadata of a run."""
     is_import = made.of_deployment is not None
     facts = [
         ("job", made.stream_id),

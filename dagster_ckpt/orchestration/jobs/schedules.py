@@ -1,4 +1,4 @@
-"""Schedules for the operator jobs: savepoints, housekeeping and verification by cron."""
+"""Cron schedules for the operator jobs: savepoints, housekeeping and verification."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,16 @@ DEFAULT_HISTORY = SavepointHistory()
 
 @dataclass(frozen=True)
 class PeriodicSavepoints:
-    """Savepoints of one stream at set times.
+    """Scheduled savepoints of one stream.
 
     Attributes:
-        cron_schedule: When.
+        cron_schedule: The cron expression.
         execution_timezone: Time zone of the cron expression and of the labels.
-        history: Which of them are kept; None keeps each.
-        blackouts: Windows in which none is taken; it is left out, not made up for.
-        name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this name.
-        default_status: Whether it runs from the start.
+        history: Which of them are kept; None keeps all.
+        blackouts: Windows in which no savepoint is taken; it is skipped, not postponed.
+        name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this
+            name.
+        default_status: Whether the schedule is on by default.
     """
 
     cron_schedule: str
@@ -47,19 +48,20 @@ def build_savepoint_schedule(
     name: str | None = None,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> dg.ScheduleDefinition:
-    """Take a savepoint of a stream at set times, labelled with the time, and keep the newest of them.
+    """Take savepoints of a stream on a schedule, labelled with the time, and keep the newest ones.
 
-    Savepoints that a person took, or another schedule, are never deleted by it.
+    It never deletes savepoints that a user or another schedule took.
 
     Args:
         stream: The stream.
         savepoint_job: `trigger_savepoint_job` of `build_operator_jobs`.
         cron_schedule: Cron expression.
         execution_timezone: Time zone of the cron expression and of the label.
-        history: Which of its savepoints are kept; default: the newest 10. None keeps each.
-        blackouts: Windows in which none is taken; it is left out, not made up for.
-        name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this name.
-        default_status: Whether it runs from the start.
+        history: Which of its savepoints are kept; default: the newest 10. None keeps all.
+        blackouts: Windows in which no savepoint is taken; it is skipped, not postponed.
+        name: Name of the schedule; default: `<asset>_savepoint_schedule`. A history belongs to this
+            name.
+        default_status: Whether the schedule is on by default.
     """
     schedule_name = name or f"{stream.name}_savepoint_schedule"
 
@@ -95,13 +97,13 @@ def build_housekeeping_schedule(
     cron_schedule: str = "0 * * * *",
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> dg.ScheduleDefinition:
-    """Finish deletions that were cut off and remove orphaned bytes, for every stream.
+    """Finish interrupted deletions and remove orphaned bytes, for every stream.
 
     Args:
         streams: The streams.
         retention_job: `apply_retention_job` of `build_operator_jobs`.
         cron_schedule: Cron expression, UTC.
-        default_status: Whether it runs from the start.
+        default_status: Whether the schedule is on by default.
     """
 
     @dg.schedule(
@@ -125,14 +127,14 @@ def build_verification_schedule(
     deep: bool = True,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> dg.ScheduleDefinition:
-    """Prove that the newest snapshot of every stream can be restored; the health sensor tells what was found.
+    """Prove that the newest snapshot of every stream can be restored; the health sensor reports the result.
 
     Args:
         streams: The streams.
         verification_job: `verify_snapshots_job` of `build_inspection_jobs`.
         cron_schedule: Cron expression, UTC.
-        deep: Read every byte; otherwise only lengths and completeness.
-        default_status: Whether it runs from the start.
+        deep: Read every byte; otherwise check only lengths and completeness.
+        default_status: Whether the schedule is on by default.
     """
 
     @dg.schedule(
@@ -156,7 +158,7 @@ def build_verification_schedule(
 
 
 def _run_for(stream: Stream, context: dg.ScheduleEvaluationContext, op: str, **config: Any) -> dg.RunRequest:
-    """One run for a stream and a tick, however often the tick is looked at."""
+    """One run per stream and tick, even if the tick is evaluated again."""
     return dg.RunRequest(
         run_key=f"{stream.stream_id}-{context.scheduled_execution_time.isoformat()}",
         run_config={"ops": {op: {"config": {"stream_id": stream.stream_id, **config}}}},

@@ -1,1 +1,1 @@
-"""Dagster resources and config: where snapshots are stored, how Spark keeps state, the catalog, a stream."""
+"""Dagster resources and config: checkpoint storage, state backend, catalog, and a stream."""

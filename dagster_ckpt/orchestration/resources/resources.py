@@ -1,4 +1,4 @@
-"""Dagster resources: where snapshots live, how Spark keeps state, and the catalog."""
+"""Dagster resources: checkpoint storage, state backend, catalog, and Spark session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dagster_ckpt.errors import OptionError
 
 
 class SparkSessionResource(PySparkResource):
-    """The `pyspark` resource, with settings that may be read from the environment: `EnvVar`."""
+    """The `pyspark` resource, with settings that may come from environment variables (`EnvVar`)."""
 
     spark_config: dict[str, str] = Field(
         default_factory=dict, description="Settings of the Spark session, by Spark's names."
@@ -33,7 +33,7 @@ class SparkSessionResource(PySparkResource):
 
 
 class CheckpointStorageKind(Enum):
-    """Flink's checkpoint storages, by the names that Dagster's config takes."""
+    """Flink's checkpoint storages, by their names in Dagster's config."""
 
     FILESYSTEM = "FILESYSTEM"
     JOBMANAGER = "JOBMANAGER"
@@ -41,7 +41,7 @@ class CheckpointStorageKind(Enum):
 
 
 class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
-    """Where checkpoints and savepoints live: any path that fsspec can write."""
+    """Where checkpoints and savepoints are stored: any path that fsspec can write."""
 
     kind: CheckpointStorageKind = Field(
         default=CheckpointStorageKind.FILESYSTEM,
@@ -89,7 +89,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     @field_validator("executor_copy_bytes")
     @classmethod
     def _not_negative(cls, value: int | None) -> int | None:
-        # Not `ge=0`: a component takes no field types with constraints.
+        # Not `ge=0`: a component accepts no field types with constraints.
         if value is not None and value < 0:
             raise ValueError(f"executor_copy_bytes is {value}; it is a number of bytes from 0. Leave it out for never.")
         return value
@@ -119,7 +119,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def deployment(self) -> DeploymentStorage:
-        """What a storage that is set in code takes from here, where it leaves something unset."""
+        """Defaults for options that a storage configured in code leaves unset."""
         return DeploymentStorage(
             checkpoint_path=self.path,
             savepoint_path=self._savepoint_path(),
@@ -135,7 +135,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
 
 
 class StateBackendKind(Enum):
-    """Spark's state store providers, by the names that Dagster's config takes."""
+    """Spark's state store providers, by their names in Dagster's config."""
 
     ROCKSDB = "ROCKSDB"
     HASHMAP = "HASHMAP"
@@ -227,7 +227,7 @@ def _refuse_fields_of_others(
         value = getattr(resource, name)
         if value == type(resource).model_fields[name].get_default(call_default_factory=True):
             continue
-        # The names of a factory's settings may be shown, their values may be secrets.
+        # The names of a factory's settings may be shown, but their values may be secrets.
         shown = sorted(value) if isinstance(value, dict) else repr(value)
         kinds = " or ".join(str(other.value) for other, names in fields.items() if name in names)
         raise OptionError(
@@ -237,7 +237,7 @@ def _refuse_fields_of_others(
 
 
 class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
-    """The SQL record of jobs, executions, snapshots, requests and events."""
+    """The SQL record of streams, executions, snapshots, requests and events."""
 
     url: str = Field(
         description="SQLAlchemy URL: sqlite:////absolute/path/catalog.db for one machine, "
@@ -246,9 +246,9 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def catalog(self) -> Catalog:
-        """Open the catalog; its tables are made or migrated first.
+        """Open the catalog, creating or migrating its tables first.
 
         Raises:
-            CatalogError: The database cannot be reached or is of a newer version.
+            CatalogError: The database cannot be reached, or has a newer version.
         """
         return Catalog(self.url)

@@ -1,4 +1,4 @@
-"""Options as Dagster config: the same as `CheckpointConfig`, `RestartStrategies` and `UpgradePolicy`."""
+"""Options as Dagster config, equivalent to `CheckpointConfig`, `RestartStrategies` and `UpgradePolicy`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 
 
 class UpgradeModeKind(Enum):
-    """The upgrade modes. Dagster's config knows members by name, other YAML by value: they are the same."""
+    """The upgrade modes. Dagster's config uses member names, other YAML uses values: they are the same."""
 
     STATELESS = "STATELESS"
     LAST_STATE = "LAST_STATE"
@@ -155,11 +155,11 @@ CheckpointOverrides = create_model(
 
 
 def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> CheckpointOptions:
-    """Return an asset's options with those that a run was given in their place.
+    """Return an asset's options with a run's overrides applied.
 
     Args:
-        options: The asset's.
-        given: Values by the names of `CheckpointSettings`; None leaves the asset's.
+        options: The asset's options.
+        given: Overrides by the names of `CheckpointSettings`; None keeps the asset's value.
 
     Raises:
         OptionError: A value is out of range, or contradicts another one.
@@ -172,7 +172,7 @@ def overridden(options: CheckpointOptions, given: Mapping[str, Any]) -> Checkpoi
 
 
 class RestartStrategyKind(Enum):
-    """Flink's restart strategies. Dagster's config knows members by name, other YAML by value: they are the same."""
+    """Flink's restart strategies. Dagster's config uses member names, other YAML uses values: they are the same."""
 
     NONE = "NONE"
     FIXED_DELAY = "FIXED_DELAY"
@@ -182,7 +182,7 @@ class RestartStrategyKind(Enum):
 
 
 class RestartSettings(dg.Config):
-    """Every option of `RestartStrategies`, by the names and defaults of Flink's configuration; ms."""
+    """Every option of `RestartStrategies`, with the names and defaults of Flink's configuration; in ms."""
 
     kind: RestartStrategyKind = Field(
         default=RestartStrategyKind.FALLBACK,

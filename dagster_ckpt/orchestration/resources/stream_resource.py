@@ -1,4 +1,4 @@
-"""A stream in an asset or op of your own: the resource that runs it, and what makes it known to the sensors."""
+"""Streams in your own assets and ops: `StreamResource` runs one, `declare_stream` registers it for the sensors."""
 
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, overload
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Runs streams inside assets and ops that people write themselves.
+    """Runs streams inside your own assets and ops.
 
-    Its four parts are the resources that a code location has anyway.
+    Its four parts are the resources that every code location with streams has.
 
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
@@ -50,28 +50,28 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> "Generator[Any, None, Outcome | None]":
         """Run a stream until it ends, is stopped, cancelled or interrupted, exactly as a `streaming_asset` does.
 
-        Where to start is taken from the op's config, if it has the fields of `StreamRunConfig`.
+        The op's config decides where to start, if it has the fields of `StreamRunConfig`.
 
         Args:
             context: The context of the asset or op.
             spec: The stream.
-            describe: Describes the query and does not start it; called again for each restart in place.
+            describe: Defines the query without starting it; called again for each restart in place.
 
         Yields:
-            Events for Dagster. There are none today, as the catalog sensor reports the checkpoints; yield from it all
-            the same.
+            Events for Dagster. Currently there are none, because the catalog sensor reports the
+            checkpoints; use `yield from` anyway.
 
         Returns:
-            How the stream came to its end, where that was a good one: a bounded input was used up, or somebody
-            stopped it. `savepoint` is the savepoint that it was stopped with. None where the run was only to try the
+            How the stream ended, if it ended well: a bounded input was consumed, or the stream was
+            stopped. `savepoint` is the savepoint that it was stopped with. None if the run only tried the
             code (`preflight`).
 
         Raises:
-            dagster.Failure: The stream was cancelled or failed, or this op may not run one: it or its run is
-                retried by Dagster, or it has required outputs. Let it pass: Dagster must not take the end of a
-                stream for a success.
+            dagster.Failure: The stream was cancelled or failed, or this op must not run one because
+                Dagster retries it or its run, or because it has required outputs. Do not catch it:
+                otherwise Dagster would record a success.
         """
-        # Imported here: the run path needs Spark, defining an asset does not.
+        # Imported here: only a run needs Spark, not the definition of an asset.
         from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415
 
         return (yield from run_stream(context, spec, self, lambda: describe(self.pyspark.spark_session), check=_refuse))
@@ -90,18 +90,20 @@ def declare_stream(spec: StreamSpec, runs_in: dg.JobDefinition, *, op: str | Non
 def declare_stream(
     spec: StreamSpec, runs_in: dg.AssetsDefinition | dg.JobDefinition, *, op: str | None = None
 ) -> Stream:
-    """Make a stream in an asset or job of your own known to `stream_definitions`.
+    """Register a stream in your own asset or job with `stream_definitions`.
 
-    From then on its checkpoints are reported, its failures restarted, and the operator jobs reach it. The definition
-    goes into `stream_definitions`, not into the code location beside it.
+    Its checkpoints are then reported, its failures restarted, and the operator jobs can reach it.
+    Pass the result to `stream_definitions` and do not add the definition to the code location
+    separately.
 
     Args:
         spec: The stream.
-        runs_in: The asset, the multi-asset, or the job, whose op calls `StreamResource.run` with it.
-        op: Of a job: the name of that op; default: its only one.
+        runs_in: The asset, multi-asset or job whose op calls `StreamResource.run` with it.
+        op: For a job: the name of that op; default: its only one.
 
     Raises:
-        OptionError: The op cannot be told where to start, or has a retry policy; or the job has several ops.
+        OptionError: The op's config has no starting point, the op has a retry policy, or the job has
+            several ops.
     """
     if isinstance(runs_in, dg.AssetsDefinition):
         _check_op(spec, runs_in.op)

@@ -1,1 +1,1 @@
-"""What happens inside a Dagster run of a stream."""
+"""The code that executes inside a Dagster run of a stream."""

@@ -1,7 +1,7 @@
-"""The body of a run that launches a driver, or finds it alive, and follows it.
+"""The body of a run that launches a stream's driver, or finds it running, and follows it.
 
-The driver belongs to nobody's process tree: a run that ends, however, leaves it running. Only a person who
-terminates the run on the page cancels the stream, as with a stream inside Dagster.
+The driver belongs to no other process tree: however the run ends, the driver keeps running. Only a
+user who terminates the run on the page cancels the stream, as for a stream inside Dagster.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ POLL_S = 1.0
 
 
 class DriverRunConfig(dg.Config):
-    """What a launch of a driver can be told in the launchpad."""
+    """The launchpad options of a driver launch."""
 
     start_from: str = Field(default="latest", description=START_FROM)
     new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
@@ -60,16 +60,16 @@ class DriverRunConfig(dg.Config):
 
 
 def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch) -> Iterator[Any]:
-    """Launch the driver of a stream, or find the one that lives, and follow it.
+    """Launch the driver of a stream, or find the running one, and follow it.
 
-    Yields nothing: checkpoints are reported by the catalog sensor.
+    Yields nothing: the catalog sensor reports the checkpoints.
 
     Raises:
-        dagster.Failure: The driver did not start its query, the stream failed or was cancelled, or this run was told
-            to stop and leaves the driver running. Never retried by Dagster.
+        dagster.Failure: The driver did not start its query, the stream failed or was cancelled, or this
+            run was asked to stop and leaves the driver running. Never retried by Dagster.
     """
     with capture_interrupts():
-        # A run that was launched from the asset's page does not say yet whose it is.
+        # A run launched from the asset's page is not tagged with its stream yet.
         context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: stream.stream_id})
         plan_outside_runs(context.instance, stream.keys)
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
@@ -115,12 +115,13 @@ def _find_or_launch(
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
-    # A driver whose start was withdrawn does not start its query, whenever it comes.
+    # A driver whose start request was withdrawn will not start its query, even if it comes up
+    # later.
     return f"this run was told to stop: {watch.reason}" if watch.should_stop() else driver.failure()
 
 
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
-    """Ask for the start that this run is configured with; the supervisor sensor leaves it to this run."""
+    """Submit a request for the start that this run is configured with; the supervisor sensor leaves it to this run."""
     config = context.op_execution_context.op_config
     start_from = StartFrom.parse(
         config["start_from"],
@@ -151,16 +152,16 @@ def _tell_where(context: dg.AssetExecutionContext, handle: StreamHandle) -> None
 
 
 def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
-    """Wait until the driver is over, and end as it did."""
+    """Wait until the driver ends, and end the run accordingly."""
     while True:
         with suppress(CatalogError):
-            # A catalog that is away for a moment says nothing of the driver.
+            # A temporarily unavailable catalog says nothing about the driver.
             execution = handle.catalog.executions.latest(handle.stream_id)
             if execution is None or execution.settled:
                 if not operations.is_running(handle):
                     break
             elif execution_liveness(handle.catalog, execution) is not Liveness.ALIVE:
-                # What it did last may be newer than what was read before it went.
+                # Its last update may be newer than what was read before it ended.
                 execution = handle.catalog.executions.latest(handle.stream_id)
                 break
         if watch.should_stop():
@@ -178,7 +179,7 @@ def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWa
             "DETACHED",
         )
     operator = operations.Operator(f"{context.job_name} run {context.run.run_id}, which was terminated")
-    # It may have ended by itself meanwhile.
+    # The stream may have ended in the meantime.
     with suppress(RequestFailedError):
         operations.cancel(handle, operator)
     raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")

@@ -1,4 +1,4 @@
-"""A run of a stream's job that only tries the code that is loaded, on a copy of the state."""
+"""A run that only tries the loaded code on a copy of the state."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ def run_preflight(
     *,
     interrupted: Callable[[], bool],
 ) -> PreflightRecord:
-    """Try the code that is loaded; the stream, which may run, is left as it is.
+    """Try the loaded code. The stream, which may be running, is not affected.
 
     Raises:
-        CkptError: It could not be tried.
+        CkptError: The code could not be tried.
     """
     apply_state_backend(resources.pyspark.spark_session, resources.state_backend.backend())
-    # Entered again because making a Spark session replaces the SIGINT handler.
+    # Enter again, because creating a Spark session replaces the SIGINT handler.
     with capture_interrupts():
         return preflight(handle, describe, interrupted=interrupted, report=context.log.info)
 
 
 def tell_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
-    """End the step as the preflight did.
+    """End the step according to the result of the preflight.
 
     Raises:
-        dagster.Failure: The code cannot go on from the state, so that whoever watches failed runs is told.
+        dagster.Failure: The code cannot continue from the state. The run fails so that alerts on failed
+            runs fire.
     """
     if not result.passed:
         raise dg.Failure(

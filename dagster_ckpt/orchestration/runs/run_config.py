@@ -1,4 +1,4 @@
-"""The run config of one start of a stream, and the tags its runs carry."""
+"""The run config of a stream's start, and the tags of its runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.orchestration.resources.settings import CheckpointOverrides
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
-# The execution whose failure this run makes good.
+# The failed execution that this run restarts.
 RESTART_OF_TAG = "dagster_ckpt/restart_of"
 # The execution whose externalized retention this run applies.
 RETENTION_OF_TAG = "dagster_ckpt/retention_of"
-# The catalog request that asked for this run.
+# The catalog request that this run answers.
 START_REQUEST_TAG = "dagster_ckpt/start_request"
-# The step towards a desired state that this run does.
+# The step towards a desired state that this run performs.
 STEP_TAG = "dagster_ckpt/step"
-# On the last run of a stream that is not restarted any more: why not.
+# Set on the last run of a stream that will not be restarted: the reason.
 GAVE_UP_TAG = "dagster_ckpt/gave_up"
-# Dagster's own, on a run that it launched in place of a failed one, and on one that a person re-executed.
+# Dagster's own tags, on a run launched as a retry of a failed one, and on one re-executed by a
+# user.
 RETRY_NUMBER_TAG = "dagster/retry_number"
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
@@ -43,7 +44,7 @@ NO_SAFETY_SAVEPOINT = (
 
 
 class StreamRunConfig(dg.Config):
-    """What a start of a streaming asset can be told in the launchpad."""
+    """The launchpad options of a start of a streaming asset."""
 
     start_from: str = Field(
         default="latest",
@@ -83,5 +84,5 @@ class StreamRunConfig(dg.Config):
 
     @classmethod
     def told(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
-        """What the config of an op says; the op may have fields of its own beside these, or no config at all."""
+        """Parse an op's config; the op may have further fields, or no config at all."""
         return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})

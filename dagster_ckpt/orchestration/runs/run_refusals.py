@@ -1,4 +1,4 @@
-"""What a run is refused for before its stream starts: whatever would let Dagster start a second writer by itself."""
+"""Checks that refuse a run whose stream Dagster might start a second time."""
 
 import dagster as dg
 
@@ -9,7 +9,7 @@ StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
 
 
 def refuse_retry_policy(context: StepContext) -> None:
-    """See to it that Dagster does not start the step again: after a cancel it would (dagster-io/dagster#15026).
+    """Refuse an op with a retry policy: Dagster would retry it after a cancel (dagster-io/dagster#15026).
 
     Raises:
         OptionError: The op has a retry policy.
@@ -23,7 +23,7 @@ def refuse_retry_policy(context: StepContext) -> None:
 
 
 def refuse_run_retries(context: StepContext) -> None:
-    """See to it that Dagster does not launch the run again, beside the supervisor sensor.
+    """Refuse a run that Dagster would retry in addition to the supervisor sensor.
 
     Raises:
         OptionError: The run would be retried.
@@ -38,10 +38,10 @@ def refuse_run_retries(context: StepContext) -> None:
 
 
 def refuse_required_outputs(context: StepContext) -> None:
-    """See to it that a stream may end without claiming that it has materialized its assets once more.
+    """Refuse required outputs: a stream must be able to end without another materialization.
 
     Raises:
-        OptionError: An output is required, so that the step would fail at the end of a stream.
+        OptionError: An output is required, so the step would fail when the stream ends.
     """
     op_def = context.op_execution_context.op_def
     required = [out.name for out in op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]

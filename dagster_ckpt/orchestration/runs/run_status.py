@@ -1,4 +1,4 @@
-"""What Dagster records about a run: its status, its worker process, its time limit, and whether its process is gone."""
+"""What Dagster records about a run: status, worker process and time limit; and detection of lost runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, run_liveness
 
 
 def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> bool:
-    """Whether Dagster's monitoring ends a run with these tags after some time."""
+    """Whether Dagster's run monitoring applies a time limit to a run with these tags."""
     tag = tags.get("dagster/max_runtime")
     limit = float(tag) if tag else float(instance.run_monitoring_max_runtime_seconds)
     return limit > 0
 
 
 def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.DagsterRunStatus | None:
-    """What Dagster says of a run that a person has terminated; None where nobody has, or a time limit may have."""
+    """The status of a run that a user terminated; None if no user did, or if a time limit may have."""
     run = context.instance.get_run_by_id(context.run.run_id)
     if run is None or has_time_limit(context.instance, context.run.tags):
         return None
@@ -35,15 +35,15 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
 
 
 def start_cause(tags: Mapping[str, str], *, has_begun: bool = False) -> StartCause:
-    """Who began a run: a person, also by re-executing one on the page, or a restart, also one of Dagster's retries.
+    """What started a run: a user (also by re-executing one), or a restart (also one of Dagster's retries).
 
     Args:
         tags: The tags of the run.
-        has_begun: Whether the stream was begun in this run before, by a process that is gone.
+        has_begun: Whether a previous process already started the stream in this run.
     """
     if RETRY_NUMBER_TAG in tags or has_begun:
         return StartCause.RESTART_NEW_RUN
-    # A re-executed run has the tags of the one before.
+    # A re-executed run inherits the tags of the original.
     if RESTART_OF_TAG in tags and PARENT_RUN_ID_TAG not in tags:
         return StartCause.RESTART_NEW_RUN
     return StartCause.MANUAL
@@ -51,11 +51,11 @@ def start_cause(tags: Mapping[str, str], *, has_begun: bool = False) -> StartCau
 
 @dataclass(frozen=True)
 class RunWorker:
-    """A run's process: the one that executes its steps, or starts a process for each.
+    """A run's process, which executes its steps or starts a process for each.
 
     Attributes:
-        pid: Its number on its machine.
-        seen_at_ms: When it said so, ms since the epoch.
+        pid: Its process id on its machine.
+        seen_at_ms: When it logged that id, in ms since the epoch.
     """
 
     pid: int
@@ -63,9 +63,9 @@ class RunWorker:
 
 
 def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
-    """The process of a run, or None where none has begun.
+    """The process of a run, or None if none has started.
 
-    Every launcher's process says so first of all: "Started process for run (pid: 42)", or the executor does.
+    Every launcher's process or its executor logs it first: "Started process for run (pid: 42)".
     """
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
@@ -76,10 +76,10 @@ def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
 
 
 class Silences:
-    """How long nothing new has been seen of runs, by the looks of this process: the machines' clocks may differ.
+    """How long runs have shown no sign of life, timed by this process because machines' clocks may differ.
 
     Args:
-        clock: Milliseconds that only grow.
+        clock: Monotonic time in milliseconds.
     """
 
     def __init__(self, clock: Clock = monotonic_ms) -> None:
@@ -87,7 +87,7 @@ class Silences:
         self._since: dict[str, tuple[int, int]] = {}
 
     def keep(self, run_ids: Collection[str]) -> None:
-        """Forget all other runs: they have given a sign of life, or are over."""
+        """Forget all other runs: they have shown a sign of life, or have ended."""
         self._since = {run_id: since for run_id, since in self._since.items() if run_id in run_ids}
 
     def of(self, run_id: str, last_sign: int) -> int:
@@ -102,23 +102,23 @@ class Silences:
 def report_lost_runs(
     instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences
 ) -> list[str]:
-    """Record the end of the streams' runs that cannot record it themselves any more.
+    """Record the end of runs of these streams that can no longer record it themselves.
 
-    A run is lost when its process is not there, no lease of it is being renewed, and it either is proven to have ended
-    or has given no sign of life for three minutes of looks. It ends as CANCELED where it was being terminated, else as
-    FAILURE.
+    A run is lost if its process does not exist, none of its leases is being renewed, and it is
+    either proven to have ended or has shown no sign of life for three minutes. It is recorded as
+    CANCELED if it was being terminated, else as FAILURE.
 
     Args:
         instance: The Dagster instance.
         catalog: The catalog.
-        stream_ids: The streams to look after.
-        silences: What is remembered from look to look.
+        stream_ids: The streams to check.
+        silences: State kept between calls.
 
     Returns:
-        A sentence for each run that was lost.
+        A message for each lost run.
     """
     if instance.run_launcher.supports_check_run_worker_health:
-        # Dagster's own monitoring looks after such runs.
+        # Dagster's own monitoring covers such runs.
         return []
     lively = catalog.executions.lively_run_ids(catalog.now_ms() - LIVELY_MS)
     under_way = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
@@ -126,7 +126,7 @@ def report_lost_runs(
     quiet = [run_id for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)) if run_id not in lively]
     silences.keep(quiet)
     for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
-        # It may have ended since: then nobody is to record it once more.
+        # It may have ended in the meantime; its end must not be recorded twice.
         if run.tags.get(STREAM_ID_TAG) not in stream_ids or run.status not in under_way:
             continue
         worker = worker_of(instance, run.run_id)

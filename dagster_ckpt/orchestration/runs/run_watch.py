@@ -1,7 +1,8 @@
-"""A stream's own look at its run: a signal is only one of the ways to be told to stop.
+"""Polls the run of a stream for reasons to stop, because not every termination sends a signal.
 
-A step whose run worker was killed, a run that was terminated while its code server was gone, a run that was
-forced to an end while its process hung: none of these processes gets a signal, and each would write on for weeks.
+If a step's run worker was killed, a run was terminated while its code server was down, or a run was
+forcibly marked as ended while its process hung, the process gets no signal and would keep writing
+for weeks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dagster_ckpt.orchestration.runs.run_status import RunWorker, worker_of
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 
-# One small read of Dagster's database for each running stream in so long.
+# How often each running stream reads its run from Dagster's database (a small query).
 LOOK_EVERY_MS = 5_000
 
 _TOLD = {
@@ -27,13 +28,13 @@ _TOLD = {
 
 
 class RunWatch:
-    """Says whether a stream is to stop, and why.
+    """Determines whether a stream should stop, and why.
 
     Args:
         instance: The Dagster instance.
         run_id: The run that the stream belongs to.
-        signalled: Whether the process was told to stop by a signal.
-        clock: Milliseconds that only grow.
+        signalled: Whether a signal asked the process to stop.
+        clock: Monotonic time in milliseconds.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class RunWatch:
 
     @property
     def reason(self) -> str | None:
-        """Why the stream is to stop, once `should_stop` has said so."""
+        """Why the stream should stop, once `should_stop` has returned True."""
         return self._reason
 
     def should_stop(self) -> bool:
-        """Whether the stream is to stop; cheap enough to be asked several times a second."""
+        """Whether the stream should stop; cheap enough to call several times a second."""
         if self._reason is None:
             self._reason = self._look()
         return self._reason is not None
@@ -73,13 +74,13 @@ class RunWatch:
         self._next_look_ms = self._clock() + LOOK_EVERY_MS
         try:
             run = self._instance.get_run_by_id(self._run_id)
-        except Exception:  # noqa: BLE001 - a database that is away for a moment must not end a stream
+        except Exception:  # noqa: BLE001 - a temporarily unavailable database must not end a stream
             return None
         return "its run was deleted" if run is None else _TOLD.get(run.status)
 
 
 def _run_worker_above(worker: RunWorker | None) -> ProcessIdentity | None:
-    """The run's process where it is not this one but the one that started this one (the multiprocess executor)."""
+    """The run's process if it is this process's parent (multiprocess executor), else None."""
     if worker is None or worker.pid == os.getpid() or worker.pid != os.getppid():
         return None
     return ProcessIdentity.of(worker.pid)

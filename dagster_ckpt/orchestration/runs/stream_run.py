@@ -1,7 +1,7 @@
 """The body of a streaming asset's op: the lifecycle inside a Dagster run.
 
-Whether the stream was cancelled or failed is decided by the status that Dagster recorded for the run,
-never by the signal: a user's cancel, a time-out and a stopping server all look the same from inside.
+The run's status as recorded by Dagster decides whether the stream was cancelled or failed, never
+the signal: a user's cancel, a timeout and a server shutdown look the same from inside.
 """
 
 from __future__ import annotations
@@ -70,22 +70,22 @@ def run_stream(
 ) -> Generator[Any, None, Outcome | None]:
     """Run a stream until it ends, is stopped, cancelled or interrupted.
 
-    Yields nothing: checkpoints are reported by the catalog sensor, and a stream that
-    stops has not materialized once more.
+    Yields nothing: the catalog sensor reports the checkpoints, and the end of a stream is not
+    another materialization.
 
     Args:
         context: The context of the op that runs it.
         spec: The stream.
         resources: Has `pyspark`, `checkpoint_storage`, `state_backend` and `checkpoint_catalog`.
-        describe: Describes the query.
-        check: Looks at the op and its run before anything starts, and refuses them with one of our errors.
+        describe: Defines the query.
+        check: Validates the op and its run before anything starts, raising one of our errors.
 
     Returns:
-        How the stream came to its end; None where the run only tried the code.
+        How the stream ended; None if the run only tried the code.
 
     Raises:
-        dagster.Failure: The stream was cancelled or failed; never retried by Dagster, because
-            restarts come from the restart strategy alone.
+        dagster.Failure: The stream was cancelled or failed. Never retried by Dagster, because only the
+            restart strategy restarts streams.
     """
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
     with capture_interrupts():
@@ -94,8 +94,8 @@ def run_stream(
         except dg.Failure as failure:
             run = context.instance.get_run_by_id(context.run.run_id)
             if run is not None and run.is_finished:
-                # Dagster would record this failure over the end that it has recorded: a run that was forced to be
-                # CANCELED would become a FAILURE. An interrupted run stays what it is.
+                # Dagster would overwrite the recorded end with this failure: a run that was forced
+                # to CANCELED would become a FAILURE. An interrupted run keeps its status.
                 raise DagsterExecutionInterruptedError(failure.description) from failure
             raise
     yield from ()
@@ -109,7 +109,7 @@ def _run_to_its_end(
     describe: Callable[[], DataStreamWriter],
     check: Callable[[StepContext], None],
 ) -> Outcome | None:
-    # A run that was launched from the asset's page does not say yet whose it is.
+    # A run launched from the asset's page is not tagged with its stream yet.
     context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: spec.stream_id})
     plan_outside_runs(context.instance, [each.key for each in _written(context)])
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
@@ -128,7 +128,8 @@ def _run_to_its_end(
                 tell_given_up(context.instance, handle.catalog, last, str(error))
         raise _failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - it is raised, as the cause or in words
-        # Whatever it is, it is for the restart strategy: a retry by Dagster would begin in this very process.
+        # Leave every failure to the restart strategy: a retry by Dagster would start in this same
+        # process.
         raise _failure(f"The stream could not go on: {_told(error)}", "CRASHED") from cause_to_show(error)
     if config.preflight:
         tell_preflight(context, handle, tried)
@@ -148,7 +149,7 @@ def _told(error: Exception) -> str:
 
 
 def _as_told(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
-    """The stream with the options that this run was given in place of its own."""
+    """The stream with this run's option overrides."""
     if config.checkpointing is None:
         return spec
     return replace(spec, options=overridden(spec.options, config.checkpointing.model_dump()))
@@ -167,7 +168,7 @@ def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: Any)
 
 
 def _written(context: StepContext) -> list[dg.AssetSpec]:
-    """The assets that the step writes; none for an op outside assets."""
+    """The assets that the step writes; empty for an op outside assets."""
     step = context.op_execution_context
     return list(step.assets_def.specs) if step.has_assets_def else []
 
@@ -192,7 +193,7 @@ def _run(
 
     before = handle.catalog.executions.of_run(context.run.run_id)
     cause = start_cause(context.run.tags, has_begun=any(each.stream_id == handle.stream_id for each in before))
-    # Entered again because making a Spark session replaces the SIGINT handler.
+    # Enter again, because creating a Spark session replaces the SIGINT handler.
     with capture_interrupts():
         return execute_stream(
             handle,
@@ -215,7 +216,7 @@ def _run(
 
 
 def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunConfig) -> StartFrom:
-    """Where the launchpad says; a retry of a run that had started goes on from there, and rewinds nothing again."""
+    """The starting point from the launchpad. A retry of a run that had started continues instead of rewinding again."""
     tags = context.run.tags
     if RETRY_NUMBER_TAG in tags:
         before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
@@ -234,13 +235,13 @@ def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunCon
 
 
 def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
-    """Whether Dagster has recorded the end of the run that holds a lease; its process may still live."""
+    """Whether Dagster has recorded the end of the run that holds a lease. Its process may still be alive."""
     run = instance.get_run_by_id(lease.run_id)
     return run is None or run.is_finished
 
 
 def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch) -> None:
-    """Apply retention where the end is certain, and end the step accordingly."""
+    """Apply retention if the end is certain, and end the step accordingly."""
     end = outcome.end
     if end.kind is EndKind.INTERRUPTED:
         context.log.info(f"stopped, because of {watch.reason}" if watch.reason else end.reason)
@@ -268,10 +269,10 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
     if cancelled is not None:
         if cancelled is dg.DagsterRunStatus.CANCELING:
             _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)
-        # One that was forced to its end is over for the supervisor sensor, which has its retention applied.
+        # The supervisor sensor treats a forcibly ended run as over and has its retention applied.
         raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
-    # A time limit shows CANCELING too and then FAILURE: the supervisor sensor settles the execution by the
-    # status that is recorded in the end.
+    # A run that exceeds a time limit is CANCELING first and then FAILURE. The supervisor sensor
+    # settles the execution by the final status.
     raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")
 
 

@@ -1,4 +1,4 @@
-"""From a streaming asset and the resources at hand to the `StreamHandle` that lifecycle works on."""
+"""Creates a `StreamHandle` from a streaming asset and the resources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StreamResources(Protocol):
 
 
 def stream_handle(stream: Stream, resources: StreamResources | Any) -> StreamHandle:
-    """Put the job of a stream together, as its operators see it."""
+    """Create the handle of a stream, for operators."""
     return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
 
 
@@ -37,17 +37,17 @@ def open_stream(
     writes: str,
     code_version: str | None,
 ) -> StreamHandle:
-    """Put a job together.
+    """Create the handle of a stream.
 
-    A storage set in the stream's `CheckpointConfig` wins over the deployment's resource, as in Flink, and takes from
-    it what it leaves unset.
+    A storage set in the stream's `CheckpointConfig` overrides the deployment's resource, as in
+    Flink, and inherits its unset options from it.
 
     Args:
         spec: The stream.
-        resources: Where it keeps snapshots, state and records.
+        resources: Its checkpoint storage, state backend and catalog.
         name: Name of its query in Spark.
         writes: The assets it writes, or its name outside assets.
-        code_version: Version of the code that describes the query.
+        code_version: Version of the code that defines the query.
     """
     deployment = resources.checkpoint_storage
     configured = spec.options.storage
@@ -70,10 +70,10 @@ def open_stream(
 
 
 def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
-    """The stream of a stream id, or of the key of one of its assets.
+    """Find a stream by its stream id or the key of one of its assets.
 
     Raises:
-        StreamNotFoundError: No streaming asset of this code location has it.
+        StreamNotFoundError: This code location has no such streaming asset.
     """
     for stream in streams:
         if stream.is_called(stream_id):

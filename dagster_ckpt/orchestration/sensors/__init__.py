@@ -1,1 +1,1 @@
-"""Sensors: one observes and reports snapshots, one supervises streams."""
+"""Sensors: the catalog sensor reports snapshots, the supervisor sensor restarts and reconciles streams."""

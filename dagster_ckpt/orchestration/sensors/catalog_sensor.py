@@ -1,4 +1,4 @@
-"""The catalog sensor: it observes. Completed snapshots become events on their streaming asset, each once."""
+"""The catalog sensor, an observer: it reports each completed snapshot once, as an event on its streaming asset."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from dagster_ckpt.stream.handle import wall_clock_ms
 
 @dataclass(frozen=True)
 class Reported:
-    """What is known of the reports that are stored.
+    """What is known about stored reports.
 
     Attributes:
-        looked_up_to: No event of a later sequence is on an asset: none was there when the first of these ticks began,
-            and none of theirs is behind the cursor.
-        latest: Sequence of the newest materialization that the sensor has put on an asset, as far as it has looked.
+        looked_up_to: No event with a later sequence is on an asset: none was there when the first of
+            these ticks began, and none of theirs is before the cursor.
+        latest: Sequence of the newest materialization that the sensor put on each asset examined so
+            far.
     """
 
     looked_up_to: int
@@ -40,18 +41,18 @@ class Reported:
 
 
 class ReportMemory:
-    """What one process knows after its last tick."""
+    """What a process remembers after its last tick."""
 
     def __init__(self) -> None:
         self._kept: tuple[str, Reported] | None = None
 
     def after(self, tick: str) -> Reported | None:
-        """What was known after a tick, where that was the last one of this process.
+        """What was known after a tick, if that was the last tick of this process.
 
         Args:
             tick: Id of the tick that returned the cursor.
         """
-        # Read once: on the page somebody may try the sensor while the daemon has it evaluated.
+        # Read once: a user may test the sensor on the page while the daemon evaluates it.
         kept = self._kept
         return kept[1] if kept is not None and kept[0] == tick else None
 
@@ -61,13 +62,14 @@ class ReportMemory:
 
 
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
-# A tick must end well inside Dagster's 60 s; what is left comes with the next one.
+# A tick must end well within Dagster's 60 s; the next one continues.
 EVENTS_PER_TICK = 200
-# Half a millisecond for each asset goes into what Dagster knows of it, once in a process.
+# Reading an asset's reports from Dagster takes half a millisecond, once per process.
 EVENTS_IN_FIRST_TICK = 50
-# Materializations read at a time while looking for what an interrupted tick has stored.
+# Materializations read at a time when looking for what an interrupted tick stored.
 PAGE = 100
-# Nothing is reported before it happened. The clocks of catalog and Dagster may differ, by less than this.
+# Nothing is reported before it happened. The clocks of catalog and Dagster may differ by less than
+# this.
 CLOCK_SKEW_S = 24 * 3600.0
 REPORT_INTERVAL_S = 60
 
@@ -76,13 +78,13 @@ Report = dg.AssetMaterialization | dg.AssetObservation
 
 @dataclass(frozen=True)
 class SensorCursor:
-    """What the sensor remembers.
+    """The state that the sensor keeps in its cursor.
 
     Attributes:
-        sequence: The last catalog event it has dealt with.
-        downstream_due: Whether downstream assets are still to be started for what was reported.
-        downstream_at_ms: When they were started last.
-        tick: Id of the tick that came to this sequence; see `ReportMemory`.
+        sequence: The last catalog event that was processed.
+        downstream_due: Whether downstream assets must still be started for reported snapshots.
+        downstream_at_ms: When they were last started.
+        tick: Id of the tick that reached this sequence; see `ReportMemory`.
     """
 
     sequence: int = 0
@@ -92,7 +94,7 @@ class SensorCursor:
 
     @staticmethod
     def parse(text: str | None) -> SensorCursor:
-        """Read a cursor; None and an empty text begin at the start of the catalog."""
+        """Parse a cursor; None or an empty text starts at the beginning of the catalog."""
         return SensorCursor(**json.loads(text)) if text else SensorCursor()
 
     def __str__(self) -> str:
@@ -109,24 +111,26 @@ def build_catalog_sensor(
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """A sensor that reports completed checkpoints and savepoints on their streaming asset, each at most once.
+    """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
-    Dagster keeps events for ever, so of periodic checkpoints it reports one in each interval (`report_throttle`), with
-    how many there were since; savepoints, what a person asked for, the first checkpoint after a start, the last before
-    an end and failures are always reported.
+    Dagster keeps events forever, so the sensor reports one periodic checkpoint per interval
+    (`report_throttle`), with the number of checkpoints since the last report. It always reports
+    savepoints, user-triggered checkpoints, the first checkpoint after a start, the last one before
+    an end, and failures.
 
     Its cursor is the sequence of the catalog's events. Dagster stores a tick's events before the
-    cursor, so a daemon that dies in between would report some twice; therefore snapshots that are
-    already on the asset are left out.
+    cursor, so a daemon that dies in between would report some twice. The sensor therefore skips
+    snapshots that are already on the asset.
 
     Args:
-        streams: The streams to report on; of one that writes several assets each snapshot is reported on all of them.
+        streams: The streams to report on. If a stream writes several assets, each snapshot is reported
+            on all of them.
         downstream: A job to start after new snapshots, one run at a time.
-        downstream_interval_seconds: Shortest time between two starts of it.
-        report_interval_seconds: One periodic checkpoint is reported in each interval of this length; 0 reports each.
+        downstream_interval_seconds: Minimum time between two starts of it.
+        report_interval_seconds: One periodic checkpoint is reported per interval; 0 reports each.
         name: Name of the sensor.
-        minimum_interval_seconds: Shortest time between two looks.
-        default_status: Whether it runs from the start.
+        minimum_interval_seconds: Minimum time between two evaluations.
+        default_status: Whether the sensor is on by default.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
     memory = ReportMemory()
@@ -144,10 +148,12 @@ def build_catalog_sensor(
     ) -> dg.SensorResult:
         cursor = SensorCursor.parse(context.cursor)
         catalog = checkpoint_catalog.catalog()
-        # Before the events are read: what is there by now, another process may have reported.
+        # Read this before the events: another process may already have reported everything up to
+        # here.
         latest = catalog.events.latest_sequence()
         if latest < cursor.sequence:
-            # A catalog that was made anew counts from one again: nothing would be reported until it has caught up.
+            # A re-created catalog counts from one again. Without a reset nothing would be reported
+            # until it caught up.
             cursor = SensorCursor(downstream_due=cursor.downstream_due, downstream_at_ms=cursor.downstream_at_ms)
         known = memory.after(cursor.tick)
         reported = known or Reported(latest)
@@ -186,7 +192,7 @@ def build_catalog_sensor(
 
 @dataclass(frozen=True)
 class _Tidings:
-    """What a tick reports, and what is known once that is stored."""
+    """The reports of a tick, and what is known once they are stored."""
 
     reports: Sequence[Report]
     reported: Reported
@@ -202,12 +208,12 @@ def _tidings(
     since: int,
     interval_ms: int,
 ) -> _Tidings:
-    """What these events put on the assets of their jobs, without what is there already."""
+    """The reports of these events on the assets of their streams, without those already there."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
         return _Tidings((), reported)
     jobs = sorted({event.stream_id for event in events})
     before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
-    # What was before is looked at again where an execution ends: was its last checkpoint reported?
+    # Where an execution ends, check again whether its last checkpoint was reported.
     ended = {event.stream_id for event in events if event.type is EventType.EXECUTION_ENDED}
     remembered = [event for stream_id in ended for event in before[stream_id]]
     snapshots = catalog.snapshots.by_id([event.snapshot_id for event in (*events, *remembered) if event.snapshot_id])
@@ -236,7 +242,7 @@ def _tidings(
 
 
 def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, int]:
-    """Sequence of the newest materialization of each asset, where it is one of ours; one query for all assets."""
+    """Sequence of the newest materialization of each asset, if this sensor reported it; one query for all assets."""
     latest: dict[dg.AssetKey, int] = {}
     for record in instance.get_asset_records(list(keys)) if keys else ():
         newest = record.asset_entry.last_materialization
@@ -250,12 +256,12 @@ def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey])
 def _there(
     instance: dg.DagsterInstance, key: dg.AssetKey, told: Sequence[Told], latest: int, reported: Reported
 ) -> frozenset[str]:
-    """Which of these events are on an asset already."""
+    """Which of these events are already on an asset."""
     doubtful = [each for each in told if each.event.sequence <= reported.looked_up_to]
     completed = [each.event for each in doubtful if not each.is_failure]
     failed = [each.event for each in doubtful if each.is_failure]
     found: frozenset[str] = frozenset()
-    # Ours are there in the order of the catalog: nothing of a newer sequence is behind an older one.
+    # Our reports are stored in catalog order: nothing with a newer sequence precedes an older one.
     if completed and not 0 < latest < completed[0].sequence:
         found |= already_reported(instance.fetch_materializations, key, completed)
     if failed:
@@ -266,14 +272,14 @@ def _there(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord]
 ) -> frozenset[str]:
-    """Which of these snapshots are on their asset already, from a tick that was cut off or a cursor that was reset.
+    """Which of these snapshots are already on their asset, after an interrupted tick or a reset cursor.
 
-    Ours are there in the order of the catalog, with other people's events anywhere between them.
+    Our reports are stored in catalog order; other events may be anywhere between them.
 
     Args:
         fetch: `fetch_materializations` or `fetch_observations` of the instance.
         key: The asset.
-        news: Events of it, in order.
+        news: Events of the asset, in order.
     """
     candidates = {identity(event) for event in news}
     since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
@@ -297,14 +303,14 @@ def already_reported(
 def _tallies(
     catalog: Catalog, new: Sequence[tuple[dg.AssetKey, Told]], latest: Mapping[dg.AssetKey, int]
 ) -> dict[tuple[dg.AssetKey, int], SnapshotTally]:
-    """The checkpoints since the report before, by asset and the sequence of the event that is reported."""
+    """The checkpoints since the previous report, by asset and the sequence of the reported event."""
     before = dict(latest)
     reports, spans = [], []
     for key, each in new:
         if each.is_failure:
             continue
         event = each.event
-        # An older sequence behind a newer one: the catalog was made anew, and counts from one again.
+        # An older sequence after a newer one: the catalog was re-created and counts from one again.
         if key in before and before[key] < event.sequence:
             reports.append((key, event.sequence))
             spans.append((event.stream_id, before[key], event.sequence))

@@ -32,16 +32,16 @@ from dagster_ckpt.stream.handle import register
 
 
 def tell_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str) -> str:
-    """Tell everywhere that a stream has failed for good: its last run, its tags, and the catalog.
+    """Report that a stream has failed permanently: on its last run, in its tags, and in the catalog.
 
-    The run carries `dagster_ckpt/gave_up` from now on, so that a run failure sensor, or a filter on the page, tells the
-    end of a crash loop from a failure that is made good.
+    The run gets the tag `dagster_ckpt/gave_up`, so that a run failure sensor or a filter on the
+    page can distinguish the end of a crash loop from a failure that is followed by a restart.
 
     Args:
         instance: The Dagster instance.
         catalog: The catalog; it gets an event `GAVE_UP`.
         execution: The last execution.
-        reason: Why there is no further restart, as the restart strategy says it.
+        reason: Why there is no further restart, according to the restart strategy.
 
     Returns:
         The same in one sentence, for a log.
@@ -61,19 +61,19 @@ def tell_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: Exe
     return sentence
 
 
-# Number of the next run for what a tag says, or None while one is under way or has only just ended in vain.
+# Number of the next run for a tag value, or None while one is in progress or failed too recently.
 NextAttempt = Callable[[str, str], int | None]
 
 
 @dataclass(frozen=True)
 class Brought:
-    """What came of a look at all managed streams.
+    """The result of reconciling all managed streams.
 
     Attributes:
-        runs: Runs to launch. Starts are not among them: they are asked for in the catalog.
+        runs: Runs to launch. Starts are not included: they are requested in the catalog.
         held: Streams that the restart strategy must not start now.
         sentences: What was done, for the sensor's log.
-        alerts: What people have to know, for its log too.
+        alerts: What users must know, also for its log.
     """
 
     runs: tuple[dg.RunRequest, ...]
@@ -84,7 +84,7 @@ class Brought:
 
 @dataclass(frozen=True)
 class StepJobs:
-    """The jobs that do what a sensor must not.
+    """The jobs for steps that a sensor must not perform itself.
 
     Attributes:
         retention: Applies the clean-up of a cancelled stream.
@@ -102,22 +102,22 @@ def bring_to_desired_states(
     jobs: StepJobs,
     next_attempt: NextAttempt,
 ) -> Brought:
-    """Take one step with each managed stream that is not yet, or no longer, what it is meant to be.
+    """Take one step with each managed stream that is not in its desired state.
 
-    A stream that is as it should be costs one look at its newest execution.
+    A stream in its desired state costs one read of its newest execution.
 
     Args:
         instance: The Dagster instance.
         catalog: The catalog.
         streams: The streams by stream id.
-        jobs: Names of the jobs that steps are done by.
+        jobs: Names of the jobs that perform the steps.
         next_attempt: See `NextAttempt`.
     """
     rows = catalog.desired_states.all()
     managed = {
         stream_id
         for stream_id, stream in streams.items()
-        # What something outside Dagster starts is not ours to start.
+        # Streams that something outside Dagster starts must not be started here.
         if stream.start_job is not None and (stream_id in rows or stream.desired_state is not None)
     }
     if not managed:
@@ -136,7 +136,7 @@ def bring_to_desired_states(
                 continue
             step = reconcile_desired(catalog, row, definition, _orchestrator(instance))
         except CkptError as error:
-            # One row that cannot be read must not keep every other stream from being looked after.
+            # One unreadable row must not block the reconciliation of all other streams.
             alerts.append(f"{stream_id}: nothing is done for it: {error}")
             continue
         sentences.append(f"{stream_id}: {step.decision.reason}")
@@ -152,7 +152,8 @@ def bring_to_desired_states(
 
 
 def _definition(stream: Stream) -> Definition:
-    # A driver of its own has its code from elsewhere: its version is not that of the asset's definition.
+    # An external driver's code comes from elsewhere: its version is not that of the asset's
+    # definition.
     code_version = None if stream.runs_outside else stream.code_version
     return Definition(stream.stream_id, stream.desired_state, stream.upgrade, code_version)
 
@@ -197,7 +198,7 @@ def _run(stream: Stream, step: Step, jobs: StepJobs, attempt: int, execution_id:
     tags = {STREAM_ID_TAG: stream.stream_id, STEP_TAG: step.step_name}
     config: dict[str, str | bool]
     if step.run is StepRun.PREFLIGHT and stream.start_job is not None:
-        # The stream's own job: it has the resources and the context that the function asks for.
+        # The stream's own job has the resources and the context that the function needs.
         job_name, op = stream.start_job.name, stream.name
         config = {"preflight": True}
     elif step.run is StepRun.ROLL_BACK:

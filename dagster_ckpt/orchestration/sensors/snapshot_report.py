@@ -1,4 +1,4 @@
-"""What the catalog sensor puts on an asset: a snapshot as a materialization, a failed attempt as an observation."""
+"""What the catalog sensor reports on an asset: a snapshot as a materialization, a failed attempt as an observation."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ TIMELINE_KEY = "dagster_ckpt/timeline"
 
 
 def identity(event: EventRecord) -> str:
-    """What tells an event from all others, also from those of a catalog that was made anew and counts from one."""
+    """Identifies an event even among those of a re-created catalog, which counts from one again."""
     return event.snapshot_id or f"event {event.sequence}"
 
 
 def materialization(
     key: dg.AssetKey, event: EventRecord, snapshot: SnapshotRecord | None, tally: SnapshotTally | None
 ) -> dg.AssetMaterialization:
-    """A snapshot on its asset.
+    """A snapshot as a materialization of its asset.
 
     Args:
         key: The asset.
-        event: The event that tells of it.
-        snapshot: What the catalog knows of it; None where its row cannot be read: the event says what it says.
-        tally: The checkpoints since the report before, this one among them; None where that is not known.
+        event: The event that reports the snapshot.
+        snapshot: Its record in the catalog. None if the row cannot be read; the event's payload is used
+            instead.
+        tally: The checkpoints since the previous report, including this one; None if unknown.
     """
     metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
     batch_id = metadata.get(BATCH_ID_KEY, "unknown")
@@ -52,7 +53,7 @@ def materialization(
 
 
 def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObservation:
-    """An attempt that failed, on its asset: nothing was materialized."""
+    """A failed attempt as an observation of its asset: nothing was materialized."""
     kind = "savepoint" if event.type is EventType.SAVEPOINT_FAILED else "checkpoint"
     return dg.AssetObservation(
         key,
@@ -66,7 +67,7 @@ def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObserva
 
 
 def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
-    """The figures of a snapshot, as Dagster metadata; numbers are plotted on the asset's page."""
+    """The figures of a snapshot as Dagster metadata; the asset's page plots numbers."""
     figures: dict[str, Any] = {
         BATCH_ID_KEY: snapshot.batch_id,
         STREAM_ID_KEY: snapshot.stream_id,
@@ -86,7 +87,7 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
     watermark_ms = _epoch_ms(snapshot.watermark)
     if watermark_ms is not None:
         figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
-        # The page plots whole and decimal numbers only, no timestamps.
+        # The page plots only integers and floats, not timestamps.
         figures["dagster_ckpt/watermark_ms"] = watermark_ms
     return {name: value for name, value in figures.items() if value is not None}
 
@@ -97,5 +98,5 @@ def _epoch_ms(watermark: str | None) -> int | None:
             return None
         return round(pendulum.from_format(watermark, "YYYY-MM-DDTHH:mm:ss.SSS[Z]", tz="UTC").timestamp() * 1000)
     except ValueError:
-        # A damaged row is shown as it is; it must not keep the others from being reported.
+        # A damaged value is reported unchanged; it must not block other reports.
         return None

@@ -1,4 +1,4 @@
-"""The supervisor sensor: it reconciles. Starts what is wanted, restarts what failed, cleans up after the killed."""
+"""The supervisor sensor, a reconciler: it launches starts, restarts failed streams, cleans up after killed ones."""
 
 from collections.abc import Collection, Iterator, Sequence
 from random import Random
@@ -22,10 +22,10 @@ from dagster_ckpt.orchestration.sensors.desired_states import StepJobs, bring_to
 from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
 
-# A run of ours that ended without doing its work is followed by another after so long, doubled with each.
+# Pause before an unsuccessful run is repeated, doubled each time.
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
-# What a START request may ask for besides.
+# Further options of a START request.
 _SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "give_up_state", "no_safety_savepoint")
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
@@ -40,23 +40,23 @@ def build_supervisor_sensor(
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """A sensor that brings the streams to where they should be.
+    """Define a sensor that reconciles streams with their intended state.
 
-    - A failed or killed run is started again from the latest state, as the restart strategy says.
-    - A managed stream is brought to its desired state, and over to new code versions.
-    - A start that an operator asked for (`restart_stream_job`) is launched.
-    - A run whose process is gone, and whose end nobody recorded, is recorded as over.
-    - A stream that may not be restarted any more is told of: see `tell_given_up`.
-    - An execution that ended without cleaning up gets its externalized retention, in a job:
-      the sensor itself deletes nothing.
+    - It restarts a failed or killed run from the latest state, according to the restart strategy.
+    - It brings managed streams to their desired state and upgrades them to new code versions.
+    - It launches starts that an operator requested (`restart_stream_job`).
+    - It records the end of runs whose process died without recording it.
+    - It reports streams that may not be restarted any more: see `tell_given_up`.
+    - It launches a job that applies externalized retention for an execution that ended without
+      cleaning up. The sensor itself deletes nothing.
 
     Args:
-        streams: The streaming assets it looks after.
-        retention_job: The job that applies retention, as `build_operator_jobs` makes it.
-        roll_back_job: The job that rolls upgrades back, as `build_desired_state_jobs` makes it.
+        streams: The streaming assets to supervise.
+        retention_job: The job that applies retention, from `build_operator_jobs`.
+        roll_back_job: The job that rolls upgrades back, from `build_desired_state_jobs`.
         name: Name of the sensor.
-        minimum_interval_seconds: Shortest time between two looks.
-        default_status: Whether it runs from the start.
+        minimum_interval_seconds: Minimum time between two evaluations.
+        default_status: Whether the sensor is on by default.
     """
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences = Silences()
@@ -74,7 +74,8 @@ def build_supervisor_sensor(
     ) -> dg.SensorResult:
         catalog = checkpoint_catalog.catalog()
         sentences = report_lost_runs(context.instance, catalog, by_stream_id, silences)
-        # First, because starts are asked for here, and launched below like those that a person asks for.
+        # First, because this step requests starts, which are launched below like those requested by
+        # users.
         brought = bring_to_desired_states(
             context.instance,
             catalog,
@@ -86,7 +87,8 @@ def build_supervisor_sensor(
         for alert in brought.alerts:
             context.log.error(alert)
         starts = list(_starts(context.instance, catalog, by_stream_id, sentences))
-        # A run that a person asked for goes on from what failed: a restart beside it would race it for the lease.
+        # A start that a user requested replaces the restart of a failed run: both would compete for
+        # the lease.
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | brought.held
         others = {stream_id: stream for stream_id, stream in by_stream_id.items() if stream_id not in starting}
         requests = [*brought.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, sentences)]
@@ -103,10 +105,10 @@ def build_supervisor_sensor(
 
 
 def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
-    """What Dagster recorded for a run; a run that was deleted, None, counts as failed.
+    """The end of a run as recorded by Dagster; None, for a deleted run, counts as failed.
 
-    A run whose process was killed while it was being terminated is a FAILURE to Dagster. A person wanted it to
-    end: it counts as cancelled, unless it was a time limit that terminated it.
+    If a run's process was killed while the run was being terminated, Dagster records a FAILURE. A
+    user wanted it to end, so it counts as cancelled, unless a time limit terminated it.
     """
     if run is None:
         return RecordedEnd.FAILED
@@ -122,14 +124,14 @@ def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> Rec
 
 
 def runs_that_go_on(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
-    """Which of these runs Dagster has not recorded the end of."""
+    """The runs whose end Dagster has not recorded."""
     if not run_ids:
         return frozenset()
     return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=_NOT_FINISHED)))
 
 
 def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:
-    """What Dagster knows of these runs, by one query."""
+    """Dagster's records of these runs, in one query."""
     if not run_ids:
         return {}
     return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}
@@ -138,9 +140,10 @@ def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[s
 def recorded_end_outside(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
 ) -> RecordedEnd:
-    """What became of an execution whose process outlives its run: that run's end says nothing, unless it was cancelled.
+    """The end of an execution whose process outlives its run.
 
-    A driver whose run is under way is that run's affair until it ends.
+    The end of that run does not matter unless it was cancelled. While the run is in progress, it
+    handles the end of its driver.
     """
     if execution_liveness(catalog, execution) is Liveness.ALIVE:
         return RecordedEnd.STILL_RUNNING
@@ -153,7 +156,7 @@ def _starts(
 ) -> Iterator[dg.RunRequest]:
     for request in catalog.requests.starts_to_launch():
         stream = streams.get(request.stream_id)
-        # Where the program is started by others it takes the request up itself.
+        # An externally started program picks up the request itself.
         if stream is None or stream.start_job is None or _has_a_launcher(instance, request):
             continue
         ended = _run_that_never_answered(instance, request)
@@ -168,14 +171,14 @@ def _starts(
 
 
 def _has_a_launcher(instance: dg.DagsterInstance, request: RequestRecord) -> bool:
-    """Whether a run that is under way asked for this start itself, and launches its driver."""
+    """Whether a run in progress submitted this start request and launches the driver itself."""
     run_id = request.arguments.get("run_id")
     run = instance.get_run_by_id(run_id) if run_id is not None else None
     return run is not None and not run.is_finished
 
 
 def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecord) -> str | None:
-    """A run launched for a request may end before its stream could answer, such as without its lease or session."""
+    """Why a run launched for a request ended before its stream could answer, or None."""
     runs = instance.get_runs(dg.RunsFilter(tags={START_REQUEST_TAG: request.request_id}), limit=1)
     if not runs or not runs[0].is_finished:
         return None
@@ -190,7 +193,7 @@ def _start_run(stream: Stream, request: RequestRecord) -> dg.RunRequest:
         **{name: request.arguments[name] for name in ("claim_mode",) if request.arguments.get(name) == "CLAIM"},
     }
     return dg.RunRequest(
-        # One run per request, however often it is looked at.
+        # One run per request, however often it is evaluated.
         run_key=f"start-{request.request_id}",
         job_name=stream.start_job.name,
         run_config={"ops": {stream.name: {"config": config}}},
@@ -206,7 +209,7 @@ def _reconciled(
     sentences: list[str],
 ) -> Iterator[dg.RunRequest]:
     unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
-    # Two queries that read ids only: nearly all runs go on, and there is nothing to do for them.
+    # Two queries that read only ids: nearly all runs are still in progress and need nothing.
     over = unsettled - runs_that_go_on(context.instance, unsettled)
     runs = runs_by_id(context.instance, over)
     for execution in catalog.executions.unsettled(over):
@@ -256,14 +259,14 @@ def _holds_lease(catalog: Catalog, execution: ExecutionRecord) -> bool:
 
 
 def _next_attempt(instance: dg.DagsterInstance, tag: str, value: str) -> int | None:
-    """Number of the next run with a tag, or None while one is under way or has only just ended in vain."""
+    """Number of the next run with a tag, or None while one is in progress or failed too recently."""
     attempts = instance.get_run_records(dg.RunsFilter(tags={tag: value}))
     if not all(record.dagster_run.is_finished for record in attempts):
         return None
     if attempts:
         pause_ms = min(FIRST_PAUSE_MS * 2 ** min(len(attempts) - 1, 20), LONGEST_PAUSE_MS)
         last_ms = max(record.update_timestamp.timestamp() for record in attempts) * 1000
-        # A clock that is far behind the one that dated the run holds nothing back.
+        # A clock far behind the one that dated the run must not delay anything.
         if abs(wall_clock_ms() - last_ms) < pause_ms:
             return None
     return len(attempts)
@@ -272,7 +275,8 @@ def _next_attempt(instance: dg.DagsterInstance, tag: str, value: str) -> int | N
 def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int) -> dg.RunRequest:
     assert stream.start_job is not None
     return dg.RunRequest(
-        # A run that ended before it could begin an execution leaves the failure as it was: try once more.
+        # A run that ended before it could begin an execution leaves the failure unhandled: try
+        # again.
         run_key=f"restart-{execution.execution_id}-{attempts_before}",
         job_name=stream.start_job.name,
         tags={STREAM_ID_TAG: stream.stream_id, RESTART_OF_TAG: execution.execution_id},

@@ -1,5 +1,6 @@
-"""The snapshot format and the store of snapshots: writing, reading, sharing and deleting their bytes.
+"""The snapshot format and snapshot stores: write, read, share and delete the bytes of snapshots.
 
-Nothing here knows Spark or the lifecycle of a stream: named byte streams go in, named byte streams come out. Start with
-docs/snapshot-format.md, then `manifest.py`, `writer.py` and `reader.py`; `store.py` is the interface of every store.
+Nothing here knows Spark or the lifecycle of a stream: the input and output are named byte streams.
+Start with docs/snapshot-format.md, then `manifest.py`, `writer.py` and `reader.py`; `store.py` has
+the interface that every store implements.
 """

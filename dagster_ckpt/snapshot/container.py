@@ -1,7 +1,7 @@
-"""The bytes of `_metadata`: manifest and small files in one sealed ZIP (docs/snapshot-format.md, section 2).
+"""Encode and decode `_metadata`: manifest and small files in one sealed ZIP (docs/snapshot-format.md, section 2).
 
-Any tool for ZIP archives reads it, and `zcat` the list of files in it. The seal, a checksum over every byte, is the
-comment of the archive.
+You can read it with any ZIP tool, and its file list with `zcat`. The seal, a checksum over all
+bytes, is stored in the archive comment.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ INLINE_NAME = "inline.bin"
 _ZIP_MAGIC = b"PK\x03\x04"
 _SEAL = b"blake3:"
 _SEAL_BYTES = len(_SEAL) + 64
-# The earliest time that the format knows: a snapshot of the same content has the same bytes.
+# The earliest time that ZIP supports. With a fixed time, equal content produces equal bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """A read `_metadata`.
+    """A parsed `_metadata`.
 
     Attributes:
         manifest: The manifest.
-        inline: The inlined bytes, one file after the other.
+        inline: The inlined bytes, concatenated.
     """
 
     manifest: Manifest
@@ -48,11 +48,11 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Contents:
-    """What the files of a `_metadata` are, for one who goes through them once.
+    """The files of a `_metadata`, for a single pass over them.
 
     Attributes:
-        files: Its files, each checked when its turn comes.
-        inline: The inlined bytes, one file after the other.
+        files: Its files, each validated when it is reached.
+        inline: The inlined bytes, concatenated.
     """
 
     files: Iterator[FileEntry]
@@ -60,7 +60,7 @@ class Contents:
 
 
 def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
-    """The bytes of a `_metadata`, sealed with a checksum over all of them."""
+    """Encode a `_metadata`, sealed with a checksum over all its bytes."""
     described = {
         "format_version": FORMAT_VERSION,
         "header": manifest.header.model_dump(mode="json"),
@@ -77,7 +77,8 @@ def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
                 segment.pack_into(files.write)
                 ends.append(target.tell())
         begins = [begin, *ends[:-1]]
-        # Length of each part of the file list; the last one holds the files that are not stable.
+        # Length of each segment of the file list; the last segment holds the files that are not
+        # stable.
         described["segments"] = [end - begin for begin, end in zip(begins, ends, strict=True)]
         archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _NO_TIME), _json(described))
         archive.writestr(zipfile.ZipInfo(INLINE_NAME, _NO_TIME), bytes(inline))
@@ -88,25 +89,25 @@ def pack_metadata(manifest: Manifest, inline: bytes | bytearray) -> bytes:
     target.write(_SEAL + seal)
     data = target.getvalue()
     for segment, begin, end in zip(manifest.segments, begins, ends, strict=True):
-        # A view: the bytes are there once, however many segments and snapshots refer to them.
+        # A view: the bytes exist once, even if many segments and snapshots refer to them.
         segment.remember_packed(memoryview(data)[begin:end])
     return data
 
 
 def _json(described: dict[str, Any]) -> str:
-    """A line for each key: easy to read, and made by the encoder in C, which knows no indentation."""
+    """Encode one key per line: readable, and encoded by C code, which does not support indentation."""
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in described.items()) + "\n}"
 
 
 def unpack_metadata(data: bytes, location: str) -> Metadata:
-    """Read a `_metadata`.
+    """Parse a `_metadata`.
 
     Args:
         data: Its bytes.
-        location: Where they are from, for messages.
+        location: Their location, for messages.
 
     Raises:
-        SnapshotCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
+        SnapshotCorruptError: It is truncated, modified, not a `_metadata`, or in a newer format.
     """
     metadata = _unpack(data, location)
     with _told_as_corrupt(location):
@@ -115,15 +116,15 @@ def unpack_metadata(data: bytes, location: str) -> Metadata:
 
 
 def unpack_files(data: bytes, location: str) -> Contents:
-    """Read a `_metadata` for its files alone: each line once, and nothing of it is kept.
+    """Parse only the file list of a `_metadata`, one line at a time, without keeping the lines.
 
     Args:
         data: Its bytes.
-        location: Where they are from, for messages.
+        location: Their location, for messages.
 
     Raises:
-        SnapshotCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format; of a single line,
-            this shows when its turn comes.
+        SnapshotCorruptError: It is truncated, modified, not a `_metadata`, or in a newer format.
+            Damage to a single line is raised when that line is reached.
     """
     with _opened(data, location) as (archive, described):
         SnapshotHeader.model_validate(described["header"])
@@ -146,10 +147,10 @@ def unpack_files(data: bytes, location: str) -> Contents:
 
 
 def referred_objects(data: bytes, location: str) -> frozenset[str]:
-    """The data objects that a `_metadata` refers to, without reading its list of files.
+    """The data objects that a `_metadata` refers to, without parsing its file list.
 
     Raises:
-        SnapshotCorruptError: It is truncated, altered, no `_metadata` at all, or of a newer format.
+        SnapshotCorruptError: It is truncated, modified, not a `_metadata`, or in a newer format.
     """
     with _opened(data, location) as (_, described):
         return _listed_objects(described)
@@ -172,7 +173,10 @@ def _unpack(data: bytes, location: str) -> Metadata:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A member, which is as long as it is in the archive: one that the archive compresses could become any length."""
+    """Read a stored (not compressed) member, whose length the archive bounds.
+
+    A compressed member could expand to any length.
+    """
     if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"its {name} is compressed by the archive, which no writer of this format does")
     return archive.read(name)
@@ -186,7 +190,8 @@ def _listed_objects(described: dict[str, Any]) -> frozenset[str]:
 
 
 def _check_objects(used: Set[str], listed: Set[str]) -> None:
-    # What cleans up goes by the list: an object that it lacks would be deleted under the snapshot.
+    # Garbage collection relies on this list: an object missing from it would be deleted while the
+    # snapshot needs it.
     if used != listed:
         raise ValueError(f"its files lie in other data objects than it lists: {sorted(used ^ listed)[:3]}")
 
@@ -198,7 +203,7 @@ def _check_inline(inline_length: int, inline: bytes) -> None:
 
 @contextmanager
 def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
-    """The archive once its seal and version are known to be right, and what `manifest.json` says."""
+    """The archive, after checking its seal and version, and the content of `manifest.json`."""
     if len(data) < len(_ZIP_MAGIC) + _SEAL_BYTES:
         raise SnapshotCorruptError(cannot_be_trusted(location, f"it ends after {len(data)} bytes, so it is truncated"))
     if not data.startswith(_ZIP_MAGIC):
@@ -232,7 +237,7 @@ def _check_version(described: Any, location: str) -> None:
 
 
 def _parts(packed: bytes, lengths: list[int]) -> Iterator[bytes]:
-    """The packed lines of each segment."""
+    """The compressed lines of each segment."""
     if not lengths or not all(type(each) is int and each >= 0 for each in lengths) or sum(lengths) != len(packed):
         raise ValueError(f"its segments have {lengths} bytes, and {FILES_NAME} has {len(packed)}")
     begin = 0

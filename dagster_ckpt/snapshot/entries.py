@@ -1,6 +1,7 @@
-"""One file of a snapshot, and its line in the manifest (docs/snapshot-format.md, section 3).
+"""File entries of a snapshot and their lines in the manifest (docs/snapshot-format.md, section 3).
 
-A line is what is kept of a file: a snapshot may have a hundred thousand, and shares those of the snapshot before.
+Entries are kept as lines: a snapshot may have a hundred thousand, most of them shared with the
+previous snapshot.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dagster_ckpt.foreign import LARGEST_LONG, from_json
 _REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
 _DIGEST = re.compile("[0-9a-f]{64}")
 _TEXT = rb'(?:null|"[^"\\\0-\x1f]*")'
-# What nearly every line looks like; any other is read slowly and checked by itself.
+# The form of nearly every line. Any other line is parsed slowly and validated separately.
 _PLAIN_LINES = re.compile(
     rb'(?:\["[0-9a-f]{64}","[^"\\\0-\x1f]{1,255}",[0-9]{1,18},'
     + _TEXT
@@ -24,12 +25,12 @@ _PLAIN_LINES = re.compile(
     + _TEXT
     + rb',(?:null|"(?:\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*"),[0-9]{1,18}\]\n)*'
 )
-# Paths that may be none, in a list of one a line.
+# Substrings that valid paths in a newline-separated list cannot contain.
 _ODD_PATHS = ("\n/", "/\n", "//", "/.", "\n.")
-# What no file system takes: a longer path, or a longer name in it.
+# File system limits on the length of a path and of each name in it.
 _PATH_BYTES = 4096
 _NAME_BYTES = 255
-# A line begins with the digest, which is of fixed length: `["<64>",`.
+# A line begins with the digest, which has a fixed length: `["<64>",`.
 AFTER_DIGEST = 68
 
 
@@ -42,8 +43,9 @@ class FileEntry(NamedTuple):
         size: Its length in bytes.
         identity: See `Source.identity`.
         token: See `Source.token`.
-        object: The data object it lies in, relative to the snapshot's directory; None: in the metadata itself.
-        offset: Where it begins there.
+        object: The data object that contains it, relative to the snapshot's directory; None means
+            the metadata itself.
+        offset: Its offset in that object.
     """
 
     digest: str
@@ -59,7 +61,7 @@ class FileEntry(NamedTuple):
         digest, path, size, identity, token, reference, offset = self
         if not _is_plain(f"{path}{identity}{token}{reference}"):
             return json.dumps(self, separators=(",", ":")).encode()
-        # Two hundred of them with every snapshot of a larger query, hence no calls.
+        # Called two hundred times per snapshot of a larger query, hence no function calls.
         identity = "null" if identity is None else f'"{identity}"'
         token = "null" if token is None else f'"{token}"'
         reference = "null" if reference is None else f'"{reference}"'
@@ -67,10 +69,10 @@ class FileEntry(NamedTuple):
 
 
 def parse_line(line: bytes) -> FileEntry:
-    """Read one line of a manifest.
+    """Parse one line of a manifest.
 
     Raises:
-        ValueError: It is none that a writer of this format makes (section 3.2 to 3.4).
+        ValueError: It is not valid in this format (sections 3.2 to 3.4).
     """
     values = from_json(line)
     if not isinstance(values, list) or len(values) != len(FileEntry._fields):
@@ -81,7 +83,7 @@ def parse_line(line: bytes) -> FileEntry:
 
 
 def plain_entries(lines: Sequence[bytes]) -> list[FileEntry] | None:
-    """Read lines as this writer makes them, each checked; None where one is in other words, or unsound."""
+    """Parse and validate lines in the usual form; None if one has another form or is invalid."""
     if _PLAIN_LINES.fullmatch(b"\n".join([*lines, b""])) is None:
         return None
     entries = read_entries(lines)
@@ -90,15 +92,15 @@ def plain_entries(lines: Sequence[bytes]) -> list[FileEntry] | None:
 
 
 def read_entries(lines: Sequence[bytes]) -> list[FileEntry]:
-    """Read lines that were checked when they were made, or read before."""
+    """Parse lines that were validated before."""
     return list(map(FileEntry._make, json.loads(f"[{b','.join(lines).decode()}]")))
 
 
 def check_entry(entry: FileEntry) -> None:
-    """Refuse an entry that no writer of this format makes, before it does harm.
+    """Reject an invalid entry before it does harm.
 
     Raises:
-        ValueError: A restore would write outside its directory, or read from another place.
+        ValueError: A restore would write outside its directory, or read from another location.
     """
     path, reference = entry.path, entry.object
     if not isinstance(path, str) or posixpath.normpath(path) != path or path.startswith(("/", "../")):
@@ -121,7 +123,7 @@ def check_entry(entry: FileEntry) -> None:
 
 
 class Paths:
-    """The paths of a snapshot, which has each once, and none that is a folder of another."""
+    """The paths of a snapshot. Each occurs once, and none is a folder of another."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -131,7 +133,8 @@ class Paths:
         """Add the paths of more files.
 
         Raises:
-            ValueError: Two files of the snapshot have the same path, or a file lies in another one.
+            ValueError: Two files of the snapshot have the same path, or a path is the folder of
+                another.
         """
         added = list(paths)
         expected = len(self._files) + len(added)
@@ -154,24 +157,24 @@ class Paths:
 
 
 def is_reference(reference: object) -> bool:
-    """Whether a name is beside the manifest, or in the folder that the checkpoints of a stream share (section 3.3)."""
+    """Whether a name is in the snapshot's directory or in the folder shared by a stream's checkpoints (section 3.3)."""
     return isinstance(reference, str) and _REFERENCE.fullmatch(reference) is not None
 
 
 def place_of(line: bytes) -> tuple[str | None, int]:
-    """Data object and offset of a line, without reading all of it."""
+    """Data object and offset of a line, without parsing the whole line."""
     _, reference, offset = line.rsplit(b",", 2)
     return None if reference == b"null" else reference[1:-1].decode(), int(offset[:-1])
 
 
 def is_line_of(line: bytes, path: str, size: int, identity: str | None, token: str | None) -> bool:
-    """Whether a line is that of a file of this path, size, identity and token, without reading all of it."""
+    """Whether a line is that of a file with this path, size, identity and token, without parsing the whole line."""
     start = f"{quoted(path)},{size},{quoted_or_null(identity)},{quoted_or_null(token)},"
     return line.startswith(start.encode(), AFTER_DIGEST)
 
 
 def quoted(text: str) -> str:
-    """A text as a line has it."""
+    """A text as encoded in a line."""
     return f'"{text}"' if _is_plain(text) else json.dumps(text)
 
 
@@ -181,5 +184,5 @@ def quoted_or_null(text: str | None) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether JSON has a text as it is: Spark's names are such; for others the detour is right and slower."""
+    """Whether JSON encodes a text unchanged. Spark's names are such texts; others take a slower path."""
     return text.isascii() and text.isprintable() and '"' not in text and "\\" not in text

@@ -1,8 +1,8 @@
-"""Deleting snapshots and what crashes left, without touching a byte that another snapshot needs.
+"""Delete snapshots and the remains of crashes without deleting a byte that another snapshot needs.
 
-A snapshot is deleted in steps that can be cut off anywhere (docs/snapshot-format.md, section 5): its `_metadata` is set
-aside as `_deleting`, so that nobody finds the snapshot any more but what it referred to stays known; its objects go;
-`_deleting` goes last.
+Deletion of a snapshot can be interrupted at any point (docs/snapshot-format.md, section 5).
+`_metadata` is renamed to `_deleting`, so that the snapshot is no longer listed but its references
+remain known; then its objects are deleted, then `_deleting`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from dagster_ckpt.snapshot.writer import METADATA_NAME
 SHARED = "shared"
 SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
-# First object of a savepoint and deleted when it is whole: tells a crashed savepoint from a copy somebody is making.
+# First object of a savepoint, deleted when the savepoint is complete. It tells a crashed savepoint
+# from a copy that a user is making.
 INCOMPLETE_NAME = "_incomplete"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
@@ -31,30 +32,33 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoint_directories(space: ObjectSpace) -> list[str]:
-    """Directories of the checkpoints in a stream's space, broken ones too, oldest first."""
+    """Directories of the checkpoints in a stream's space, including broken ones, oldest first."""
     return [name for name in _numbered(space) if space.size(f"{name}/{METADATA_NAME}") is not None]
 
 
 def savepoint_directories(space: ObjectSpace) -> list[str]:
-    """Directories of the savepoints in a space, broken ones too, by name."""
+    """Directories of the savepoints in a space, including broken ones, by name."""
     names = sorted(name for name, changed in space.list("").items() if name.startswith(SAVEPOINT) and not changed)
     return [name for name in names if space.size(f"{name}/{METADATA_NAME}") is not None]
 
 
 def delete_snapshot(space: ObjectSpace, directory: str, protected: Iterable[str]) -> None:
-    """Delete a snapshot, or go on where an earlier deletion was cut off; one that is gone is no error.
+    """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
-    Shared objects stay where a snapshot that may need them cannot be read: what they hold cannot be brought back.
+    Shared objects are kept if a snapshot that may need them cannot be read, because a deletion
+    cannot be undone.
 
     Args:
-        space: Where the snapshot is, with all that may share its objects.
+        space: The space of the snapshot and of all snapshots that may share its objects.
         directory: Its directory.
-        protected: Directories of snapshots whose objects must stay, listed or not.
+        protected: Directories of snapshots whose objects must be kept, whether listed or not.
 
     Raises:
-        StorageAccessError: Something could not be read or deleted; another call goes on from there.
+        StorageAccessError: Something could not be read or deleted; another call resumes the
+            deletion.
     """
-    # Another process may delete the same snapshot: what it has done already is no error at any step.
+    # Another process may be deleting the same snapshot, so a missing object is not an error at any
+    # step.
     metadata = _read_if_there(space, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
         space.publish(f"{directory}/{DELETING_NAME}", metadata)
@@ -76,11 +80,11 @@ def delete_snapshot(space: ObjectSpace, directory: str, protected: Iterable[str]
 
 @dataclass(frozen=True)
 class Garbage:
-    """An object that nothing needs any more.
+    """An object that is no longer needed.
 
     Attributes:
         location: Its URL.
-        reason: Why nothing needs it.
+        reason: Why it is not needed.
         age_ms: Time since it was last changed.
     """
 
@@ -90,9 +94,10 @@ class Garbage:
 
 
 def storage_time_ms(space: ObjectSpace) -> int | None:
-    """A time after every object of a space so far, by the clock that dates them; None where it dates none.
+    """A time after every existing object of a space, by the storage's clock; None if it dates no objects.
 
-    A probe is written and listed. The clock of this machine may be hours away from the storage's.
+    A probe object is written and listed, because the clock of this machine may differ from the
+    storage's by hours.
     """
     name = f"{_PROBE}{uuid.uuid4().hex}.tmp"
     space.publish(name, b"dagster_ckpt")
@@ -105,17 +110,22 @@ def storage_time_ms(space: ObjectSpace) -> int | None:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One pass over what crashes left. Mark and sweep: objects are listed first, then the snapshots that name them.
+    """One garbage collection pass over the remains of crashes.
 
-    An object that a snapshot under way has just written is too young, and one of a snapshot that is published meanwhile
-    counts as used, because the snapshots are read after the objects were listed.
+    Lists objects first, then the snapshots that refer to them.
+
+    Objects of an attempt in progress are younger than the minimum age. Objects of a snapshot that
+    is published during the pass count as used, because snapshots are read after the objects were
+    listed.
 
     Attributes:
         space: The space.
-        now_ms: The time now by the storage's own clock, ms since the epoch.
-        older_than_ms: What is younger is never touched: it may belong to an attempt under way.
-        dry_run: Find, and delete nothing.
-        under_way: Numbers of attempts whose process lives: what they have written stays, whatever its age.
+        now_ms: The current time by the storage's clock, ms since the epoch.
+        older_than_ms: Minimum age: younger objects are kept, because they may belong to an attempt
+            in progress.
+        dry_run: Report garbage without deleting it.
+        under_way: Numbers of attempts whose process is alive: their objects are kept regardless of
+            age.
     """
 
     space: ObjectSpace
@@ -125,10 +135,10 @@ class Sweep:
     under_way: frozenset[int] = frozenset()
 
     def stream(self, protected: Iterable[str]) -> list[Garbage]:
-        """What crashed checkpoints and deletions left in a stream's space.
+        """Remains of crashed checkpoints and deletions in a stream's space.
 
         Args:
-            protected: Directories of snapshots whose objects must stay.
+            protected: Directories of snapshots whose objects must be kept.
         """
         space = self.space
         candidates = {
@@ -163,10 +173,10 @@ class Sweep:
         return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
     def savepoints(self, stream_id: str) -> list[Garbage]:
-        """What crashed savepoints of a stream left.
+        """Remains of crashed savepoints of a stream.
 
-        Only directories that still carry the mark of an unfinished savepoint are looked at: a savepoint belongs to a
-        person, who may be copying one.
+        Only directories that still contain the marker of an unfinished savepoint are considered:
+        savepoints belong to users, who may be copying one.
         """
         space = self.space
         found = self._probes()
@@ -208,18 +218,18 @@ class Sweep:
         return Garbage(f"{self.space.url}/{name}", reason, self.now_ms - changed_ms)
 
     def _is_old(self, changed_ms: int) -> bool:
-        # A folder has no time of its own, and nothing of ours is one.
+        # A folder has no modification time, and no object to collect is a folder.
         return 0 < changed_ms < self.now_ms - self.older_than_ms
 
     def _is_under_way(self, name: str) -> bool:
-        """Whether an attempt whose process lives wrote a data object, whose name begins with its number."""
+        """Whether a live attempt wrote this data object, whose name begins with the attempt's number."""
         number = name.partition("-")[0]
         return number.isdecimal() and int(number) in self.under_way
 
 
 @contextmanager
 def _passing_over(space: ObjectSpace, directory: str) -> Iterator[None]:
-    """Let what goes wrong with one snapshot not keep a pass from the others; the next pass tries again."""
+    """Log a failure with one snapshot and continue with the others; the next pass retries."""
     try:
         yield
     except (CkptError, OSError) as error:
@@ -250,14 +260,15 @@ def _disposable(
 
 
 def _used(space: ObjectSpace, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
-    """Objects that snapshots refer to; None where that is not known of one of them."""
+    """Objects that snapshots refer to; None if the references of a snapshot are unknown."""
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):
         try:
             used |= _referred_at_all(space, directory)
         except SnapshotNotFoundError:
-            # One that was listed a moment ago has been deleted. One that is protected should be there.
+            # A snapshot that was listed may have been deleted since. A protected snapshot must
+            # exist.
             if directory not in wanted:
                 continue
             _log.warning("Shared objects in %s stay: the protected %s is not there.", space.url, directory)
@@ -280,5 +291,5 @@ def _referred(space: ObjectSpace, directory: str, name: str) -> frozenset[str]:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a snapshot's directory has such a name from us; what a person put there stays."""
+    """Whether this package creates such a name in a snapshot's directory; files that a user put there are kept."""
     return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME) or name.endswith((".pack", ".tmp"))

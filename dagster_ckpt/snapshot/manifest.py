@@ -1,7 +1,8 @@
-"""The manifest of a snapshot: what it is, and where each of its bytes lies (docs/snapshot-format.md, section 3).
+"""The manifest of a snapshot: its header, and where each of its bytes is stored (docs/snapshot-format.md, section 3).
 
-A snapshot may have a hundred thousand files. So a manifest keeps each as the line of text it has in the container, and
-a snapshot that shares a file with the one before it shares the line: neither is parsed nor built anew.
+A snapshot may have a hundred thousand files, so a manifest keeps each as its encoded line. A
+snapshot that shares a file with the previous one reuses the line without parsing or encoding it
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dagster_ckpt.snapshot.segment import ObjectUse, Segment, merged_uses
 
 
 def object_name(directory: str, reference: str) -> str:
-    """Name in the space of a data object that a snapshot in `directory` refers to."""
+    """Name in the space of a data object that the snapshot in `directory` refers to."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
@@ -31,24 +32,24 @@ _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
 
 
 class SnapshotKind(StrEnum):
-    """Who owns a snapshot: the system, or the person who asked for it."""
+    """Who owns a snapshot: the system, or the user who requested it."""
 
     CHECKPOINT = "CHECKPOINT"
     SAVEPOINT = "SAVEPOINT"
 
 
 class SnapshotHeader(BaseModel):
-    """What a snapshot says of itself.
+    """Header of a snapshot.
 
     Attributes:
         snapshot_id: Unique id.
-        stream_id: The stream it was taken of.
+        stream_id: The stream.
         kind: Checkpoint or savepoint.
         number: Number of the attempt that took it.
-        created_at_ms: When it was begun, ms since the epoch.
+        created_at_ms: When the attempt began, ms since the epoch.
         batch_id: The batch after which a restored query resumes.
         query_id: Id of the query.
-        properties: What those who took it want to find again; nothing here reads them.
+        properties: Data for the caller; nothing in this package layer reads it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,8 +69,8 @@ class Manifest:
     """Header and files of a snapshot.
 
     Attributes:
-        header: What the snapshot says of itself.
-        stable: Segments of the files that the next snapshots will most likely have too, oldest first.
+        header: The header.
+        stable: Segments of files that the next snapshots will probably share, oldest first.
         rest: The other files.
     """
 
@@ -79,7 +80,7 @@ class Manifest:
 
     @classmethod
     def of(cls, header: SnapshotHeader, entries: Iterable[FileEntry]) -> Manifest:
-        """A manifest of entries, none of them stable."""
+        """A manifest of the given entries, none of them stable."""
         manifest = cls(header)
         for entry in entries:
             manifest.rest.add(entry)
@@ -87,24 +88,24 @@ class Manifest:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """All its segments."""
+        """All segments."""
         return (*self.stable, self.rest)
 
     @property
     def uses(self) -> dict[str, ObjectUse]:
-        """The data objects it refers to, relative to its directory."""
+        """The data objects that it uses, relative to its directory."""
         return merged_uses(self.segments)
 
     @property
     def objects(self) -> frozenset[str]:
-        """Names of the data objects it refers to, relative to its directory."""
+        """Names of the data objects that it refers to, relative to its directory."""
         return frozenset(name for segment in self.segments for name in segment.uses)
 
     def unusable_objects(self, space: ObjectSpace, directory: str) -> list[str]:
-        """What is wrong with its data objects by one look at all of them: those missing, and those too short.
+        """Problems with its data objects, from one listing: missing ones and truncated ones.
 
         Args:
-            space: Where they are.
+            space: Their space.
             directory: The snapshot's directory there.
         """
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
@@ -120,37 +121,37 @@ class Manifest:
 
     @property
     def file_count(self) -> int:
-        """Number of its files."""
+        """Number of files."""
         return sum(segment.file_count for segment in self.segments)
 
     @property
     def full_bytes(self) -> int:
-        """Bytes that a restore writes."""
+        """Number of bytes that a restore writes."""
         return sum(segment.full_bytes for segment in self.segments)
 
     @property
     def inline_length(self) -> int:
-        """Where the last of those files ends that lie in the metadata itself."""
+        """End offset of the last inlined file."""
         return max(segment.inline_length for segment in self.segments)
 
     @property
     def files(self) -> Iterator[FileEntry]:
-        """Its files."""
+        """All files."""
         return chain.from_iterable(segment.files for segment in self.segments)
 
     @property
     def lines(self) -> Iterator[bytes]:
-        """Its files as lines."""
+        """All files, as lines."""
         for segment in self.segments:
             yield from segment.lines
 
     def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
-        """The entry of a file; one that is not `stable` is not looked for among so many."""
+        """The entry of a file. Files that are not `stable` are searched in a small set only."""
         line = self.find_line(path, stable=stable)
         return parse_line(line) if line is not None else None
 
     def find_line(self, path: str, *, stable: bool = True) -> bytes | None:
-        """The same as a line."""
+        """Like `find`, as a line."""
         begin = f"{quoted(path)},".encode()
         directory = path_of_start(begin).rpartition(b"/")[0]
         for segment in reversed(self.segments if stable else (self.rest,)):

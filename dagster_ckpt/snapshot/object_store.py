@@ -1,4 +1,4 @@
-"""The store of snapshots over an object space: folders, sharing, and what may be deleted when."""
+"""`ObjectSnapshotStore`: snapshots in an object space, with their folders, sharing and garbage collection."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from dagster_ckpt.snapshot.writer import (
 )
 
 SHARED_PREFIX = f"../{SHARED}/"
-# Metadata kept in memory: each snapshot is written against the one before it.
+# Number of metadata kept in memory: each snapshot is written incrementally to the previous one.
 _REMEMBERED = 2
 
 OpenSpace = Callable[[str], ObjectSpace]
@@ -57,15 +57,15 @@ OpenSpace = Callable[[str], ObjectSpace]
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """Where the snapshots of a stream are, and how they are written.
+    """Where and how a stream's snapshots are written.
 
     Attributes:
         stream_id: The stream.
         stream_root: URL of the stream's folder: `chk-<n>/_metadata` and `shared/` are below it.
-        savepoint_root: URL of the folder of savepoints, or None where none is configured.
+        savepoint_root: URL of the savepoint folder, or None if none is configured.
         inline_threshold: See `WriteOptions`.
-        max_bytes: Larger checkpoints are refused; None takes any.
-        transfer_threads: Data objects written or read at the same time, where there is enough to do.
+        max_bytes: Size limit of a checkpoint; None means no limit.
+        transfer_threads: Maximum number of data objects written or read concurrently.
         pack_least_bytes: See `WriteOptions`.
     """
 
@@ -79,7 +79,7 @@ class StoreLayout:
 
 
 class ObjectSnapshotStore:
-    """Snapshots over object spaces.
+    """A snapshot store over object spaces.
 
     Args:
         layout: Where and how.
@@ -95,7 +95,7 @@ class ObjectSnapshotStore:
         self._lock = threading.Lock()
 
     def check_access(self) -> None:
-        """Make sure now that snapshots can be written, by writing and deleting a probe."""
+        """Check that snapshots can be written, by writing and deleting a probe object."""
         spaces = [self._stream_space]
         if self._layout.savepoint_root is not None:
             spaces.append(self._open_space(self._layout.savepoint_root))
@@ -115,7 +115,7 @@ class ObjectSnapshotStore:
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
-        """Write a checkpoint as `chk-<n>`; bytes that the snapshot at `base` has are shared with it."""
+        """Write a checkpoint as `chk-<n>`, sharing bytes with the snapshot at `base`."""
         if header.number is None:
             raise OptionError(f"The checkpoint of stream {header.stream_id!r} has no number. Give it one.")
         shared = base if isinstance(base, Base) else self.base(base)
@@ -152,10 +152,11 @@ class ObjectSnapshotStore:
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
-        """Write a self-contained savepoint into a folder of its own.
+        """Write a self-contained savepoint into a new folder.
 
-        Data objects of the snapshot at `base` are linked into it on the same disk, or copied by the object store
-        itself: the savepoint needs no other snapshot, and its bytes do not pass through this process.
+        Data objects of the snapshot at `base` are hard-linked on the same disk, or copied by the
+        object store itself: the savepoint depends on no other snapshot, and its bytes do not pass
+        through this process.
         """
         root = normalised(target_directory) if target_directory else self._layout.savepoint_root
         if root is None:
@@ -164,7 +165,7 @@ class ObjectSnapshotStore:
                 "checkpoint storage, or give a target directory."
             )
         space = self._open_space(root)
-        # Flink: savepoint-<first six of the stream id>-<random>.
+        # Flink: savepoint-<first six characters of the job id>-<random>.
         name = re.sub("[^A-Za-z0-9]", "", header.stream_id)[:6] or "stream"
         directory = f"{SAVEPOINT}{name}-{uuid.uuid4().hex[:12]}"
         mark = f"{directory}/{INCOMPLETE_NAME}"
@@ -182,7 +183,7 @@ class ObjectSnapshotStore:
                 runner=runner or self._threads,
             )
         except CkptError:
-            # Where the mark cannot be deleted either, the sweep finds it.
+            # If the marker cannot be deleted either, garbage collection finds it.
             with contextlib.suppress(StorageAccessError):
                 space.delete(mark)
             raise
@@ -191,7 +192,7 @@ class ObjectSnapshotStore:
         return self._stored(f"{space.url}/{directory}", written)
 
     def base(self, location: str | None) -> Base | None:
-        """An earlier snapshot to share with, of this stream or another; None where it is gone or broken."""
+        """An earlier snapshot to share with, of this stream or another; None if it is missing or broken."""
         if location is None:
             return None
         folder = _folder(location)
@@ -199,7 +200,7 @@ class ObjectSnapshotStore:
         try:
             metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(space, directory))
         except (SnapshotNotFoundError, SnapshotCorruptError):
-            # Then the snapshot is written in full, which is never wrong.
+            # The snapshot is then written in full, which is always correct.
             return None
         return Base(metadata, space, directory, is_beside=space.url == self._stream_space.url)
 
@@ -216,36 +217,37 @@ class ObjectSnapshotStore:
         only: Callable[[str], bool] = lambda _path: True,
         missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     ) -> None:
-        """Hand out the files of a snapshot, each checked against its digest."""
+        """Pass the files of a snapshot to `write`, each checked against its digest."""
         space, directory = self._at(location)
         extract(space, directory, write, only=only, missing=missing, threads=self._layout.transfer_threads)
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
-        """What is wrong with a snapshot; an empty list is a good one."""
+        """Problems of a snapshot; an empty list means that it is intact."""
         space, directory = self._at(location)
         return verify_snapshot(space, directory, deep=deep)
 
     def checkpoints(self) -> list[str]:
-        """Locations of all checkpoints of the stream, broken ones too, oldest first."""
+        """Locations of all checkpoints of the stream, including broken ones, oldest first."""
         return [f"{self._stream_space.url}/{directory}" for directory in checkpoint_directories(self._stream_space)]
 
     def savepoints(self) -> list[str]:
-        """Locations of all whole savepoints in the configured folder, of other streams too, by name."""
+        """Locations of all complete savepoints in the configured folder, including other streams', by name."""
         if self._layout.savepoint_root is None:
             return []
         space = self._open_space(self._layout.savepoint_root)
         return [f"{space.url}/{directory}" for directory in savepoint_directories(space)]
 
     def is_own(self, location: str) -> bool:
-        """Whether a location lies in this store's own folders: the stream's, or the configured one of savepoints."""
+        """Whether a location is in this store's folders: the stream's, or the configured savepoint folder."""
         root = _folder(location).rpartition("/")[0]
         savepoints = self._layout.savepoint_root
         return root == self._stream_space.url or (savepoints is not None and root == self._open_space(savepoints).url)
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
-        """Delete a snapshot: its metadata first, so that nobody can find it, then bytes only it refers to.
+        """Delete a snapshot: its metadata first, so that it is no longer found, then bytes that only it refers to.
 
-        Where another checkpoint of the stream cannot be read, shared bytes stay, and a warning is logged.
+        If another checkpoint of the stream cannot be read, shared bytes are kept and a warning is
+        logged.
         """
         held = {_folder(other) for other in protected}
         if _folder(location) in held:
@@ -265,7 +267,10 @@ class ObjectSnapshotStore:
         protected: Iterable[str] = (),
         dry_run: bool = False,
     ) -> list[Garbage]:
-        """Delete what crashed attempts left and that is older; no shared object if a checkpoint is broken."""
+        """Delete remains of crashed attempts older than the limit.
+
+        No shared object is deleted if a checkpoint is broken.
+        """
         held = {_folder(other) for other in protected}
         swept: list[Garbage] = []
         now_ms = storage_time_ms(self._stream_space)
@@ -321,10 +326,10 @@ class ObjectSnapshotStore:
 
 
 def _folder(location: str) -> str:
-    """URL of a snapshot's folder, from that or from the path of its metadata."""
+    """URL of a snapshot's folder, given that or the path of its metadata."""
     return normalised(location).removesuffix(f"/{METADATA_NAME}")
 
 
 def _beside(space: ObjectSpace, locations: Iterable[str]) -> list[str]:
-    """Directories, in a space, of those snapshots that are in it."""
+    """Directories, within a space, of the snapshots that are in it."""
     return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == space.url]

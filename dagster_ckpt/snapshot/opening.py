@@ -1,4 +1,4 @@
-"""From a storage as it is configured to a store that can be used."""
+"""Open the snapshot store for a configured checkpoint storage."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ MEMORY_URL = "jobmanager://memory"
 def open_store(
     storage: CheckpointStorage, stream_id: str, *, transfer_threads: int = DEFAULT_TRANSFER_THREADS
 ) -> SnapshotStore:
-    """Open the place where a stream's snapshots live.
+    """Open the store of a stream's snapshots.
 
     Args:
         storage: Configuration of the storage.
         stream_id: The stream; its id is the name of its folder.
-        transfer_threads: Data objects written or read at the same time, where there is enough to do. A custom storage
-            has its own ways.
+        transfer_threads: Maximum number of data objects written or read concurrently. A custom
+            storage may ignore it.
 
     Raises:
         OptionError: A custom storage cannot be loaded, or the stream id names another folder.
@@ -75,7 +75,7 @@ def open_store(
                 stream_id=stream_id,
                 stream_root=f"{root}/{stream_id}",
                 savepoint_root=_savepoint_root(storage) or (location.url if location is not None else None),
-                # As in Flink, state goes into the metadata itself, which is why it must be small.
+                # As in Flink, state goes into the metadata, which is why it must be small.
                 inline_threshold=None,
                 max_bytes=storage.get_max_state_size(),
             ),
@@ -101,7 +101,8 @@ def _store(
     def open_space(url: str) -> ObjectSpace:
         if url == layout.stream_root and url.startswith(MEMORY_URL):
             return memory
-        # The options are those of the configured file system; a savepoint may go to another one.
+        # The options belong to the configured file system; a savepoint may be written to another
+        # one.
         given = options if url.partition("://")[0] in schemes else {}
         return _space(url, given, buffer_bytes=buffer_bytes, users=users)
 
@@ -138,18 +139,18 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
 
 
 def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
-    """What the deployment says and the settings leave out, of what the factory asks for by name."""
+    """The deployment's values for parameters of the factory that the settings do not set."""
     try:
         asked = inspect.signature(factory).parameters
     except ValueError:
-        # Some classes that are written in C do not tell.
+        # Some classes written in C have no readable signature.
         return {}
     said = {name: value for name, value in vars(storage.deployment).items() if value not in (None, -1, {})}
     return {name: value for name, value in said.items() if name in asked and name not in storage.settings}
 
 
 def _store_over(space: ObjectSpace, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
-    """Snapshots in a place of the user's; savepoints too, unless the deployment has a folder for them."""
+    """Snapshots in a user-defined space; savepoints too, unless the deployment has a savepoint folder."""
     root = normalised(space.url)
     if root != space.url:
         raise OptionError(f"The url of {type(space).__name__} is {space.url!r}; write it as {root!r}.")
@@ -181,7 +182,7 @@ def _space(
     if url.startswith("file://"):
         return LocalSpace(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes)
     path = StoragePath.parse("location", url)
-    # A location carries no user: that of the configured storage on the same host counts.
+    # A location contains no user info: that of the configured storage on the same host is used.
     user = (users or {}).get((path.scheme, path.authority), "")
     return FsspecSpace(url, options, url_to_open=replace(path, user_info=user).url_to_open)
 

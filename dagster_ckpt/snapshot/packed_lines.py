@@ -1,7 +1,7 @@
-"""Lines of a manifest that are kept packed, of which any one is found while few are unpacked.
+"""Find single lines in the compressed file list of a snapshot while decompressing only a small part of it.
 
-A snapshot lists its files in the order of the one before. So whoever looks for its lines there goes through them once,
-and a few neighbours at a time are all that has to be unpacked.
+A snapshot lists its files in the order of the previous one. Lookups therefore go through the lines
+once, in order, and only a few neighboring blocks need to be decompressed at a time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from dagster_ckpt.foreign import inflation_limit
 from dagster_ckpt.snapshot.entries import AFTER_DIGEST
 
-# zlib's way to ask for a gzip header.
+# The zlib `wbits` value for a gzip header.
 GZIP = 31
 _PACKED_AT_A_TIME = 128 * 1024
-# A piece of any honest writer is shorter unpacked, so it is unpacked at once.
+# A valid piece is smaller than this when decompressed, so it is decompressed in one step.
 _UNPACKED_AT_A_TIME = 8 * 1024 * 1024
 _PIECES_KEPT = 4
-# Each piece was unpacked so often on the average: nobody goes through them in order.
+# If each piece has been decompressed this many times on average, access is not in order.
 _TOO_OFTEN = 16
 _DIGEST_BYTES = AFTER_DIGEST - 1
 _HASH_MASK = 0xFFFFFFFF
@@ -32,12 +32,12 @@ _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
 
 
 def unpacked(packed: bytes | memoryview) -> Iterator[list[bytes]]:
-    """All lines, some thousands at a time.
+    """All lines, in batches of several thousand.
 
     Raises:
-        zlib.error: They are not packed with gzip.
-        EOFError: They break off.
-        ValueError: They are longer than those that a writer makes.
+        zlib.error: The data is not gzip.
+        EOFError: The data is truncated.
+        ValueError: A line exceeds the format's limits.
     """
     whole, place = memoryview(packed), _Place()
     while not place.is_at_end(whole):
@@ -45,20 +45,20 @@ def unpacked(packed: bytes | memoryview) -> Iterator[list[bytes]]:
 
 
 def path_in(line: bytes) -> bytes:
-    """Path of a line as the line has it; cut off where it holds a quote, so it may be that of several."""
+    """The path in a line, as encoded; truncated at a quote, so different paths may give the same result."""
     return line.split(b'"', 4)[3]
 
 
 def path_of_start(start: bytes) -> bytes:
-    """The same, of what a line has after its digest."""
+    """Like `path_in`, given the part of a line after its digest."""
     return start.split(b'"', 2)[1]
 
 
 class PackedLines:
-    """Finds lines among packed ones. For several threads.
+    """Finds lines in compressed data. Thread-safe.
 
     Args:
-        packed: The lines, packed with gzip.
+        packed: The lines, compressed with gzip.
     """
 
     def __init__(self, packed: bytes | memoryview) -> None:
@@ -69,10 +69,10 @@ class PackedLines:
         self._pieces_unpacked = 0
 
     def find(self, start: bytes) -> bytes | None:
-        """The line that goes on so after its digest.
+        """The line that continues with `start` after its digest.
 
         Args:
-            start: At least the whole path.
+            start: At least the complete path.
         """
         with self._lock:
             return self._first(self._looked_through.by_path, path_of_start(start), start, AFTER_DIGEST)
@@ -84,7 +84,7 @@ class PackedLines:
             return self._first(self._looked_through.by_digest, start, start, 0)
 
     def moved_to(self, packed: bytes | memoryview) -> None:
-        """Use the same bytes at another place from now on, and forget what was unpacked."""
+        """Use a copy of the same bytes from now on, and drop decompressed pieces."""
         with self._lock:
             self._packed = memoryview(packed)
             self._pieces.clear()
@@ -121,13 +121,13 @@ class PackedLines:
 
 @dataclass(frozen=True)
 class _Index:
-    """Where each line is.
+    """Index of the lines.
 
     Attributes:
-        places: Where each piece begins.
-        firsts: Number of the first line of each.
-        by_path: Hash and number of each line, in order, by its path; a dict would be ten times as large.
-        by_digest: The same, by its digest.
+        places: Start of each piece.
+        firsts: Number of the first line of each piece.
+        by_path: Sorted hashes of the paths with line numbers; a dict would be ten times as large.
+        by_digest: The same for the digests.
     """
 
     places: list[_Place]
@@ -137,7 +137,7 @@ class _Index:
 
     @staticmethod
     def of(packed: memoryview) -> _Index:
-        """Look through packed lines."""
+        """Index compressed lines."""
         places, firsts, by_path, by_digest = list[_Place](), list[int](), array("Q"), array("Q")
         count, place = 0, _Place()
         while not place.is_at_end(packed):
@@ -156,13 +156,13 @@ def _numbers(keys: Iterable[bytes], first: int) -> list[int]:
 
 @dataclass
 class _Place:
-    """How far lines are unpacked.
+    """A position in the compressed data.
 
     Attributes:
-        position: So many packed bytes.
-        stream: What unpacks the next; None where a member of gzip begins.
-        begun: The line that broke off there.
-        unpacked: So many bytes came of those.
+        position: Number of compressed bytes consumed.
+        stream: Decompressor for what follows; None at the start of a gzip member.
+        begun: The incomplete line at this position.
+        unpacked: Number of decompressed bytes so far.
     """
 
     position: int = 0
@@ -171,16 +171,16 @@ class _Place:
     unpacked: int = 0
 
     def copy(self) -> _Place:
-        """The same place, to go on from once more."""
+        """A copy of the position, from which reading can resume again."""
         stream = self.stream.copy() if self.stream is not None else None
         return _Place(self.position, stream, self.begun, self.unpacked)
 
     def is_at_end(self, packed: memoryview) -> bool:
-        """Whether no line follows."""
+        """Whether no more lines follow."""
         return self.stream is None and self.position >= len(packed)
 
     def read_on(self, packed: memoryview) -> list[bytes]:
-        """The lines that end in the next piece."""
+        """Decompress the next piece and return the lines that end in it."""
         stream = self.stream or zlib.decompressobj(GZIP)
         piece = packed[self.position : self.position + _PACKED_AT_A_TIME]
         added = stream.decompress(piece, _UNPACKED_AT_A_TIME)

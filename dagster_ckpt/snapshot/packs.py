@@ -1,4 +1,4 @@
-"""Writing files one after the other into few large data objects."""
+"""Write files back to back into few large data objects ("packs")."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from dagster_ckpt.io.parallel import GoOn, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.reuse import Source
 
-# Reading and hashing in smaller pieces costs more than it saves; files up to this size are read once, at a go.
+# Reading and hashing in smaller pieces costs more than it saves; files up to this size are read in
+# one call.
 CHUNK_BYTES = 1024 * 1024
-# Small files are taken together, up to so many and so many bytes: calls for each cost more than the bytes, and memory
-# that stays this small is used again. Nothing is asked meanwhile, and from an object store each may take long.
+# Small files are batched up to these limits: a call per file costs more than its bytes, and buffers
+# of this size are reused. Aborts are not checked within a batch, and each read from an object store
+# may be slow.
 _TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
-# Equal files of one snapshot are stored once, as long as a table of so many digests can tell.
+# Equal files of one snapshot are stored once, as far as a table of this many digests detects them.
 _REMEMBERED_DIGESTS = 1_024
 
-# Below this a second thread costs more than it saves.
+# Below this size a second thread costs more than it saves.
 BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
 
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
@@ -36,9 +38,9 @@ class PackTask:
     """Files that one worker writes.
 
     Attributes:
-        name: What the names of its data objects begin with, unlike any other's.
-        files: The files; each is taken out when it is written, so that its memory is free for what follows.
-        target_bytes: A data object of this size takes no further file. A file is never split.
+        name: Unique prefix of the names of its data objects.
+        files: The files. Each is removed from the queue when it is written, to free its memory.
+        target_bytes: Size from which a data object takes no further file. A file is never split.
     """
 
     name: str
@@ -47,7 +49,7 @@ class PackTask:
 
 
 def at_once(work: Callable[[], None]) -> None:
-    """Do it now."""
+    """Run it immediately."""
     work()
 
 
@@ -56,15 +58,17 @@ KnownContent = Callable[[str, Source], FileEntry | None]
 
 @dataclass(frozen=True)
 class Checks:
-    """What a worker asks while it writes.
+    """Callbacks of a worker while it writes.
 
     Attributes:
-        known: The entry of content that need not be written, by digest and file.
-        is_likely_known: Whether a large file is worth reading for its digest first.
-        go_on: Called before every few files; raises SnapshotAbortedError where the snapshot is given up.
-        made: Told of each data object before it is made: one that could be made only in part has to be removed too.
-        wrote: Told of some files where each lies; from several threads, where several write.
-        complete: Given what completes the last data object of a task, to be done before the snapshot is finished.
+        known: The entry for content that is already stored, by digest and file.
+        is_likely_known: Whether to read a large file for its digest first.
+        go_on: Called at short intervals; raises SnapshotAbortedError if the snapshot is aborted.
+        made: Called with the name of each data object before it is created, so that a partial
+            object can be removed.
+        wrote: Called with files and their entries; from several threads if several write.
+        complete: Called with a function that completes the last data object of a task and must run
+            before the snapshot is finished.
     """
 
     known: KnownContent
@@ -76,16 +80,16 @@ class Checks:
 
 
 def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
-    """Write the files of a task; returns how many bytes were written.
+    """Write the files of a task; returns the number of bytes written.
 
     Args:
-        task: What to write.
+        task: The task.
         create: Opens a new data object by name.
-        checks: What to ask meanwhile.
+        checks: Callbacks.
 
     Raises:
-        SnapshotAbortedError: The snapshot is given up.
-        CutOvertakenError: A file vanished, or had another length than was said of it.
+        SnapshotAbortedError: The snapshot was aborted.
+        CutOvertakenError: A file vanished or has another length than expected.
         StorageAccessError: A data object could not be written.
     """
     with _PackWriter(task, create, checks) as writer:
@@ -100,7 +104,7 @@ def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
 
 
 def pack_names(task: PackTask) -> list[str]:
-    """Names of the data objects that a task may make, in order; equal files may leave the last ones out."""
+    """Names of the data objects that a task may create, in order. Equal files may leave the last ones unused."""
     count, length = 0, task.target_bytes + 1
     for file in task.files:
         if not count or length + file.size > task.target_bytes:
@@ -110,23 +114,23 @@ def pack_names(task: PackTask) -> list[str]:
 
 
 class PackRunner(Protocol):
-    """Who writes the data objects of a snapshot."""
+    """Writes the data objects of a snapshot."""
 
     def width(self, total_bytes: int) -> int:
-        """How many tasks to make of so many bytes."""
+        """Number of tasks to create for this many bytes."""
         ...
 
     def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
-        """Write every task; returns how many bytes were written.
+        """Write every task; returns the number of bytes written.
 
         Args:
             tasks: The tasks.
             create: Opens a new data object by name.
-            checks: What to ask meanwhile.
+            checks: Callbacks.
 
         Raises:
-            SnapshotAbortedError: The snapshot is given up.
-            CutOvertakenError: A file vanished, or had another length than was said of it.
+            SnapshotAbortedError: The snapshot was aborted.
+            CutOvertakenError: A file vanished or has another length than expected.
             StorageAccessError: A data object could not be written.
         """
         ...
@@ -134,27 +138,28 @@ class PackRunner(Protocol):
 
 @dataclass(frozen=True)
 class Threads:
-    """Threads of this process; a single task is done in the caller's.
+    """Writes in threads of this process; a single task runs in the caller's thread.
 
     Attributes:
-        count: At most so many at a time.
+        count: Maximum number of threads.
     """
 
     count: int
 
     def width(self, total_bytes: int) -> int:
-        """How many tasks to make of so many bytes."""
+        """Number of tasks to create for this many bytes."""
         return max(1, min(self.count, total_bytes // BYTES_WORTH_A_THREAD))
 
     def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
-        """Write every task; returns how many bytes were written."""
+        """Write every task; returns the number of bytes written."""
 
         def work(task: PackTask, go_on: GoOn) -> int:
             def both() -> None:
                 go_on()
                 checks.go_on()
 
-            # Of several tasks the next one takes the thread: what the one before holds must be gone by then.
+            # With several tasks, the next one reuses the thread, so the buffers of the previous one
+            # must be released first.
             complete = checks.complete if len(tasks) == 1 else at_once
             return write_packs(task, create, replace(checks, go_on=both, complete=complete))
 
@@ -165,7 +170,7 @@ def read_small(file: Source) -> bytes:
     """All bytes of a small file.
 
     Raises:
-        CutOvertakenError: It vanished, or has another length than was said of it.
+        CutOvertakenError: It vanished or has another length than expected.
     """
     try:
         data = file.read()
@@ -177,7 +182,7 @@ def read_small(file: Source) -> bytes:
 
 
 def vanished(file: Source) -> CutOvertakenError:
-    """The error about a file that is not there any more."""
+    """The error for a file that no longer exists."""
     return CutOvertakenError(
         f"{file.path} vanished before it was read, so no snapshot was written. Take the snapshot anew."
     )
@@ -191,7 +196,7 @@ class _PackWriter:
         self._open = contextlib.ExitStack()
         self._stream: BinaryIO | None = None
         self._length = 0
-        # Data object and offset of content that was written, by digest.
+        # Data object and offset of stored content, by digest.
         self._places: dict[str, tuple[str, int]] = {}
         self._packs: list[str] = []
         self._pending: list[bytes] = []
@@ -246,7 +251,7 @@ class _PackWriter:
         self._checks.wrote([file], [entry])
 
     def _new_place(self, size: int) -> tuple[str, int]:
-        """Room for so many bytes in the open data object, which may be a new one."""
+        """Reserve space in the open data object, which may be a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
             self._flush()
             self._open.close()
@@ -264,7 +269,7 @@ class _PackWriter:
             self._places[digest] = place
 
     def _flush(self) -> None:
-        """Write what has come together."""
+        """Write the buffered bytes."""
         if self._stream is not None and self._pending:
             pieces, self._pending = self._pending, []
             self._stream.writelines(pieces)
@@ -272,7 +277,7 @@ class _PackWriter:
 
 
 def _next_small(files: deque[Source]) -> list[Source]:
-    """Take out the next files that are read whole, as many as are taken together; none where a large one is next."""
+    """Take the next batch of files that are read whole; empty if a large file is next."""
     some: list[Source] = []
     size = 0
     while files and len(some) < _TOGETHER_FILES and (not some or size + files[0].size <= _TOGETHER_BYTES):
@@ -287,7 +292,7 @@ def _chunks(file: Source) -> Iterator[bytes]:
     left = file.size
     try:
         with file.open() as stream:
-            # One byte more than expected, so that a file that has grown is noticed.
+            # Read one byte more than expected, to detect a file that has grown.
             while chunk := stream.read(min(left + 1, CHUNK_BYTES)):
                 left -= len(chunk)
                 if left < 0:

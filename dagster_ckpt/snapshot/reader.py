@@ -1,4 +1,4 @@
-"""Reading a snapshot: its manifest, its files, and whether it can be trusted."""
+"""Read snapshots: parse the manifest, extract files, verify integrity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 
 WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
-# One piece of work for a thread: enough that opening the object again does not count.
+# Size of one work item for a thread: large enough that reopening the object does not matter.
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
@@ -29,28 +29,28 @@ def read_metadata(space: ObjectSpace, directory: str, name: str = METADATA_NAME)
     """Read the metadata of a snapshot.
 
     Args:
-        space: Where the snapshot is.
+        space: The space of the snapshot.
         directory: Its directory in the space.
-        name: The object to read; another one only while the snapshot is being deleted.
+        name: The object to read; it differs only while the snapshot is being deleted.
 
     Raises:
-        SnapshotNotFoundError: There is none.
-        SnapshotCorruptError: It is truncated or altered.
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: It is truncated or modified.
     """
     return unpack_metadata(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
 
 
 def read_references(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
-    """The data objects a snapshot refers to, by their names in its space; cheap however many files it has.
+    """The data objects that a snapshot refers to, by their names in its space; cheap even with many files.
 
     Args:
-        space: Where the snapshot is.
+        space: The space of the snapshot.
         directory: Its directory in the space.
-        name: The object to read; another one only while the snapshot is being deleted.
+        name: The object to read; it differs only while the snapshot is being deleted.
 
     Raises:
-        SnapshotNotFoundError: There is none.
-        SnapshotCorruptError: It is truncated or altered.
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: It is truncated or modified.
     """
     references = referred_objects(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
     return frozenset(object_name(directory, reference) for reference in references)
@@ -75,20 +75,21 @@ def extract(
     missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     threads: int = 1,
 ) -> None:
-    """Hand out the files of a snapshot, object by object, each checked against its digest.
+    """Pass the files of a snapshot to `write`, object by object, each checked against its digest.
 
     Args:
-        space: Where the snapshot is.
+        space: The space of the snapshot.
         directory: Its directory in the space.
-        write: Takes an entry and its bytes, and must use them up. The last piece raises if the content is wrong.
-            With more than one thread it is called from several at once.
-        only: Which paths to hand out.
-        missing: Given these files, those that the caller does not have already: only their bytes are read.
-        threads: How many objects, or parts of one, are read at the same time.
+        write: Called with an entry and its bytes, which it must consume: the last piece raises if
+            the content is wrong. With several threads it is called concurrently.
+        only: Selects paths.
+        missing: Called with the files; returns those that the caller does not have yet. Only their
+            bytes are read.
+        threads: Number of objects, or parts of one, read concurrently.
 
     Raises:
         SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: Data is missing or was altered.
+        SnapshotCorruptError: Data is missing or was modified.
     """
     data = _metadata(space, directory, METADATA_NAME)
     contents = unpack_files(data, f"{space.url}/{directory}/{METADATA_NAME}")
@@ -106,12 +107,13 @@ def extract(
 
 
 def verify_snapshot(space: ObjectSpace, directory: str, *, deep: bool = True) -> list[str]:
-    """What is wrong with a snapshot, every file of it; an empty list is a good one.
+    """Problems of a snapshot, of all its files; an empty list means that it is intact.
 
     Args:
-        space: Where the snapshot is.
+        space: The space of the snapshot.
         directory: Its directory in the space.
-        deep: Read every byte and compare digests; otherwise only existence and length of the data objects.
+        deep: Read every byte and compare digests. Otherwise check only that the data objects exist
+            and are long enough.
 
     Raises:
         StorageAccessError: The space could not be read, which says nothing about the snapshot.
@@ -139,11 +141,12 @@ def verify_snapshot(space: ObjectSpace, directory: str, *, deep: bool = True) ->
 
 
 def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
-    """Neighbours in one object, as much as one thread should take at a time."""
+    """Group neighboring entries of one object into work items."""
     for _, group in groupby(entries, key=lambda entry: entry.object):
         share: list[FileEntry] = []
         for entry in group:
-            # From the first to the last byte of a share: what lies between them is fetched as well.
+            # Measured from the first to the last byte of a work item, because gaps are fetched as
+            # well.
             if share and entry.offset + entry.size - share[0].offset > _SHARE_BYTES:
                 yield share
                 share = []
@@ -159,7 +162,7 @@ def _opened(space: ObjectSpace, directory: str, reference: str | None, inline: b
 
 
 class _Opened:
-    """An object opened for reading, whose absence is told as a corrupt snapshot."""
+    """An object opened for reading; if it is missing, the snapshot is reported as corrupt."""
 
     def __init__(self, context: object, location: str) -> None:
         self._context = context

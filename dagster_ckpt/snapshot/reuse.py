@@ -1,4 +1,4 @@
-"""What a snapshot is made of: named byte streams, and what it can share with an earlier snapshot."""
+"""Inputs of a snapshot (`Source`), and reuse of unchanged content from an earlier snapshot (`Base`, `Reusable`)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Source(Protocol):
 
     Attributes:
         path: Its name in the snapshot, a relative POSIX path.
-        size: Its length in bytes; a stream of another length is refused.
-        identity: A name that no other content will ever have, such as one with a uuid in it, or None.
-        token: What changes when another file takes the name: inode and time of a local file, the entity tag of an
-            object. None where the storage has nothing certain.
-        stable: Whether the next snapshots will most likely have it too. Stable files are kept together, so that a
-            snapshot can take all of those of an earlier one at once.
+        size: Its length in bytes; a stream of another length is rejected.
+        identity: A name that is unique to this content, such as one that contains a uuid, or None.
+        token: A value that changes when the file is replaced: inode and time of a local file, the
+            entity tag of an object. None if the storage has nothing reliable.
+        stable: Whether the next snapshots will probably contain it too. Stable files are stored
+            together, so that a snapshot can reuse all of them at once.
 
-    Where an earlier snapshot has the same path with the same identity, or the same token, the bytes are not even read.
-    Otherwise the content decides.
+    If an earlier snapshot has the same path with the same identity or token, the bytes are not
+    read. Otherwise the content is compared.
     """
 
     @property
@@ -42,17 +42,17 @@ class Source(Protocol):
 
     @property
     def identity(self) -> str | None:
-        """A name that no other content will ever have."""
+        """A name that is unique to this content."""
         ...
 
     @property
     def token(self) -> str | None:
-        """What changes when another file takes the name."""
+        """A value that changes when the file is replaced."""
         ...
 
     @property
     def stable(self) -> bool:
-        """Whether the next snapshots will most likely have it too."""
+        """Whether the next snapshots will probably contain it too."""
         ...
 
     def open(self) -> BinaryIO:
@@ -60,13 +60,13 @@ class Source(Protocol):
         ...
 
     def read(self) -> bytes:
-        """All bytes, or more than `size` where it has grown; for small files."""
+        """All bytes, or more than `size` if the file has grown; for small files."""
         ...
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A source from a function that opens it. See `Source` for the attributes."""
+    """A source that is opened by a function. See `Source` for the attributes."""
 
     path: str
     size: int
@@ -81,12 +81,13 @@ class SourceFile:
             return stream.read(self.size + 1)
 
 
-# Below this share of bytes in use an object is not shared any further: its last users are written anew, so that
-# it can be deleted. Rewriting costs at most a third of what it frees.
+# If less than this share of an object's bytes is in use, it is not shared any more: the remaining
+# files are written again, so that it can be deleted. Rewriting costs at most a third of what it
+# frees.
 SPARSE = 0.25
 
-# Takes an object of the base snapshot by its reference there, and gives its reference in the new one; None: it cannot
-# be shared.
+# Makes an object of the base snapshot available to the new one, given its reference there; returns
+# the new reference, or None if the object cannot be shared.
 Take = Callable[[str], str | None]
 
 
@@ -96,10 +97,10 @@ class Base:
 
     Attributes:
         metadata: Its metadata.
-        space: Where its data objects are.
+        space: The space of its data objects.
         directory: Its directory there.
-        is_beside: Whether both snapshots refer to the same objects by the same names. Otherwise each object has to be
-            adopted first, and is not shared where it cannot be.
+        is_beside: Whether both snapshots refer to the same objects by the same names. Otherwise
+            each object has to be adopted first, and is not shared if that is impossible.
     """
 
     metadata: Metadata
@@ -111,8 +112,8 @@ class Base:
     def good_objects(self) -> frozenset[str]:
         """References of the data objects worth sharing.
 
-        Left out are those that are missing or too short, so that damage done to one snapshot does not spread to the
-        next, and those that hardly anything in use keeps alive.
+        Missing and truncated objects are left out, so that damage to one snapshot does not spread
+        to the next. So are objects of which hardly anything is still in use.
         """
         uses = self.metadata.manifest.uses
         sizes = self.space.sizes([object_name(self.directory, name) for name in uses])
@@ -125,7 +126,7 @@ class Base:
 
     @property
     def can_be_extended(self) -> bool:
-        """Whether another snapshot can take all stable files of this one at once."""
+        """Whether another snapshot can reuse all stable files of this one at once."""
         stable = self.metadata.manifest.stable
         return self.is_beside and bool(stable) and all(self.good_objects.issuperset(part.uses) for part in stable)
 
@@ -135,9 +136,9 @@ class Reusable:
 
     Args:
         base: The snapshot, or None to share nothing.
-        take: Takes an object of the base.
-        is_extended: Whether the new snapshot has all stable files of the base anyway. Then a look at each of them for
-            equal content would cost more than writing what is new.
+        take: Makes an object of the base available to the new snapshot.
+        is_extended: Whether the new snapshot reuses all stable files of the base. Searching them
+            for equal content would then cost more than writing the new files.
     """
 
     def __init__(self, base: Base | None, take: Take, *, is_extended: bool) -> None:
@@ -155,7 +156,7 @@ class Reusable:
         return self._base.metadata.inline if self._base is not None else b""
 
     def unchanged(self, file: Source) -> bytes | None:
-        """The line of a file that need not even be read, because it is the same for certain."""
+        """The line of a file that is certainly unchanged and need not be read, or None."""
         if self._base is None or (file.identity is None and file.token is None):
             return None
         line = self._base.metadata.manifest.find_line(file.path, stable=file.stable)
@@ -163,7 +164,8 @@ class Reusable:
             return None
         if is_line_of(line, file.path, file.size, file.identity, file.token):
             return self._shared(line)
-        # One of the two is enough: a linked file has another identity's token, and a restored one the same identity.
+        # One match is enough: a linked file may have the same token under another identity, a
+        # restored file the same identity with another token.
         entry = parse_line(line)
         same = (file.identity is not None and entry.identity == file.identity) or (
             file.token is not None and entry.token == file.token
@@ -173,13 +175,13 @@ class Reusable:
         return self._shared(entry._replace(identity=file.identity, token=file.token).line())
 
     def is_likely(self, file: Source) -> bool:
-        """Whether a file may well have the content it had in the base."""
+        """Whether a file probably has the same content as in the base."""
         manifest = self._base.metadata.manifest if self._base is not None else None
         entry = manifest.find(file.path, stable=file.stable) if manifest is not None else None
         return entry is not None and entry.size == file.size
 
     def same_content(self, digest: str, file: Source) -> FileEntry | None:
-        """An entry for a file whose content an object of the base holds, under whatever name."""
+        """An entry for a file whose content is in an object of the base, under any path."""
         if self._base is None or self._is_extended:
             return None
         with self._lock:
@@ -197,14 +199,14 @@ class Reusable:
     def _with_digest(self, manifest: Manifest, digest: str) -> bytes | None:
         if self._by_digest is None:
             kept = [segment for segment in manifest.segments if not segment.is_packed]
-            # Keyed by a part of the digest, which takes less memory.
+            # Keyed by a part of the digest, to save memory.
             self._by_digest = {line[2:18]: line for segment in kept for line in segment.lines}
         line = self._by_digest.get(digest[:16].encode())
         packed = (segment for segment in manifest.segments if line is None and segment.is_packed)
         return next(filter(None, (segment.with_digest(digest) for segment in packed)), line)
 
     def _shared(self, line: bytes) -> bytes | None:
-        """The line as the new snapshot has it; None where its object cannot be shared."""
+        """The line for the new snapshot, or None if its object cannot be shared."""
         reference, _ = place_of(line)
         if reference is None:
             return line
@@ -214,7 +216,7 @@ class Reusable:
         return parse_line(line)._replace(object=taken).line()
 
     def _taken(self, reference: str) -> str | None:
-        """Reference of an object of the base in the new snapshot; None where it is not to be shared."""
+        """Reference in the new snapshot to an object of the base, or None if it is not shared."""
         with self._lock:
             if reference not in self._references:
                 self._references[reference] = self._take(reference)

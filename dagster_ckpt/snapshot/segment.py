@@ -1,6 +1,6 @@
-"""Files of a snapshot that are kept together: the lines of the manifest, or those lines packed.
+"""Segments: groups of files that consecutive snapshots share, as manifest lines or as compressed lines.
 
-Snapshots that follow one another share their segments, so what one of them took time to pack none packs again.
+Consecutive snapshots share segments, so the lines of a segment are compressed only once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dagster_ckpt.snapshot.packed_lines import GZIP, PackedLines, path_in, unpac
 
 _object_of = attrgetter("object")
 _LINES_AT_A_TIME = 2_000
-# Lines of a segment of more files are kept packed only, and unpacked where they are looked at.
+# Larger segments keep only their compressed lines, which are decompressed on access.
 _LARGE = 20_000
 
 
@@ -27,8 +27,8 @@ class ObjectUse:
     """How a snapshot uses a data object.
 
     Attributes:
-        length: The object must have at least so many bytes.
-        used: Bytes of it that belong to files of the snapshot.
+        length: The object must have at least this many bytes.
+        used: Number of its bytes that belong to files of the snapshot.
     """
 
     length: int = 0
@@ -36,14 +36,14 @@ class ObjectUse:
 
 
 class _Packer:
-    """Packs lines with gzip as they come, so that of a large segment there is never more than some thousands."""
+    """Compresses lines incrementally, so that at most a few thousand lines of a large segment are in memory."""
 
     def __init__(self) -> None:
-        # Most of it are digests, which no level shrinks; level 1 takes a third of the time.
+        # Most of a line is its digest, which does not compress; level 1 takes a third of the time.
         self._packer = zlib.compressobj(1, zlib.DEFLATED, GZIP)
         self._waiting: list[bytes] = []
-        # Memory of their own, which the system has back when they are taken: what was allocated for so many pieces
-        # would stay with the process.
+        # Anonymous memory maps, which are returned to the system when they are consumed: heap
+        # memory for this many pieces would stay with the process.
         self._packed: deque[mmap] = deque()
 
     def add(self, lines: Iterable[bytes]) -> None:
@@ -52,7 +52,7 @@ class _Packer:
             self._pack()
 
     def take(self) -> Iterator[bytes]:
-        """All that was added, packed, piece by piece; nothing of it stays here."""
+        """Yield everything that was added, compressed, piece by piece, and forget it."""
         self._pack()
         while self._packed:
             with self._packed.popleft() as piece:
@@ -70,41 +70,41 @@ class _Packer:
 
 @dataclass(eq=False)
 class Segment:
-    """Files of a snapshot that are kept together.
+    """A group of files of a snapshot.
 
     Attributes:
-        uses: The data objects they lie in, relative to the snapshot's directory.
-        file_count: How many they are.
-        full_bytes: Their bytes.
-        inline_length: Where the last of those ends that lie in the metadata itself.
+        uses: The data objects that contain them, relative to the snapshot's directory.
+        file_count: Number of files.
+        full_bytes: Total size.
+        inline_length: End offset of the last inlined file.
     """
 
     uses: dict[str, ObjectUse] = field(default_factory=dict)
     file_count: int = 0
     full_bytes: int = 0
     inline_length: int = 0
-    # None while only the packed lines are kept.
+    # None if only the compressed lines are kept.
     _lines: list[bytes] | None = field(default_factory=list, repr=False)
-    # The same by directory, so that a file is found at once; made when one is looked for.
+    # The lines by directory, for fast lookups; built on the first lookup.
     _directories: dict[bytes, list[bytes]] | None = field(default=None, repr=False)
-    # What finds them where only the packed lines are kept.
+    # Finds lines when only the compressed lines are kept.
     _finder: PackedLines | None = field(default=None, repr=False)
-    # Of a large segment that still grows.
+    # Compressor of a large segment that still grows.
     _packer: _Packer | None = field(default=None, repr=False)
     _packed: bytes | memoryview | None = field(default=None, repr=False)
 
     @classmethod
     def read(cls, packed: bytes, paths: Paths) -> Segment:
-        """A segment of its packed lines, each checked.
+        """Parse and validate the compressed lines of a segment.
 
         Args:
-            packed: The packed lines.
+            packed: The compressed lines.
             paths: Paths of the other segments of the snapshot; those of this one are added.
 
         Raises:
-            ValueError: A line is none that a writer of this format makes, or two files cannot be there together.
-            zlib.error: It is not packed with gzip.
-            EOFError: It breaks off.
+            ValueError: A line is invalid, or two paths conflict.
+            zlib.error: The data is not gzip.
+            EOFError: The data is truncated.
         """
         found: list[str] = []
         segment = cls._read_plain(packed, found)
@@ -138,7 +138,8 @@ class Segment:
                 segment.add(entry)
                 paths.append(entry.path)
                 is_ours = is_ours and entry.line() == line
-        # Another program may write the same values in other words: those lines are packed anew, as ours.
+        # Another program may have encoded the same values differently: such lines are encoded and
+        # compressed again.
         if is_ours:
             segment.remember_packed(packed)
         return segment
@@ -150,7 +151,7 @@ class Segment:
 
     @property
     def lines(self) -> Iterator[bytes]:
-        """Its files as lines."""
+        """Its files, as lines."""
         for lines in self._batches():
             yield from lines
 
@@ -161,9 +162,9 @@ class Segment:
             yield from read_entries(lines)
 
     def pack_into(self, write: Callable[[bytes | memoryview], object]) -> None:
-        """Write its lines, packed with gzip; those of a segment that an earlier snapshot had were packed then.
+        """Write its lines, compressed with gzip; a segment of an earlier snapshot is already compressed.
 
-        A large segment has no room to keep what it writes, so `remember_packed` has to give it back.
+        A large segment does not keep what it writes, so `remember_packed` must give it back.
         """
         if self._packed is not None:
             write(self._packed)
@@ -175,7 +176,7 @@ class Segment:
             write(piece)
 
     def remember_packed(self, packed: bytes | memoryview) -> None:
-        """Keep the packed lines for the snapshots that will have the segment too; of a large one nothing else."""
+        """Keep the compressed lines for later snapshots with this segment; a large segment keeps nothing else."""
         self._packed, self._packer = packed, None
         if self._is_large:
             self._lines = self._directories = None
@@ -187,12 +188,12 @@ class Segment:
         self.add_line(entry.size, entry.object, entry.offset, entry.line())
 
     def add_all(self, entries: Sequence[FileEntry]) -> None:
-        """Add many files at once, which costs less for each."""
+        """Add many files at once, which is cheaper per file."""
         self._count_all(entries)
         self._add_lines([entry.line() for entry in entries])
 
     def add_line(self, size: int, reference: str | None, offset: int, line: bytes) -> None:
-        """Add a file whose line exists already."""
+        """Add a file with an existing line."""
         self._count(size, reference, offset)
         self._add_lines([line])
 
@@ -211,7 +212,7 @@ class Segment:
         """The line of a file.
 
         Args:
-            start: What follows its digest, at least the whole path.
+            start: What follows its digest, at least the complete path.
             directory: The part of that path before its last slash.
         """
         if self.is_packed:
@@ -222,12 +223,12 @@ class Segment:
         return None
 
     def with_digest(self, digest: str) -> bytes | None:
-        """A line of a file with this content, where `is_packed`."""
+        """A line of a file with this content, if `is_packed`."""
         return self._packed_lines.with_digest(digest)
 
     @property
     def is_packed(self) -> bool:
-        """Whether only the packed lines are kept."""
+        """Whether only the compressed lines are kept."""
         return self._lines is None
 
     @property
@@ -235,7 +236,8 @@ class Segment:
         self._settle()
         finder = self._finder
         if finder is None:
-            # Snapshots written at the same time share segments: whichever finder stays finds the same.
+            # Snapshots that are written concurrently share segments; any of their finders gives the
+            # same results.
             finder = self._finder = PackedLines(self._packed or b"")
         return finder
 
@@ -244,7 +246,7 @@ class Segment:
         return self.file_count > _LARGE
 
     def _count_all(self, entries: Sequence[FileEntry]) -> None:
-        """Count many at once; those of one data object mostly follow one another."""
+        """Count many entries at once; entries of one data object are mostly adjacent."""
         for reference, group in groupby(entries, key=_object_of):
             sizes, ends = zip(*((entry.size, entry.offset + entry.size) for entry in group), strict=True)
             self.file_count += len(sizes)
@@ -269,7 +271,8 @@ class Segment:
     def _by_directory(self) -> dict[bytes, list[bytes]]:
         directories = self._directories
         if directories is None:
-            # Snapshots written at the same time share segments, so nobody may see half of them.
+            # Snapshots that are written concurrently share segments, so the index must appear
+            # complete.
             directories = {}
             for lines in self._batches():
                 for line in lines:
@@ -278,7 +281,7 @@ class Segment:
         return directories
 
     def _batches(self) -> Iterator[list[bytes]]:
-        """Its lines, some thousands at a time."""
+        """Its lines, in batches of several thousand."""
         self._settle()
         if self._lines is None:
             yield from unpacked(self._packed or b"")
@@ -298,7 +301,7 @@ class Segment:
 
 
 def read_files(packed: bytes, paths: Paths) -> Iterator[list[FileEntry]]:
-    """What `Segment.read` reads, checked as it does, some thousands of files at a time; for one who needs them once."""
+    """Like `Segment.read`, with the same validation, in batches of several thousand files; for a single pass."""
     for lines in unpacked(packed):
         entries = plain_entries(lines)
         if entries is None:
@@ -308,7 +311,7 @@ def read_files(packed: bytes, paths: Paths) -> Iterator[list[FileEntry]]:
 
 
 def merged_uses(segments: Iterable[Segment]) -> dict[str, ObjectUse]:
-    """How segments together use data objects."""
+    """Combined use of data objects by several segments."""
     merged: dict[str, ObjectUse] = {}
     for segment in segments:
         for name, use in segment.uses.items():

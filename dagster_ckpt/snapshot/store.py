@@ -1,4 +1,4 @@
-"""What a place for snapshots offers: the interface of every store, and of a user's own."""
+"""`SnapshotStore`: the interface of every snapshot store, including user-defined ones."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dagster_ckpt.snapshot.writer import Hold
 
 @dataclass(frozen=True)
 class StoredSnapshot:
-    """A snapshot that is whole in storage.
+    """A snapshot that is complete in storage.
 
     Attributes:
         location: URL of its folder.
-        full_bytes: Bytes that a restore writes.
-        incremental_bytes: Bytes that were written for it.
-        file_count: Files in it.
+        full_bytes: Number of bytes that a restore writes.
+        incremental_bytes: Number of bytes written for it.
+        file_count: Number of files.
     """
 
     location: str
@@ -33,14 +33,14 @@ class StoredSnapshot:
 
 
 class SnapshotStore(Protocol):
-    """Where the snapshots of one stream live. Safe for several threads at once.
+    """The snapshots of one stream. Thread-safe.
 
-    A location is the URL of a snapshot's folder; the path of its `_metadata` is accepted too. Every method raises
-    StorageAccessError where the storage cannot be used.
+    A location is the URL of a snapshot's folder; the path of its `_metadata` is accepted too. Every
+    method raises StorageAccessError if the storage cannot be used.
     """
 
     def check_access(self) -> None:
-        """Make sure now that snapshots can be written, rather than at the first checkpoint."""
+        """Check that snapshots can be written, so that problems show before the first checkpoint."""
         ...
 
     def write_checkpoint(
@@ -54,21 +54,22 @@ class SnapshotStore(Protocol):
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
-        """Write a checkpoint; bytes that the snapshot at `base` has are shared with it.
+        """Write a checkpoint, sharing bytes with the snapshot at `base`.
 
         Args:
-            header: What the snapshot says of itself.
-            files: Its files; asked for once.
-            base: A snapshot, or its location, that still has to be there when this returns; or None.
-            extends: The checkpoint has all stable files of the base besides `files`; only where the base
-                `can_be_extended`.
-            hold: Given the files that will be read, before any is; gives them as they are to be read.
-            should_abort: Asked before every few files.
-            runner: Who writes the data objects; None: threads of this process.
+            header: The header of the snapshot.
+            files: Its files; iterated once.
+            base: A snapshot or its location, which must exist until this returns; or None.
+            extends: The checkpoint contains all stable files of the base in addition to `files`;
+                requires that the base `can_be_extended`.
+            hold: Called with the files to read, before any of them is read; returns them in the
+                form to read.
+            should_abort: Called at short intervals.
+            runner: Writes the data objects; None means threads of this process.
 
         Raises:
-            SnapshotTooLargeError: The store does not take snapshots of this size.
-            SnapshotAbortedError: `should_abort` said so.
+            SnapshotTooLargeError: The snapshot exceeds the store's size limit.
+            SnapshotAbortedError: `should_abort` returned true.
         """
         ...
 
@@ -83,24 +84,26 @@ class SnapshotStore(Protocol):
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
-        """Write a self-contained savepoint: it needs no other snapshot, whatever it was made from.
+        """Write a self-contained savepoint, which depends on no other snapshot.
 
         Args:
-            header: What the snapshot says of itself.
-            files: Its files; asked for once.
-            target_directory: Where to, if not to the configured folder.
-            base: Location of a snapshot whose bytes need not pass through this process again, or None.
-            hold: Given the files that will be read, before any is; gives them as they are to be read.
-            should_abort: Asked before every few files.
-            runner: Who writes the data objects; None: threads of this process.
+            header: The header of the snapshot.
+            files: Its files; iterated once.
+            target_directory: Target folder, if not the configured one.
+            base: Location of a snapshot whose bytes can be linked or copied by the storage, or
+                None.
+            hold: Called with the files to read, before any of them is read; returns them in the
+                form to read.
+            should_abort: Called at short intervals.
+            runner: Writes the data objects; None means threads of this process.
 
         Raises:
-            SnapshotAbortedError: `should_abort` said so.
+            SnapshotAbortedError: `should_abort` returned true.
         """
         ...
 
     def base(self, location: str | None) -> Base | None:
-        """An earlier snapshot to share with; None where there is none, or where this store shares nothing."""
+        """An earlier snapshot to share with; None if it is missing or if this store does not share."""
         ...
 
     def manifest(self, location: str) -> Manifest:
@@ -108,7 +111,7 @@ class SnapshotStore(Protocol):
 
         Raises:
             SnapshotNotFoundError: There is no snapshot.
-            SnapshotCorruptError: Its metadata is truncated or altered.
+            SnapshotCorruptError: Its metadata is truncated or modified.
         """
         ...
 
@@ -120,45 +123,49 @@ class SnapshotStore(Protocol):
         only: Callable[[str], bool] = lambda _path: True,
         missing: Callable[[Iterable[FileEntry]], Iterable[FileEntry]] = iter,
     ) -> None:
-        """Hand out the files of a snapshot, each checked against its digest.
+        """Pass the files of a snapshot to `write`, each checked against its digest.
 
         Args:
             location: The snapshot.
-            write: Takes an entry and its bytes, and must use them up; called from several threads where it is worth it.
-            only: Which paths to hand out.
-            missing: Given these files, those that the caller does not have already: only their bytes are read.
+            write: Called with an entry and its bytes, which it must consume; may be called from
+                several threads.
+            only: Selects paths.
+            missing: Called with the files; returns those that the caller does not have yet. Only
+                their bytes are read.
 
         Raises:
             SnapshotNotFoundError: There is no snapshot.
-            SnapshotCorruptError: Data is missing or was altered.
+            SnapshotCorruptError: Data is missing or was modified.
         """
         ...
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
-        """What is wrong with a snapshot; an empty list is a good one."""
+        """Problems of a snapshot; an empty list means that it is intact."""
         ...
 
     def checkpoints(self) -> list[str]:
-        """Locations of all checkpoints of the stream, broken ones too, oldest first."""
+        """Locations of all checkpoints of the stream, including broken ones, oldest first."""
         ...
 
     def savepoints(self) -> list[str]:
-        """Locations of all whole savepoints in the configured folder, of other streams too, by name."""
+        """Locations of all complete savepoints in the configured folder, including other streams', by name."""
         ...
 
     def is_own(self, location: str) -> bool:
-        """Whether a location lies in this store's own folders: the stream's, or the configured one of savepoints."""
+        """Whether a location is in this store's folders: the stream's, or the configured savepoint folder."""
         ...
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
-        """Delete a snapshot, and of the bytes it shares those that no other snapshot refers to.
+        """Delete a snapshot, and those of its shared bytes that no other snapshot refers to.
 
         Args:
-            location: The snapshot; one that is gone already is no error.
-            protected: Snapshots whose bytes must stay, beyond all that `checkpoints` lists.
+            location: The snapshot; a missing one is not an error.
+            protected: Further snapshots whose bytes must be kept, besides those that `checkpoints`
+                lists.
 
         Raises:
-            StorageAccessError: It is protected itself, or something could not be deleted; another call goes on.
+            StorageAccessError: It is protected itself, or something could not be deleted; another
+                call resumes.
         """
         ...
 
@@ -170,14 +177,16 @@ class SnapshotStore(Protocol):
         protected: Iterable[str] = (),
         dry_run: bool = False,
     ) -> list[Garbage]:
-        """Delete objects that no snapshot refers to and that are older; returns each with the reason.
+        """Delete objects that no snapshot refers to and that are old enough; returns each with the reason.
 
-        Ages are those that the storage's own clock tells: that of this machine decides nothing.
+        Ages are measured by the storage's clock, not by that of this machine.
 
         Args:
-            older_than_ms: Younger ones may belong to an attempt under way.
-            under_way: Numbers of attempts whose process lives: what they have written stays, whatever its age.
-            protected: Snapshots whose bytes must stay, beyond all that `checkpoints` lists.
-            dry_run: Say what would be deleted, and delete nothing.
+            older_than_ms: Minimum age; younger objects may belong to an attempt in progress.
+            under_way: Numbers of attempts whose process is alive: their objects are kept regardless
+                of age.
+            protected: Further snapshots whose bytes must be kept, besides those that `checkpoints`
+                lists.
+            dry_run: Report what would be deleted without deleting it.
         """
         ...

@@ -1,4 +1,4 @@
-"""Writing a snapshot: what an earlier one has is shared, small files go inline, the rest into few large objects."""
+"""Write snapshots: share unchanged files, inline small ones, pack the rest into few large objects."""
 
 from __future__ import annotations
 
@@ -25,26 +25,31 @@ from dagster_ckpt.snapshot.reuse import Base, Reusable, Source
 from dagster_ckpt.snapshot.segment import Segment
 
 METADATA_NAME = "_metadata"
-# Takes the files that will be read, gives them as they are to be read.
+# Called with the files to read; returns them in the form to read.
 Hold = Callable[[list[Source]], Sequence[Source]]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_OF_AN_SNAPSHOT = 64
-# What is inlined is written again with every snapshot: beyond this it is cheaper in an object that snapshots share.
+# Inlined bytes are written again with every snapshot: beyond this size an object that snapshots
+# share is cheaper.
 INLINE_LIMIT_BYTES = 256 * 1024
 ONE_THREAD = Threads(1)
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How a snapshot is written.
+    """Options for writing a snapshot.
 
     Attributes:
-        inline_threshold: Files smaller than this many bytes go into the metadata; None puts every file there.
-        inline_limit_bytes: All inlined files together; further small files go into a data object.
-        pack_target_bytes: A data object of this size takes no further file. A file is never split.
-        pack_least_bytes: The same where the snapshot is small, as object stores take small objects faster; up to
-            `PACKS_OF_AN_SNAPSHOT` data objects of this size are made before they become larger.
-        object_prefix: What goes before the name of a data object, relative to the snapshot's directory.
+        inline_threshold: Files smaller than this many bytes are stored in the metadata; None stores
+            every file there.
+        inline_limit_bytes: Maximum total size of inlined files; further small files go into a data
+            object.
+        pack_target_bytes: Size from which a data object takes no further file. A file is never
+            split.
+        pack_least_bytes: The same for small snapshots, because object stores write small objects
+            faster; up to `PACKS_OF_AN_SNAPSHOT` data objects of this size are created before they
+            become larger.
+        object_prefix: Prefix of data object names, relative to the snapshot's directory.
     """
 
     inline_threshold: int | None = 20_480
@@ -60,9 +65,9 @@ class WrittenSnapshot:
 
     Attributes:
         manifest: Its manifest.
-        inline: The bytes of the files that lie in its metadata.
-        incremental_bytes: Bytes that were written for it, metadata included.
-        new_objects: Names of the data objects that were made for it, relative to its directory.
+        inline: The bytes of the inlined files.
+        incremental_bytes: Number of bytes written for it, including metadata.
+        new_objects: Names of the data objects created for it, relative to its directory.
     """
 
     manifest: Manifest
@@ -84,28 +89,30 @@ def write_snapshot(
     should_abort: Callable[[], bool] = lambda: False,
     runner: PackRunner = ONE_THREAD,
 ) -> WrittenSnapshot:
-    """Write a snapshot: data objects first, `_metadata` last and at once (docs/snapshot-format.md, section 4).
+    """Write a snapshot: data objects first, then `_metadata` atomically (docs/snapshot-format.md, section 4).
 
-    A crash leaves data objects that nothing refers to, or a whole snapshot. An error removes what was written,
-    except where `_metadata` may have become visible: then nothing is removed.
+    A crash leaves either unreferenced data objects or a complete snapshot. After an error the
+    written objects are removed, unless `_metadata` may have become visible: then nothing is
+    removed.
 
     Args:
-        space: Where to.
+        space: The target space.
         directory: The snapshot's directory in the space.
-        header: What the snapshot says of itself.
-        files: Its files; asked for once.
-        options: How.
+        header: The header of the snapshot.
+        files: Its files; iterated once.
+        options: Options.
         base: An earlier snapshot whose data objects may be shared.
-        extends: The snapshot has all stable files of the base, which `can_be_extended`, besides `files`. So it costs
-            what is new in it, however many files it has.
-        hold: Given the files that will be read, in time before any is; gives them as they are to be read.
-        should_abort: Asked before every few files.
-        runner: Who writes the data objects.
+        extends: The snapshot contains all stable files of the base, which `can_be_extended`, in
+            addition to `files`. The cost then depends only on the new files.
+        hold: Called with the files to read, before any of them is read; returns them in the form to
+            read.
+        should_abort: Called at short intervals.
+        runner: Writes the data objects.
 
     Raises:
-        SnapshotAbortedError: `should_abort` said so.
-        CutOvertakenError: A file vanished, or had another length than was said of it.
-        StorageAccessError: The space could not be written, or a snapshot is there already.
+        SnapshotAbortedError: `should_abort` returned true.
+        CutOvertakenError: A file vanished or has another length than expected.
+        StorageAccessError: The space could not be written, or the snapshot already exists.
     """
     if space.size(posixpath.join(directory, METADATA_NAME)) is not None:
         raise StorageAccessError(
@@ -151,33 +158,34 @@ class _Writer:
         taken = base.metadata if base is not None and extends else None
         self._stable = Segment()
         self._manifest = Manifest(header, (*(taken.manifest.stable if taken else ()), self._stable))
-        # With all stable files come their inlined bytes, and a few bytes of files that are gone: until the next
-        # snapshot
-        # that extends none.
+        # Extending the stable files includes their inlined bytes, with a few bytes of files that no
+        # longer exist, until the next snapshot that does not extend one.
         self._inline = bytearray(taken.inline if taken else b"")
-        # Digests of what is there: logs that are read again need not be written again.
+        # Digests of inlined files, so that logs that are read again need not be written again.
         others = taken.manifest.rest.files if taken else ()
         self._inlined = {entry.digest: entry.offset for entry in others if entry.object is None}
-        # Of its own for each write: a second try of the same snapshot must not touch what a first one wrote.
+        # Unique per write: a retry of the same snapshot must not touch the objects of an earlier
+        # attempt.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._made: list[str] = []
-        # The disk's or the store's time for the last data object, beside the making of the metadata.
+        # Completing the last data object on the disk or in the store overlaps with encoding the
+        # metadata.
         self._completing: list[Future[None]] = []
         self._taken = 0
         self._written = 0
         self._publishing = False
 
     def share(self, files: Iterable[Source]) -> list[Source]:
-        """Share what is unchanged for certain; returns the rest."""
+        """Share files that are certainly unchanged; returns the rest."""
         rest = []
         for file in files:
-            # What extends the stable files of the base is not among them.
+            # When extending a base, a stable file in `files` is not among its stable files.
             line = None if self._extends and file.stable else self._known.unchanged(file)
             if line is None:
                 rest.append(file)
                 continue
             reference, offset = place_of(line)
-            # With the stable files of the base all its inlined bytes came, at the same place.
+            # When extending a base, all its inlined bytes are included at the same offsets.
             if reference is not None or self._extends:
                 self._segment(file).add_line(file.size, reference, offset, line)
             elif self._may_inline(file.size):
@@ -189,10 +197,10 @@ class _Writer:
         return rest
 
     def split(self, files: Sequence[Source]) -> tuple[list[Source], list[Source]]:
-        """Those that go into the metadata, and those that go into data objects.
+        """Split files into those to inline and those to pack into data objects.
 
-        Where a data object is made anyway, small files that the next snapshots will have too go there: inlined, their
-        bytes would be written again with each of them.
+        If a data object is written anyway, small files that the next snapshots will share go there
+        too: inlined, their bytes would be written again with each snapshot.
         """
         inline, packed = [], []
         size = len(self._inline)
@@ -207,7 +215,7 @@ class _Writer:
         return inline, packed
 
     def inline(self, file: Source) -> None:
-        """Put a file into the metadata."""
+        """Store a file in the metadata."""
         data = read_small(file)
         digest = blake3(data).hexdigest()
         offset = self._inlined.setdefault(digest, len(self._inline))
@@ -217,7 +225,7 @@ class _Writer:
         self._segment(file).add(entry)
 
     def pack(self, files: list[Source], runner: PackRunner, go_on: Callable[[], None]) -> None:
-        """Put files into data objects."""
+        """Store files in data objects."""
         if not files:
             return
         lock = threading.Lock()
@@ -256,14 +264,15 @@ class _Writer:
         try:
             self._completing.append(begin(work))
         except RuntimeError:
-            # The system gives no more threads; this needs none.
+            # The system cannot start another thread; run it in this one.
             work()
 
     def _complete(self) -> None:
-        """Wait until the data objects are whole: only then the snapshot may be visible."""
+        """Wait until the data objects are complete; only then may the snapshot become visible."""
         for completing in self._completing:
             completing.result()
-        # Once more, also those that were there when the snapshot was begun: another process may have deleted one.
+        # Check again, including objects that existed when the attempt began: another process may
+        # have deleted one.
         problems = self._manifest.unusable_objects(self._space, self._directory) if self._manifest.objects else []
         if problems:
             raise StorageAccessError(
@@ -274,17 +283,21 @@ class _Writer:
         self._publishing = True
 
     def remove(self) -> None:
-        """Remove what was written of a snapshot that is not to be."""
+        """Remove the objects of an aborted snapshot."""
         if self._may_be_published():
             return
         wait(self._completing)
         for name in self._made:
-            # What cannot be removed now is swept later; the error that led here is the one to tell.
+            # Garbage collection removes what cannot be removed now; the original error is the one
+            # to raise.
             with contextlib.suppress(CkptError, OSError):
                 self._space.delete(object_name(self._directory, name))
 
     def _may_be_published(self) -> bool:
-        """A put can fail for us and succeed for the store: then the snapshot is whole and needs its objects."""
+        """Whether `_metadata` may be visible: a put can fail here and succeed in the store.
+
+        Then the snapshot is complete and needs its objects.
+        """
         if not self._publishing:
             return False
         try:
@@ -293,11 +306,12 @@ class _Writer:
             return True
 
     def _take(self, reference: str) -> str | None:
-        """Make an object of the base one of this snapshot."""
+        """Make an object of the base available to this snapshot."""
         base = self._base
         if base is None or base.is_beside:
             return reference
-        # A name of its own here too: another snapshot that took it over may be deleted, or given up, meanwhile.
+        # Adopted objects get a unique name too: another snapshot that adopted the same object may
+        # be deleted or aborted concurrently.
         self._taken += 1
         name = f"{self._options.object_prefix}{self._write_id}-taken-{self._taken}.pack"
         self._made.append(name)
@@ -309,7 +323,7 @@ class _Writer:
 
     def _may_inline(self, size: int, inlined: int | None = None) -> bool:
         threshold = self._options.inline_threshold
-        # An empty file needs no object, whatever the threshold.
+        # An empty file needs no object, regardless of the threshold.
         if threshold is None or size == 0:
             return True
         inlined = len(self._inline) if inlined is None else inlined
@@ -319,7 +333,7 @@ class _Writer:
         return self._options.inline_threshold is None or inlined <= self._options.inline_limit_bytes
 
     def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
-        """Files in order, in about equal shares."""
+        """Distribute files, in order, over tasks of about equal size."""
         total = sum(file.size for file in files)
         shares = runner.width(total)
         share = total // shares + 1
@@ -340,7 +354,7 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Objects:
-    """Makes the data objects of a snapshot, in whatever process."""
+    """Creates the data objects of a snapshot, in any process."""
 
     space: ObjectSpace
     directory: str

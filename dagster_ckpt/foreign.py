@@ -60,10 +60,10 @@ def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
     except CkptError:
         raise
     except _UNREADABLE as error:
-        raise refuse(said(error)) from error
+        raise refuse(parser_message(error)) from error
 
 
-def said(error: Exception) -> str:
+def parser_message(error: Exception) -> str:
     """The message of a parser's exception, shortened and printable: it may quote the unreadable bytes."""
     text = str(error) or type(error).__name__
     if isinstance(error, ValidationError):

@@ -221,7 +221,7 @@ def _described(value: Any) -> list[str]:
     rows = []
     for line in value.describe():
         meaning = arguments.get(ROCKSDB_FIELDS.get(line.option, line.option), "")
-        rows.append((f"`{line.option}`", _default(line), meaning, f"**{line.effect.value}**: {line.sentence}"))
+        rows.append((f"`{line.option}`", _default(line), meaning, f"**{line.effect.value}**: {line.explanation}"))
     head = ("option", "default", "meaning", "effect on Spark")
     return [f"### {kind.__name__}", "", _summary(kind), "", *_table(head, rows)]
 
@@ -390,7 +390,7 @@ def _arguments(kind: type) -> dict[str, str]:
 
 
 def _effects(lines: Iterable[OptionDescription]) -> str:
-    said = dict.fromkeys(f"**{line.effect.value}**: {line.sentence}" for line in lines)
+    said = dict.fromkeys(f"**{line.effect.value}**: {line.explanation}" for line in lines)
     return "<br>".join(said)
 
 

@@ -33,7 +33,7 @@ from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.foreign import from_json
 
 # What an event says in words, of which nobody knows what was put into them.
-_SENTENCES = {"alert", "error", "reason"}
+_FREE_TEXT = {"alert", "error", "reason"}
 _NOW = {
     "sqlite": "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
     "postgresql": "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
@@ -70,7 +70,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for reading."""
-        with self._told(), limited(self._call_limit_s), self.engine.connect() as connection:
+        with self._errors_translated(), limited(self._call_limit_s), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -81,7 +81,7 @@ class Database:
             within_s: How long it may take, where that is longer than a call may.
         """
         with (
-            self._told(),
+            self._errors_translated(),
             limited(within_s or self._call_limit_s),
             self.engine.connect().execution_options(writes=True) as connection,
             connection.begin(),
@@ -130,7 +130,7 @@ class Database:
         # Not its count of rows: PostgreSQL's driver does not give it for an insert.
         return connection.execute(made).first() is not None
 
-    def tell(
+    def record_event(
         self,
         connection: Connection,
         stream_id: str,
@@ -160,7 +160,7 @@ class Database:
         self.engine.dispose()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _errors_translated(self) -> Iterator[None]:
         try:
             yield
         except SQLAlchemyError as error:
@@ -172,7 +172,7 @@ class Database:
 
 
 def _to_keep(name: str, value: object) -> object:
-    return without_secrets(value) if name in _SENTENCES and isinstance(value, str) else value
+    return without_secrets(value) if name in _FREE_TEXT and isinstance(value, str) else value
 
 
 def as_text(value: object) -> str:

@@ -168,7 +168,7 @@ class DesiredStateStore:
         with self._database.writing() as connection:
             return self._ensure(connection, stream_id, origin)
 
-    def say(
+    def put(
         self, stream_id: str, desired: DesiredState | None, *, origin: str, retry_refused: bool = False
     ) -> DesiredRecord:
         """Say what a stream is to be.
@@ -192,7 +192,7 @@ class DesiredStateStore:
                 values["upgrade"] = None
             _change(connection, stream_id, values["changed_at_ms"], values)
             payload = {"desired": values["desired"], "origin": origin}
-            self._database.tell(connection, stream_id, EventType.DESIRED_STATE_SET, payload=payload)
+            self._database.record_event(connection, stream_id, EventType.DESIRED_STATE_SET, payload=payload)
             return _get(connection, stream_id)
 
     def advance(
@@ -238,9 +238,9 @@ class DesiredStateStore:
             _change(connection, row.stream_id, self._database.now_ms(connection), values)
             if upgrade is not None and upgrade != row.upgrade:
                 payload = {"phase": upgrade.phase.value, "to_version": upgrade.to_version, "reason": upgrade.reason}
-                self._database.tell(connection, row.stream_id, EventType.UPGRADE_CHANGED, payload=payload)
+                self._database.record_event(connection, row.stream_id, EventType.UPGRADE_CHANGED, payload=payload)
             if alert is not None and alert != row.alert:
-                self._database.tell(connection, row.stream_id, EventType.ALERT, payload={"alert": alert})
+                self._database.record_event(connection, row.stream_id, EventType.ALERT, payload={"alert": alert})
             return True
 
     def note_preflight(self, stream_id: str, preflight: PreflightRecord) -> None:

@@ -24,7 +24,7 @@ _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STA
 
 
 # What a recovery went on from, and what that costs.
-_TOLD_OF_RECOVERY = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
+_RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
 
 _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
@@ -86,7 +86,7 @@ class ExecutionStore:
                     code_version=code_version,
                 )
             )
-            self._database.tell(
+            self._database.record_event(
                 connection,
                 stream_id,
                 EventType.EXECUTION_STARTED,
@@ -123,9 +123,9 @@ class ExecutionStore:
                 .returning(executions.c.stream_id)
             ).scalar_one_or_none()
             if stream_id is not None:
-                told = {name: recovery[name] for name in _TOLD_OF_RECOVERY if recovery.get(name) is not None}
-                self._database.tell(
-                    connection, stream_id, EventType.EXECUTION_RUNNING, execution_id=execution_id, payload=told
+                recovered = {name: recovery[name] for name in _RECOVERY_FIELDS if recovery.get(name) is not None}
+                self._database.record_event(
+                    connection, stream_id, EventType.EXECUTION_RUNNING, execution_id=execution_id, payload=recovered
                 )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class ExecutionStore:
             ).rowcount
             if found:
                 payload = {"status": status.value, "reason": reason}
-                self._database.tell(
+                self._database.record_event(
                     connection, lease.stream_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
                 )
         return bool(found)
@@ -198,7 +198,7 @@ class ExecutionStore:
         ).scalar_one_or_none()
         if stream_id is not None:
             payload = {"status": status.value, "reason": reason}
-            self._database.tell(
+            self._database.record_event(
                 connection, stream_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
             )
 
@@ -208,12 +208,12 @@ class ExecutionStore:
         Where one before gave up, and each since was a restart whose query was never started, it is told already.
         """
         stream_id = self.get(execution_id).stream_id
-        told = (events.c.stream_id == stream_id) & (events.c.type == EventType.GAVE_UP.value)
+        recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.GAVE_UP.value)
         with self._database.writing() as connection:
             alike = _refused_alike(connection, stream_id, execution_id)
-            if connection.execute(select(events.c.sequence).where(told, events.c.execution_id.in_(alike))).first():
+            if connection.execute(select(events.c.sequence).where(recorded, events.c.execution_id.in_(alike))).first():
                 return
-            self._database.tell(
+            self._database.record_event(
                 connection, stream_id, EventType.GAVE_UP, execution_id=execution_id, payload={"reason": reason}
             )
 

@@ -62,7 +62,7 @@ class LeaseStore:
             }
             connection.execute(leases.update().where(leases.c.stream_id == stream_id).values(**values))
             if before is not None:
-                self._database.tell(
+                self._database.record_event(
                     connection,
                     stream_id,
                     EventType.LEASE_TAKEN_OVER,

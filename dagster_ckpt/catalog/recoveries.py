@@ -74,7 +74,7 @@ class RecoveryStore:
                     **values,
                 )
             )
-            self._database.tell(
+            self._database.record_event(
                 connection, stream_id, EventType.RECOVERY_FAILED, execution_id=execution_id, payload=values
             )
 

@@ -159,7 +159,9 @@ class RequestStore:
             select(requests.c.stream_id).where(requests.c.request_id == request_id)
         ).scalar_one()
         payload = {"request_id": request_id, "status": status.value}
-        self._database.tell(connection, stream_id, EventType.REQUEST_RESOLVED, snapshot_id=snapshot_id, payload=payload)
+        self._database.record_event(
+            connection, stream_id, EventType.REQUEST_RESOLVED, snapshot_id=snapshot_id, payload=payload
+        )
         return True
 
     def _move(

@@ -198,7 +198,7 @@ class SnapshotStore:
             if not gone:
                 return
             payload = {"reason": reason, "location": snapshot.location}
-            self._database.tell(
+            self._database.record_event(
                 connection, snapshot.stream_id, EventType.SNAPSHOT_DELETED, snapshot_id=snapshot_id, payload=payload
             )
 
@@ -343,7 +343,9 @@ class SnapshotStore:
             # It was taken after a batch of a query that runs: what recoveries failed at before is over.
             of_stream = recovery_failures.c.stream_id == snapshot.stream_id
             connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
-        self._tell(connection, snapshot, "COMPLETED", {"batch_id": snapshot.batch_id, "location": snapshot.location})
+        self._record_event(
+            connection, snapshot, "COMPLETED", {"batch_id": snapshot.batch_id, "location": snapshot.location}
+        )
         return snapshot
 
     def _fail(self, connection: Connection, snapshot_id: str, whose: ColumnElement[bool], reason: str) -> None:
@@ -352,16 +354,18 @@ class SnapshotStore:
         )
         failed = snapshots.update().where(pending).values(status=SnapshotStatus.FAILED.value, failure_reason=reason)
         if connection.execute(failed).rowcount:
-            self._tell(connection, _get(connection, snapshot_id), "FAILED", {"reason": reason})
+            self._record_event(connection, _get(connection, snapshot_id), "FAILED", {"reason": reason})
 
     def _all(self, query: Select[Any]) -> list[SnapshotRecord]:
         with self._database.reading() as connection:
             ordered = query.order_by(snapshots.c.number.desc(), snapshots.c.created_at_ms.desc())
             return [_record(row) for row in connection.execute(ordered)]
 
-    def _tell(self, connection: Connection, snapshot: SnapshotRecord, what: str, payload: dict[str, Any]) -> None:
+    def _record_event(
+        self, connection: Connection, snapshot: SnapshotRecord, what: str, payload: dict[str, Any]
+    ) -> None:
         kind = "CHECKPOINT" if snapshot.kind == CHECKPOINT else "SAVEPOINT"
-        self._database.tell(
+        self._database.record_event(
             connection,
             snapshot.stream_id,
             EventType[f"{kind}_{what}"],

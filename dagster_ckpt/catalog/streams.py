@@ -176,7 +176,7 @@ class StreamStore:
                 claimed = (snapshots.c.snapshot_id == restored_snapshot_id) & (snapshots.c.stream_id == stream_id)
                 connection.execute(snapshots.update().where(claimed).values(claimed=True))
             stream = _get(connection, stream_id)
-            self._database.tell(
+            self._database.record_event(
                 connection,
                 stream_id,
                 EventType.RESTORED,

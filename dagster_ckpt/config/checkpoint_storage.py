@@ -304,8 +304,8 @@ class CustomCheckpointStorage(CheckpointStorage):
         return configured
 
 
-def _real(option: str, value: object, sentence: str) -> OptionDescription:
-    return OptionDescription(option, value, Effect.REAL, sentence)
+def _real(option: str, value: object, explanation: str) -> OptionDescription:
+    return OptionDescription(option, value, Effect.REAL, explanation)
 
 
 def _set(storage: CheckpointStorage, name: str, value: object) -> None:

@@ -7,15 +7,15 @@ from dagster_ckpt.config.modes import CheckpointingMode
 from dagster_ckpt.config.option_description import Effect, OptionDescription
 from dagster_ckpt.config.validation import INT_MAX
 
-_Told = tuple[object, Effect, str]
+_Described = tuple[object, Effect, str]
 
 
 def describe_options(asked: CheckpointOptions) -> list[OptionDescription]:
     """Return each option with its value and its effect on Spark, in the order of the documentation."""
-    return [OptionDescription(option, *tell(asked)) for option, tell in _TELLERS.items()]
+    return [OptionDescription(option, *describe_option(asked)) for option, describe_option in _DESCRIBERS.items()]
 
 
-def _mode(asked: CheckpointOptions) -> _Told:
+def _mode(asked: CheckpointOptions) -> _Described:
     if asked.mode is CheckpointingMode.EXACTLY_ONCE:
         return asked.mode, Effect.REAL, "Snapshots are cut at a committed micro-batch."
     return (
@@ -25,19 +25,19 @@ def _mode(asked: CheckpointOptions) -> _Told:
     )
 
 
-def _interval(asked: CheckpointOptions) -> _Told:
+def _interval(asked: CheckpointOptions) -> _Described:
     if asked.interval_ms is None:
-        sentence = "No periodic checkpoints; manual checkpoints and savepoints work."
+        explanation = "No periodic checkpoints; manual checkpoints and savepoints work."
     else:
-        sentence = "The coordinator's period, independent of the micro-batch trigger."
-    return asked.interval_ms, Effect.REAL, sentence
+        explanation = "The coordinator's period, independent of the micro-batch trigger."
+    return asked.interval_ms, Effect.REAL, explanation
 
 
-def _timeout(asked: CheckpointOptions) -> _Told:
+def _timeout(asked: CheckpointOptions) -> _Described:
     return asked.timeout_ms, Effect.REAL, "An older attempt is aborted, and its files are removed."
 
 
-def _min_pause(asked: CheckpointOptions) -> _Told:
+def _min_pause(asked: CheckpointOptions) -> _Described:
     if asked.interval_ms is None:
         return asked.min_pause_ms, Effect.NONE, "Only periodic checkpoints keep a pause, and there are none."
     return (
@@ -47,23 +47,23 @@ def _min_pause(asked: CheckpointOptions) -> _Told:
     )
 
 
-def _max_concurrent(asked: CheckpointOptions) -> _Told:
+def _max_concurrent(asked: CheckpointOptions) -> _Described:
     return asked.max_concurrent, Effect.REAL, "So many snapshots may be uploaded at once."
 
 
-def _tolerable_failures(asked: CheckpointOptions) -> _Told:
+def _tolerable_failures(asked: CheckpointOptions) -> _Described:
     if asked.tolerable_failures == INT_MAX:
-        sentence = "Failed checkpoints never fail the query."
+        explanation = "Failed checkpoints never fail the query."
     else:
-        sentence = "More consecutive failures than this fail the query, and the restart strategy takes over."
-    return asked.tolerable_failures, Effect.REAL, sentence
+        explanation = "More consecutive failures than this fail the query, and the restart strategy takes over."
+    return asked.tolerable_failures, Effect.REAL, explanation
 
 
-def _cleanup(asked: CheckpointOptions) -> _Told:
+def _cleanup(asked: CheckpointOptions) -> _Described:
     return asked.cleanup, Effect.REAL, "Decides, by how the stream ended, whether its checkpoints are kept."
 
 
-def _unaligned(asked: CheckpointOptions) -> _Told:
+def _unaligned(asked: CheckpointOptions) -> _Described:
     if asked.unaligned and asked.mode is CheckpointingMode.AT_LEAST_ONCE:
         return (
             asked.unaligned,
@@ -83,7 +83,7 @@ def _goes_unaligned(asked: CheckpointOptions) -> bool:
     return asked.unaligned and asked.mode is CheckpointingMode.EXACTLY_ONCE
 
 
-def _alignment_timeout(asked: CheckpointOptions) -> _Told:
+def _alignment_timeout(asked: CheckpointOptions) -> _Described:
     if not _goes_unaligned(asked):
         return asked.alignment_timeout_ms, Effect.NONE, "Not applicable while unaligned checkpoints are off."
     return (
@@ -93,51 +93,53 @@ def _alignment_timeout(asked: CheckpointOptions) -> _Told:
     )
 
 
-def _force_unaligned(asked: CheckpointOptions) -> _Told:
+def _force_unaligned(asked: CheckpointOptions) -> _Described:
     if not _goes_unaligned(asked):
         return asked.force_unaligned, Effect.NONE, "Not applicable while unaligned checkpoints are off."
     if asked.force_unaligned:
-        sentence = "Unaligned with any sink; one that is not idempotent may see the replayed batch twice."
+        explanation = "Unaligned with any sink; one that is not idempotent may see the replayed batch twice."
     else:
-        sentence = "Unaligned only where the sink takes a replayed batch idempotently."
-    return asked.force_unaligned, Effect.REAL, sentence
+        explanation = "Unaligned only where the sink takes a replayed batch idempotently."
+    return asked.force_unaligned, Effect.REAL, explanation
 
 
-def _num_retained(asked: CheckpointOptions) -> _Told:
+def _num_retained(asked: CheckpointOptions) -> _Described:
     return asked.num_retained, Effect.REAL, "Older checkpoints are deleted once a newer one has completed."
 
 
-def _count_savepoints(asked: CheckpointOptions) -> _Told:
+def _count_savepoints(asked: CheckpointOptions) -> _Described:
     if asked.count_savepoints:
-        sentence = "A savepoint takes the place of a checkpoint among those retained, as in Flink; its bytes stay."
+        explanation = "A savepoint takes the place of a checkpoint among those retained, as in Flink; its bytes stay."
     else:
-        sentence = "So many checkpoints are retained, however many savepoints are taken between them."
-    return asked.count_savepoints, Effect.REAL, sentence
+        explanation = "So many checkpoints are retained, however many savepoints are taken between them."
+    return asked.count_savepoints, Effect.REAL, explanation
 
 
-def _prefer_checkpoint(asked: CheckpointOptions) -> _Told:
+def _prefer_checkpoint(asked: CheckpointOptions) -> _Described:
     if asked.prefer_checkpoint_for_recovery:
-        sentence = "Recovery takes the newest checkpoint even where a savepoint is newer, and tells how far back."
+        explanation = "Recovery takes the newest checkpoint even where a savepoint is newer, and tells how far back."
     else:
-        sentence = "Recovery takes the newest snapshot, checkpoint or savepoint."
-    return asked.prefer_checkpoint_for_recovery, Effect.REAL, sentence
+        explanation = "Recovery takes the newest snapshot, checkpoint or savepoint."
+    return asked.prefer_checkpoint_for_recovery, Effect.REAL, explanation
 
 
-def _recovery_depth(asked: CheckpointOptions) -> _Told:
+def _recovery_depth(asked: CheckpointOptions) -> _Described:
     if asked.recovery_depth is None:
-        sentence = "A recovery that finds damage tries every retained snapshot, the newest first."
+        explanation = "A recovery that finds damage tries every retained snapshot, the newest first."
     else:
-        sentence = "A recovery that finds damage tries so many points beside the live directory, then fails for good."
-    return asked.recovery_depth, Effect.REAL, sentence
+        explanation = (
+            "A recovery that finds damage tries so many points beside the live directory, then fails for good."
+        )
+    return asked.recovery_depth, Effect.REAL, explanation
 
 
-def _storage(asked: CheckpointOptions) -> _Told:
+def _storage(asked: CheckpointOptions) -> _Described:
     if asked.storage is None:
         return asked.storage, Effect.REAL, "Snapshots are kept where the deployment says."
     return asked.storage, Effect.REAL, "Snapshots are kept there, apart from Spark's own checkpoint directory."
 
 
-_TELLERS: dict[str, Callable[[CheckpointOptions], _Told]] = {
+_DESCRIBERS: dict[str, Callable[[CheckpointOptions], _Described]] = {
     "mode": _mode,
     "interval": _interval,
     "timeout": _timeout,

@@ -183,7 +183,7 @@ def _describe_storage(storage: CheckpointStorage, options: Sequence[str], **name
 
 def _describe_asynchronous(asked: bool | None) -> OptionDescription:
     if asked is False:
-        effect, sentence = Effect.NONE, "Snapshots are always asynchronous, as in Flink since 1.13."
+        effect, explanation = Effect.NONE, "Snapshots are always asynchronous, as in Flink since 1.13."
     else:
-        effect, sentence = Effect.REAL, "The query goes on while its snapshot is stored."
-    return OptionDescription("using_asynchronous_snapshots", asked, effect, sentence)
+        effect, explanation = Effect.REAL, "The query goes on while its snapshot is stored."
+    return OptionDescription("using_asynchronous_snapshots", asked, effect, explanation)

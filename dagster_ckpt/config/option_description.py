@@ -25,10 +25,10 @@ class OptionDescription(NamedTuple):
         option: Its keyword, as in `CheckpointConfig(interval=…)`.
         value: The value as set; durations in ms.
         effect: How it takes effect.
-        sentence: What that means for this value.
+        explanation: What that means for this value.
     """
 
     option: str
     value: object
     effect: Effect
-    sentence: str
+    explanation: str

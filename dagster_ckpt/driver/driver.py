@@ -145,7 +145,7 @@ def run_stream(
                 spark=session,
                 run_id=order.run_id or pipes.run_id,
                 signals=_SIGNALS,
-                report=pipes.tell,
+                report=pipes.report,
             )
         pipes.ended(result.streams[0])
         return result.streams[0]

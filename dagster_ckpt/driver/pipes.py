@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.flink.program import StreamExecution, log_sentence
+from dagster_ckpt.flink.program import StreamExecution, log_message
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
@@ -39,15 +39,15 @@ class PipesReport:
         """The Dagster run that started this process through Pipes."""
         return self._context.run_id if self._context is not None else None
 
-    def tell(self, stream_id: str, sentence: str) -> None:
+    def report(self, stream_id: str, message: str) -> None:
         """Tell one sentence."""
-        log_sentence(stream_id, sentence)
+        log_message(stream_id, message)
         if self._context is not None:
-            self._context.log.info(f"{stream_id}: {sentence}")
+            self._context.log.info(f"{stream_id}: {message}")
 
     def ended(self, execution: StreamExecution) -> None:
         """Report how the stream ended, as a custom message: `PipesClientCompletedInvocation.get_custom_messages`."""
-        self.tell(execution.stream_id, f"ended: {execution.end.value}, savepoint {execution.savepoint or 'none'}")
+        self.report(execution.stream_id, f"ended: {execution.end.value}, savepoint {execution.savepoint or 'none'}")
         if self._context is not None:
             self._context.report_custom_message(
                 {
@@ -85,16 +85,16 @@ def pipes_report(
     context = open_dagster_pipes()
     is_over = threading.Event()
 
-    def tell_progress() -> None:
-        said = None
+    def report_progress() -> None:
+        last = None
         while not is_over.wait(interval_s):
-            sentence = progress_sentence(catalog, stream_id)
-            if sentence != said:
-                context.log.info(sentence)
-            said = sentence
+            message = progress_message(catalog, stream_id)
+            if message != last:
+                context.log.info(message)
+            last = message
 
-    teller = threading.Thread(target=tell_progress, name=f"pipes-{stream_id}", daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report_progress, name=f"pipes-{stream_id}", daemon=True)
+    reporter.start()
     try:
         yield PipesReport(context)
     except BaseException as error:
@@ -103,12 +103,12 @@ def pipes_report(
         raise
     finally:
         is_over.set()
-        teller.join()
+        reporter.join()
         if is_ours:
             context.close()
 
 
-def progress_sentence(catalog: Catalog, stream_id: str) -> str:
+def progress_message(catalog: Catalog, stream_id: str) -> str:
     """Where the stream is, from the catalog."""
     try:
         execution = catalog.executions.latest(stream_id)

@@ -171,9 +171,9 @@ class JobExecutionResult:
         return self.net_runtime_ms
 
 
-def log_sentence(stream_id: str, sentence: str) -> None:
+def log_message(stream_id: str, message: str) -> None:
     """Tell the program's log."""
-    _LOG.info("%s: %s", stream_id, sentence)
+    _LOG.info("%s: %s", stream_id, message)
 
 
 def run_program(
@@ -183,7 +183,7 @@ def run_program(
     spark: SparkSession,
     run_id: str | None = None,
     signals: Sequence[signal.Signals] = (signal.SIGINT,),
-    report: Report = log_sentence,
+    report: Report = log_message,
 ) -> JobExecutionResult:
     """Run streams until all of them have ended.
 
@@ -260,8 +260,8 @@ def _settle(to_run: StreamToRun, outcome: Outcome, report: Callable[[str], None]
         # It stopped between two looks at its query and is to go on later: everything is kept.
         stream.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
     elif end.kind in _TERMINAL:
-        for sentence in apply_terminal_retention(stream, outcome.execution_id, _TERMINAL[end.kind]).sentences():
-            report(sentence)
+        for message in apply_terminal_retention(stream, outcome.execution_id, _TERMINAL[end.kind]).messages():
+            report(message)
     if end.kind is EndKind.FAILED:
         raise StreamFailedError(
             f"Stream {stream.stream_id!r} failed, and its restart strategy ({stream.restart.get_description()}) gave "

@@ -31,7 +31,7 @@ class StreamExamination:
     choice: SnapshotChoice
 
     @property
-    def sentences(self) -> list[str]:
+    def messages(self) -> list[str]:
         """The outcome for a person, in a few sentences."""
         diagnosis = self.diagnosis
         if diagnosis.can_resume:
@@ -47,13 +47,13 @@ class StreamExamination:
             second = (
                 f"It is whole after batch {good} (start_from=batch-{good}); the newest commit is {diagnosis.batch_id}."
             )
-        return [first, second, self.choice.sentence]
+        return [first, second, self.choice.message]
 
     def as_record(self) -> dict[str, Any]:
         """As plain data."""
         return {
             "stream_id": self.stream_id,
-            "sentences": self.sentences,
+            "messages": self.messages,
             **self.diagnosis.as_record(),
             "snapshot": self.choice.as_record(),
         }

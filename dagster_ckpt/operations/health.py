@@ -90,13 +90,13 @@ class Finding:
     Attributes:
         check: What was looked at.
         verdict: How it is.
-        sentence: Why, for a person.
+        message: Why, for a person.
         figures: What it was judged by.
     """
 
     check: HealthCheck
     verdict: Verdict
-    sentence: str
+    message: str
     figures: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
@@ -128,44 +128,46 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
     """Whether a snapshot was proven to be restorable lately."""
-    say = _about(HealthCheck.RESTORABILITY)
+    finding = _finding_of(HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
-        return say(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
+        return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
     snapshot = facts.verified
     if snapshot is None or snapshot.verified_at_ms is None:
-        return say(Verdict.UNKNOWN, "no snapshot was ever verified: run verify_snapshots_job, or turn its schedule on")
+        return finding(
+            Verdict.UNKNOWN, "no snapshot was ever verified: run verify_snapshots_job, or turn its schedule on"
+        )
     age_ms = now_ms - snapshot.verified_at_ms
     figures = {"verification_age_ms": age_ms, "verified_snapshot": describe_snapshot(snapshot)}
     if snapshot.verified_problem is not None:
-        return say(
+        return finding(
             Verdict.ERROR, f"{describe_snapshot(snapshot)} cannot be restored: {snapshot.verified_problem}", figures
         )
     if age_ms > settings.max_verification_age_ms:
         limit = iso_duration(settings.max_verification_age_ms)
-        return say(Verdict.WARN, f"the last verification is older than {limit}", figures)
-    return say(Verdict.PASS, f"{describe_snapshot(snapshot)} was verified {iso_duration(age_ms)} ago", figures)
+        return finding(Verdict.WARN, f"the last verification is older than {limit}", figures)
+    return finding(Verdict.PASS, f"{describe_snapshot(snapshot)} was verified {iso_duration(age_ms)} ago", figures)
 
 
 def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
     """How much work a failure now would repeat: the recovery point objective."""
-    say = _about(HealthCheck.CHECKPOINT_AGE)
+    finding = _finding_of(HealthCheck.CHECKPOINT_AGE)
     if facts.running_since_ms is None and facts.down is not None:
-        return say(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
+        return finding(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
     if facts.running_since_ms is None:
-        return say(Verdict.PASS, "the stream does not run")
+        return finding(Verdict.PASS, "the stream does not run")
     limit_ms = settings.max_checkpoint_age_ms
     if limit_ms is None and options.interval_ms is None:
-        return say(Verdict.PASS, "periodic checkpoints are off, and no age is set")
+        return finding(Verdict.PASS, "periodic checkpoints are off, and no age is set")
     if limit_ms is None:
         limit_ms = max(options.interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
     # A stream that was only just started could not take a snapshot yet.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
     age_ms = now_ms - max(taken_ms, facts.running_since_ms)
     figures = {"checkpoint_age_ms": age_ms, "max_checkpoint_age_ms": limit_ms}
-    sentence = f"no snapshot for {iso_duration(age_ms)}; allowed are {iso_duration(limit_ms)}"
+    message = f"no snapshot for {iso_duration(age_ms)}; allowed are {iso_duration(limit_ms)}"
     if age_ms > limit_ms:
-        return say(Verdict.ERROR, sentence, figures)
-    return say(Verdict.WARN if age_ms * 2 > limit_ms else Verdict.PASS, sentence, figures)
+        return finding(Verdict.ERROR, message, figures)
+    return finding(Verdict.WARN if age_ms * 2 > limit_ms else Verdict.PASS, message, figures)
 
 
 def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Verdict:
@@ -177,113 +179,111 @@ def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Ver
 
 def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
     """How many attempts have failed since one succeeded."""
-    say = _about(HealthCheck.CONSECUTIVE_FAILURES)
+    finding = _finding_of(HealthCheck.CONSECUTIVE_FAILURES)
     figures = {"consecutive_failures": facts.failures}
     if facts.failures < settings.failures_to_warn:
-        return say(Verdict.PASS, f"{facts.failures} attempts failed since the newest snapshot", figures)
+        return finding(Verdict.PASS, f"{facts.failures} attempts failed since the newest snapshot", figures)
     verdict = Verdict.ERROR if facts.failures >= settings.failures_to_fail else Verdict.WARN
-    return say(verdict, f"{facts.failures} attempts failed in a row, the last one: {facts.last_failure}", figures)
+    return finding(verdict, f"{facts.failures} attempts failed in a row, the last one: {facts.last_failure}", figures)
 
 
 def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
     """Whether its query makes batches, or rests because there is nothing to do."""
-    say = _about(HealthCheck.PROGRESS)
+    finding = _finding_of(HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
-        return say(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
+        return finding(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
     if facts.failed_runs >= settings.loop_failures:
-        sentence = f"the stream restarts in a loop: {facts.failed_runs} runs failed since the newest snapshot was "
-        sentence += (
-            f"completed, the last one: {facts.last_end}. cancel_stream_job stops it; doctor_job looks for damage"
-        )
-        return say(Verdict.ERROR, sentence, {"failed_runs": facts.failed_runs})
+        message = f"the stream restarts in a loop: {facts.failed_runs} runs failed since the newest snapshot was "
+        message += f"completed, the last one: {facts.last_end}. cancel_stream_job stops it; doctor_job looks for damage"
+        return finding(Verdict.ERROR, message, {"failed_runs": facts.failed_runs})
     if facts.heartbeat_at_ms is None:
-        return say(Verdict.PASS, "no query runs")
+        return finding(Verdict.PASS, "no query runs")
     limit_ms = settings.max_stall_ms
     silent_ms = max(0, now_ms - facts.heartbeat_at_ms)
     if silent_ms > limit_ms:
-        sentence = f"{facts.process} has told nothing for {iso_duration(silent_ms)}: it is gone, or hangs itself"
-        sentence += ". Where the supervisor sensor starts no other run, end that process"
-        return say(Verdict.ERROR, sentence, {"silent_for_ms": silent_ms, "max_stall_ms": limit_ms})
+        message = f"{facts.process} has told nothing for {iso_duration(silent_ms)}: it is gone, or hangs itself"
+        message += ". Where the supervisor sensor starts no other run, end that process"
+        return finding(Verdict.ERROR, message, {"silent_for_ms": silent_ms, "max_stall_ms": limit_ms})
     return _inactivity(facts, limit_ms, silent_ms)
 
 
 def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int) -> Finding:
     """Whether the query of a process that reports moves."""
-    say = _about(HealthCheck.PROGRESS)
+    finding = _finding_of(HealthCheck.PROGRESS)
     still = facts.inactivity
     if still is None:
-        return say(Verdict.UNKNOWN, f"{facts.process} does not tell what its query is doing")
+        return finding(Verdict.UNKNOWN, f"{facts.process} does not tell what its query is doing")
     if still.is_idle:
-        return say(Verdict.PASS, f"the query rests: {still.doing}")
+        return finding(Verdict.PASS, f"the query rests: {still.doing}")
     still_ms = still.stalled_for_ms + silent_ms
     figures = {"doing": still.doing, "stalled_for_ms": still_ms, "max_stall_ms": limit_ms}
-    sentence = f"the query is at {still.doing!r}, and nothing has moved for {iso_duration(still_ms)}"
+    message = f"the query is at {still.doing!r}, and nothing has moved for {iso_duration(still_ms)}"
     if still_ms <= limit_ms:
-        return say(Verdict.PASS, sentence, figures)
+        return finding(Verdict.PASS, message, figures)
     tasks = still.tasks
     if tasks is not None and tasks.running:
-        sentence += (
+        message += (
             f": {tasks.running} of {tasks.total} tasks of its batch run, {tasks.done} are done. It may only take "
         )
-        sentence += "long: look at the running tasks in Spark's page"
-        return say(Verdict.WARN, sentence, figures)
+        message += "long: look at the running tasks in Spark's page"
+        return finding(Verdict.WARN, message, figures)
     if tasks is not None and tasks.jobs:
-        sentence += f"; no task runs of its Spark jobs under way ({tasks.jobs})"
-    sentence += f". See with jstack what the JVM of {facts.process} waits for, then run restart_stream_job; where the "
-    sentence += "query does not stop, end that process"
-    return say(Verdict.ERROR, sentence, figures)
+        message += f"; no task runs of its Spark jobs under way ({tasks.jobs})"
+    message += f". See with jstack what the JVM of {facts.process} waits for, then run restart_stream_job; where the "
+    message += "query does not stop, end that process"
+    return finding(Verdict.ERROR, message, figures)
 
 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
     """Whether the state grows without a bound."""
-    say = _about(HealthCheck.SIZE_GROWTH)
+    finding = _finding_of(HealthCheck.SIZE_GROWTH)
     size = facts.newest.full_bytes if facts.newest is not None else None
     if size is None:
-        return say(Verdict.UNKNOWN, "there is no snapshot whose size is known")
+        return finding(Verdict.UNKNOWN, "there is no snapshot whose size is known")
     figures: dict[str, int | float | str] = {"full_bytes": size}
     if settings.max_snapshot_bytes is not None and size > settings.max_snapshot_bytes:
-        return say(
+        return finding(
             Verdict.ERROR, f"a snapshot has {size:,} bytes; allowed are {settings.max_snapshot_bytes:,}", figures
         )
     if not facts.bytes_before:
-        return say(Verdict.PASS, f"a snapshot has {size:,} bytes; there is none to compare it with", figures)
+        return finding(Verdict.PASS, f"a snapshot has {size:,} bytes; there is none to compare it with", figures)
     factor = size / facts.bytes_before
     figures["growth_factor"] = round(factor, 3)
     window = iso_duration(settings.size_window_ms)
-    sentence = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as at the begin of {window}"
+    message = f"a snapshot has {size:,} bytes, {factor:.2f} times as many as at the begin of {window}"
     grows = size > settings.size_floor_bytes and factor >= settings.size_growth_factor
-    return say(Verdict.WARN if grows else Verdict.PASS, sentence, figures)
+    return finding(Verdict.WARN if grows else Verdict.PASS, message, figures)
 
 
 def source_lag(facts: HealthFacts, settings: HealthSettings) -> Finding:
     """Whether the stream keeps up with its sources."""
-    say = _about(HealthCheck.SOURCE_LAG)
+    finding = _finding_of(HealthCheck.SOURCE_LAG)
     if facts.running_since_ms is None and facts.down is not None:
-        return say(Verdict.UNKNOWN, f"the stream should run and does not: {facts.down}")
+        return finding(Verdict.UNKNOWN, f"the stream should run and does not: {facts.down}")
     if facts.running_since_ms is None:
-        return say(Verdict.PASS, "the stream does not run")
+        return finding(Verdict.PASS, "the stream does not run")
     behind = lag(facts.sources)
     if behind is None:
-        return say(Verdict.UNKNOWN, "the sources do not tell how far behind the query is")
+        return finding(Verdict.UNKNOWN, "the sources do not tell how far behind the query is")
     figures: dict[str, int | float | str] = {"records_behind": behind}
     if not behind:
-        return say(Verdict.PASS, "nothing is waiting to be read", figures)
+        return finding(Verdict.PASS, "nothing is waiting to be read", figures)
     if not facts.rows_per_second:
-        return say(Verdict.UNKNOWN, f"{behind:,} records are waiting, and the speed is not known", figures)
+        return finding(Verdict.UNKNOWN, f"{behind:,} records are waiting, and the speed is not known", figures)
     catch_up_ms = round(behind / facts.rows_per_second * 1000)
     figures["catch_up_ms"] = catch_up_ms
-    sentence = f"{behind:,} records are waiting, {iso_duration(catch_up_ms)} at the speed of the last batch"
-    return say(Verdict.WARN if catch_up_ms > settings.max_catch_up_ms else Verdict.PASS, sentence, figures)
+    message = f"{behind:,} records are waiting, {iso_duration(catch_up_ms)} at the speed of the last batch"
+    return finding(Verdict.WARN if catch_up_ms > settings.max_catch_up_ms else Verdict.PASS, message, figures)
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
     """Whether the sources still have what a recovery from the newest snapshot reads again."""
-    say = _about(HealthCheck.SOURCE_RETENTION)
+    finding = _finding_of(HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
-        return say(Verdict.UNKNOWN, "there is no snapshot to be recovered from")
+        return finding(Verdict.UNKNOWN, "there is no snapshot to be recovered from")
     if not facts.sources:
-        return say(Verdict.UNKNOWN, "no batch has told what the sources are")
-    so_far, sentences = Verdict.PASS, []
+        return finding(Verdict.UNKNOWN, "no batch has told what the sources are")
+    so_far, messages = Verdict.PASS, []
     for source in facts.sources:
         left = retention(
             source,
@@ -301,38 +301,38 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
         else:
             verdict = Verdict.WARN if left.left_ms <= settings.retention_margin_ms else Verdict.PASS
         so_far = max(so_far, verdict, key=_WORSE.index)
-        sentences.append(f"{source.name}: {left.sentence}")
-    return say(so_far, "; ".join(sentences), {"restore_point": describe_snapshot(facts.newest)})
+        messages.append(f"{source.name}: {left.message}")
+    return finding(so_far, "; ".join(messages), {"restore_point": describe_snapshot(facts.newest)})
 
 
 def desired_state(facts: HealthFacts) -> Finding:
     """Whether it is being brought to what it is meant to be, and its last upgrade went through."""
-    say = _about(HealthCheck.DESIRED_STATE)
+    finding = _finding_of(HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:
-        return say(Verdict.PASS, "people start and stop it")
+        return finding(Verdict.PASS, "people start and stop it")
     if row.broken is not None:
-        return say(Verdict.ERROR, f"nothing is done for it: what it is meant to be cannot be read: {row.broken}")
+        return finding(Verdict.ERROR, f"nothing is done for it: what it is meant to be cannot be read: {row.broken}")
     upgrade = row.upgrade
     figures = {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
     if upgrade is not None and upgrade.phase.refuses:
         runs_on = upgrade.phase is UpgradePhase.REFUSED and facts.running_since_ms is not None
-        sentence = f"the upgrade to {upgrade.to_version} ended {upgrade.phase.value}: {upgrade.reason}. "
-        sentence += "The stream runs on as it was" if runs_on else "The stream does not run"
-        sentence += "; load another code version, run set_desired_state_job with retry_refused, or start it by hand"
-        return say(Verdict.WARN if runs_on else Verdict.ERROR, sentence, figures)
+        message = f"the upgrade to {upgrade.to_version} ended {upgrade.phase.value}: {upgrade.reason}. "
+        message += "The stream runs on as it was" if runs_on else "The stream does not run"
+        message += "; load another code version, run set_desired_state_job with retry_refused, or start it by hand"
+        return finding(Verdict.WARN if runs_on else Verdict.ERROR, message, figures)
     if row.alert is not None:
-        return say(Verdict.ERROR, row.alert, figures)
+        return finding(Verdict.ERROR, row.alert, figures)
     if upgrade is not None and not upgrade.phase.is_over:
-        return say(Verdict.PASS, f"an upgrade is under way: {upgrade.phase.value}, {upgrade.reason}", figures)
-    return say(Verdict.PASS, "nothing waits for a person", figures)
+        return finding(Verdict.PASS, f"an upgrade is under way: {upgrade.phase.value}, {upgrade.reason}", figures)
+    return finding(Verdict.PASS, "nothing waits for a person", figures)
 
 
 _WORSE = (Verdict.PASS, Verdict.UNKNOWN, Verdict.WARN, Verdict.ERROR)
 
 
-def _about(check: HealthCheck) -> Callable[..., Finding]:
-    def say(verdict: Verdict, sentence: str, figures: Mapping[str, int | float | str] | None = None) -> Finding:
-        return Finding(check, verdict, sentence, figures or {})
+def _finding_of(check: HealthCheck) -> Callable[..., Finding]:
+    def finding(verdict: Verdict, message: str, figures: Mapping[str, int | float | str] | None = None) -> Finding:
+        return Finding(check, verdict, message, figures or {})
 
-    return say
+    return finding

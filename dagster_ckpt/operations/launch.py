@@ -54,9 +54,9 @@ class DriverLaunch:
                 f"command is {_shown(self.command)!r}, but must be a list of words such as "
                 "('spark-submit', 'orders.py')."
             )
-        self.words(stream_id="", start_request="")
+        self.command_line(stream_id="", start_request="")
 
-    def words(self, *, stream_id: str, start_request: str) -> list[str]:
+    def command_line(self, *, stream_id: str, start_request: str) -> list[str]:
         """The command line of one launch."""
         try:
             return [word.format(stream_id=stream_id, start_request=start_request) for word in self.command]
@@ -117,14 +117,14 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
     Raises:
         RequestFailedError: The command cannot be run.
     """
-    words = launch.words(stream_id=stream.stream_id, start_request=request.request_id)
+    command_line = launch.command_line(stream_id=stream.stream_id, start_request=request.request_id)
     log = Path(launch.log_directory) / f"{stream.stream_id}-{request.request_id[:8]}.log"
     try:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What a driver prints is for nobody else to read.
         with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             process = subprocess.Popen(
-                words,
+                command_line,
                 env={**os.environ, **launch.environment, START_REQUEST_VARIABLE: request.request_id},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -134,7 +134,7 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
     except OSError as error:
         raise RequestFailedError(
             f"The driver of stream {stream.stream_id!r} could not be launched: {error}. Look at the command "
-            f"{shown_command(words)!r} and the log folder {launch.log_directory}."
+            f"{shown_command(command_line)!r} and the log folder {launch.log_directory}."
         ) from error
     record = stream.catalog.launches.record(
         request.request_id,
@@ -144,7 +144,7 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
         boot_id=boot_id(),
         pid=process.pid,
         process_start_ticks=_start_ticks(process.pid),
-        command=subprocess.list2cmdline(shown_command(words)),
+        command=subprocess.list2cmdline(shown_command(command_line)),
         log=str(log),
     )
     return LaunchedDriver(record, process.poll)

@@ -162,7 +162,7 @@ def cancel(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAU
     stopped = _stop_between_restarts(stream, operator, ExecutionStatus.CANCELED)
     if stopped is not None:
         report = apply_terminal_retention(stream, stopped, TerminalState.CANCELED)
-        return "; ".join(["it was between two restarts, and is not restarted any more", *report.sentences()])
+        return "; ".join(["it was between two restarts, and is not restarted any more", *report.messages()])
     require_running(stream, "cancelled")
     ask(stream, RequestKind.CANCEL, {}, operator, timeout_s)
     await_stop(stream, timeout_s)
@@ -256,7 +256,7 @@ def set_desired_state(
             )
         stream.catalog.streams.accept_plan(stream.stream_id, refused)
         retry_refused = True
-    return stream.catalog.desired_states.say(
+    return stream.catalog.desired_states.put(
         stream.stream_id, desired, origin=operator.origin, retry_refused=retry_refused
     )
 
@@ -384,8 +384,8 @@ def restart(
         RequestTimeoutError: Nobody launched the run in time.
     """
     ahead = preview(stream, start_from)
-    for sentence in ahead.sentences():
-        report(sentence)
+    for message in ahead.messages():
+        report(message)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
     with holding(stream.catalog, [ahead.plan.snapshot], f"restart by {operator.origin}"):
         request = _ask_for_restart(stream, start_from, operator, timeout_s, report)

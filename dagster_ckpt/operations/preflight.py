@@ -12,7 +12,7 @@ from dagster_ckpt.errors import CkptError, RequestFailedError, StorageAccessErro
 from dagster_ckpt.operations.requests import is_running
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
-from dagster_ckpt.recovery.plan_check import PlanChange, check_backend, plan_change, told
+from dagster_ckpt.recovery.plan_check import PlanChange, check_backend, describe_differences, plan_change
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import restore_into, snapshot_location
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
@@ -21,7 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
-from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, in_plain_words, run_trial
+from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.snapshot_names import describe_snapshot
@@ -91,10 +91,11 @@ def preflight(
         trial, how = Trial(None, str(error)), ""
     if interrupted():
         raise RequestFailedError(f"The preflight of stream {stream.stream_id!r} was interrupted, so it has no result.")
-    reason = how if trial.error is None else in_plain_words(trial.error)
+    reason = how if trial.error is None else describe_trial_error(trial.error)
     refused = None if change is None or change.is_accepted else change
     if refused is not None:
-        reason = f"the code keeps other state than what is there. {told(refused.differences)} Spark: {reason}"
+        changes = describe_differences(refused.differences)
+        reason = f"the code keeps other state than what is there. {changes} Spark: {reason}"
     at_ms = stream.catalog.now_ms()
     passed = trial.error is None and refused is None
     fingerprint = refused.fingerprint if refused is not None else None

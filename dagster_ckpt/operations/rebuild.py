@@ -53,7 +53,7 @@ class RebuildReport:
     live_directory: str | None
     passed_over: tuple[str, ...]
 
-    def sentences(self) -> list[str]:
+    def messages(self) -> list[str]:
         """The report for a log."""
         where = self.live_directory or "the newest snapshot, which is restored"
         return [

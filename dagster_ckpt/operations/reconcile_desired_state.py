@@ -146,7 +146,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
             catalog.executions.settle(action.execution_id, ExecutionStatus.FAILED)
         elif isinstance(action, Adopt):
             # This is recorded with it; what was thought out for the wish before is void.
-            catalog.desired_states.say(row.stream_id, action.desired, origin=decision.reason)
+            catalog.desired_states.put(row.stream_id, action.desired, origin=decision.reason)
         else:
             assert isinstance(action, Run)
             run = action.step

@@ -29,7 +29,7 @@ REMEMBERED = _LOOKED_AT + 1
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedEvent:
     """An event that is told.
 
     Attributes:
@@ -41,13 +41,13 @@ class Told:
     is_failure: bool = False
 
 
-def events_to_tell(
+def events_to_report(
     events: Iterable[EventRecord],
     before: Mapping[str, Sequence[EventRecord]],
     snapshots: Mapping[str, SnapshotRecord],
     *,
     interval_ms: int,
-) -> Iterator[Told]:
+) -> Iterator[ReportedEvent]:
     """The events that are told, in order.
 
     Always: a savepoint, a checkpoint that a person asked for, the first checkpoint after a start or a restore, the last
@@ -63,37 +63,37 @@ def events_to_tell(
     past = {stream_id: list(known) for stream_id, known in before.items()}
     for event in events:
         known = past.setdefault(event.stream_id, [])
-        told = _told(event, known, snapshots, interval_ms)
-        if told is not None:
-            yield told
+        reported = _reported(event, known, snapshots, interval_ms)
+        if reported is not None:
+            yield reported
         if event.type in DECISIVE:
             past[event.stream_id] = [*known, event][-REMEMBERED:]
 
 
-def _told(
+def _reported(
     event: EventRecord, known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
-) -> Told | None:
+) -> ReportedEvent | None:
     if event.type is EventType.EXECUTION_ENDED:
-        return _last_untold(known, snapshots, interval_ms)
+        return _last_unreported(known, snapshots, interval_ms)
     if event.type in _FAILED:
-        is_told = event.type is EventType.SAVEPOINT_FAILED or _is_first(event, known, interval_ms)
-        return Told(event, is_failure=True) if is_told else None
+        is_reported = event.type is EventType.SAVEPOINT_FAILED or _is_first(event, known, interval_ms)
+        return ReportedEvent(event, is_failure=True) if is_reported else None
     if event.type is EventType.CHECKPOINT_COMPLETED:
-        is_told = _is_first(event, known, interval_ms) or _was_asked_for(event, snapshots)
-        return Told(event) if is_told else None
-    return Told(event) if event.type is EventType.SAVEPOINT_COMPLETED else None
+        is_reported = _is_first(event, known, interval_ms) or _was_asked_for(event, snapshots)
+        return ReportedEvent(event) if is_reported else None
+    return ReportedEvent(event) if event.type is EventType.SAVEPOINT_COMPLETED else None
 
 
-def _last_untold(
+def _last_unreported(
     known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
-) -> Told | None:
+) -> ReportedEvent | None:
     """The last snapshot of an execution that ends, where it is a checkpoint that was not told."""
     at = next((at for at in reversed(range(len(known))) if known[at].type not in _FAILED), None)
     if at is None or known[at].type is not EventType.CHECKPOINT_COMPLETED:
         return None
     last = known[at]
-    is_told = _is_first(last, known[:at], interval_ms) or _was_asked_for(last, snapshots)
-    return None if is_told else Told(last)
+    is_reported = _is_first(last, known[:at], interval_ms) or _was_asked_for(last, snapshots)
+    return None if is_reported else ReportedEvent(last)
 
 
 def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:

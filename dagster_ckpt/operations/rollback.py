@@ -86,8 +86,8 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
     # The code before is about to start, which wrote the snapshot: what the new code wrote elsewhere is left.
     output = NamedOutput.of_sinks(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
     preview = preview_rewind(stream, facts, plan, output)
-    for sentence in preview.sentences():
-        report(sentence)
+    for message in preview.messages():
+        report(message)
     refuse_loss(stream, preview, accept_loss=False)
     try:
         prepared = prepare(stream, plan, lease, output)

@@ -29,7 +29,7 @@ from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
 # A file that was undone by a roll-back before these is told as undone by the first of them.
-_REWINDS_TOLD = 1000
+_MAX_REWINDS = 1000
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _named_in_snapshot(stream: StreamHandle, location: str) -> set[str]:
 
 def _rewinds(stream: StreamHandle) -> list[EventRecord]:
     events = stream.catalog.events
-    found = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_REWINDS_TOLD)
+    found = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MAX_REWINDS)
     return found[stream.stream_id]
 
 

@@ -57,13 +57,13 @@ class Retention:
     """Whether a source still has what a recovery reads again.
 
     Attributes:
-        sentence: In words.
+        message: In words.
         is_gone: It has not.
         for_ever: It always will.
         left_ms: How long it still has it, or None where nobody can say.
     """
 
-    sentence: str
+    message: str
     is_gone: bool = False
     for_ever: bool = False
     left_ms: int | None = None

@@ -92,7 +92,7 @@ def damage_in(trace: str) -> Damage | None:
     """
     if _MAY_PASS.search(trace):
         return None
-    told = "; ".join(dict.fromkeys(line.strip() for line in trace.splitlines() if line.strip() and _is_told(line)))
+    told = "; ".join(dict.fromkeys(line.strip() for line in trace.splitlines() if line.strip() and _is_message(line)))
     detail = told[:1_000] or trace[:1_000]
     condition = _CONDITION.search(trace)
     if condition is not None:
@@ -105,5 +105,5 @@ def damage_in(trace: str) -> Damage | None:
     return None
 
 
-def _is_told(line: str) -> bool:
+def _is_message(line: str) -> bool:
     return not line.lstrip().startswith(("at ", "...", "at ["))

@@ -71,7 +71,7 @@ class RetentionReport:
             dry_run=self.dry_run or later.dry_run,
         )
 
-    def sentences(self) -> list[str]:
+    def messages(self) -> list[str]:
         """The report for a log."""
         would = "would have " if self.dry_run else ""
         lines = [f"{would}deleted {name}" for name in self.deleted]

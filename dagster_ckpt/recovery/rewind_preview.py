@@ -98,7 +98,7 @@ class RewindPreview:
             "has read rows that are written anew, and has to read again."
         )
 
-    def sentences(self) -> list[str]:
+    def messages(self) -> list[str]:
         """The preview for a log."""
         lines = [self.plan.reason]
         if self.batches:
@@ -155,13 +155,13 @@ def preview_rewind(
         sources=apart.sources if apart else (),
         span_ms=apart.span_ms if apart and apart.span_ms is not None else plan.rewound_ms,
         left=tuple(left),
-        sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(stream, plan) if not _is_told(sink, judged))),
+        sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged))),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
         way_back=announce_way_back(plan, facts.start_from),
     )
 
 
-def _is_told(sink: str, told: Sequence[SinkForecast]) -> bool:
+def _is_judged(sink: str, told: Sequence[SinkForecast]) -> bool:
     return _is_one_of(sink, [each.sink for each in told])
 
 

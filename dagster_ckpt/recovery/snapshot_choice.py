@@ -38,7 +38,7 @@ class SnapshotChoice:
     passed_over: tuple[PassedOver, ...]
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         """The choice, for a person."""
         if self.snapshot is None:
             tried = f" ({len(self.passed_over)} were tried)" if self.passed_over else ""
@@ -53,7 +53,7 @@ class SnapshotChoice:
             "location": self.snapshot.location if self.snapshot else None,
             "batch_id": self.snapshot.batch_id if self.snapshot else None,
             "replayed_batches": self.replayed_batches,
-            "sentence": self.sentence,
+            "message": self.message,
             "passed_over": [{"snapshot_id": item.snapshot.snapshot_id, "why": item.why} for item in self.passed_over],
         }
 

@@ -165,7 +165,7 @@ class AttemptRunner:
         if running is None:
             return []
         running.aborted.set()
-        self._record_failure_of(running, f"{action.reason.name}: {action.reason.sentence}")
+        self._record_failure_of(running, f"{action.reason.name}: {action.reason.message}")
         if not running.cut_ordered:
             return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
         self._aborted[action.number] = action

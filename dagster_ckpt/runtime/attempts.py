@@ -109,13 +109,13 @@ class AttemptThreads:
     def clean(self, work: Callable[[], None]) -> None:
         """Delete something in the background; `Cleaned` follows whether or not it worked."""
 
-        def clean_and_tell() -> None:
+        def clean_and_report() -> None:
             try:
                 work()
             finally:
                 self._results.put(Cleaned())
 
-        self._futures.append(self._pool.submit(clean_and_tell))
+        self._futures.append(self._pool.submit(clean_and_report))
 
     def results(self) -> list[Result]:
         """What has happened since the last call, in order."""
@@ -141,7 +141,7 @@ class AttemptThreads:
             return
         cut = threading.Event()
 
-        def tell_of_cut(_batch: int) -> None:
+        def report_cut(_batch: int) -> None:
             cut.set()
             self._results.put(CutExists(number))
 
@@ -151,7 +151,7 @@ class AttemptThreads:
                 live,
                 running.order,
                 now_ms=self._clock(),
-                on_cut=tell_of_cut,
+                on_cut=report_cut,
                 should_abort=running.aborted.is_set,
             )
         except Exception as error:  # noqa: BLE001 - every failure is an answer to the coordinator

@@ -266,8 +266,8 @@ class _Run:
                     own_jvm_pid=self._request.jvm_pid,
                     report=self._request.report,
                 )
-            for sentence in settle_dead_attempts(stream, self._lease.record):
-                self._request.report(sentence)
+            for message in settle_dead_attempts(stream, self._lease.record):
+                self._request.report(message)
             watch()
             if cause is StartCause.MANUAL:
                 stream.catalog.recoveries.forget(self._lease.record)
@@ -363,8 +363,8 @@ class _Run:
         stream.store.check_access()
         claim_live_folder(stream)
         count_beyond_what_is_used(stream, plan.snapshot, self._lease.record)
-        for sentence in check_backend(stream, plan):
-            self._request.report(sentence)
+        for message in check_backend(stream, plan):
+            self._request.report(message)
         query_plan = self._check_plan(plan, accept=start_from.accept_plan_change)
         self._watch()
         kept = keep_way_back(stream, facts, plan, start_from, self._lease.record)
@@ -373,7 +373,7 @@ class _Run:
         refuse_shared_folder(stream, output)
         self._watch()
         prepared = prepare(stream, plan, self._lease, output, watch=self._watch)
-        self._tell(prepared)
+        self._report_start(prepared)
         # What takes long may have outlived the lease: a successor may be at work in these very places.
         self._lease.check()
         stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
@@ -474,15 +474,15 @@ class _Run:
             self._stream.catalog.executions.heartbeat(self._lease.record, execution_id, {"sinks": sinks})
 
     def _weigh(self, preview: RewindPreview, *, accept_loss: bool) -> None:
-        for sentence in preview.sentences():
-            self._request.report(sentence)
+        for message in preview.messages():
+            self._request.report(message)
         refuse_loss(self._stream, preview, accept_loss=accept_loss)
 
     def _check_plan(self, recovery: RecoveryPlan, *, accept: bool) -> PlanDescription | None:
         describe = self._request.describe
         plan = plan_of_writer(describe()) if describe is not None else None
-        for sentence in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
-            self._request.report(sentence)
+        for message in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
+            self._request.report(message)
         return plan
 
     def _await_restart(self, execution_id: str, end: QueryEnd) -> QueryEnd | None:
@@ -529,7 +529,7 @@ class _Run:
             return None
         return QueryEnd(kind, reason)
 
-    def _tell(self, prepared: PreparedStart) -> None:
+    def _report_start(self, prepared: PreparedStart) -> None:
         for path in prepared.rolled_back:
             self._request.report(f"rolled back the file sink {path}")
         for sink in prepared.may_repeat:

@@ -110,7 +110,7 @@ def unpack_metadata(data: bytes, location: str) -> Metadata:
         SnapshotCorruptError: It is truncated, modified, not a `_metadata`, or in a newer format.
     """
     metadata = _unpack(data, location)
-    with _told_as_corrupt(location):
+    with _errors_as_corrupt(location):
         _check_inline(metadata.manifest.inline_length, metadata.inline)
     return metadata
 
@@ -133,7 +133,7 @@ def unpack_files(data: bytes, location: str) -> Contents:
 
     def files() -> Iterator[FileEntry]:
         paths, used, inline_length = Paths(), set[str](), 0
-        with _told_as_corrupt(location):
+        with _errors_as_corrupt(location):
             for part in _parts(packed, lengths):
                 for entries in read_files(part, paths):
                     used.update(entry.object for entry in entries if entry.object is not None)
@@ -215,13 +215,13 @@ def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[
         raise SnapshotCorruptError(
             cannot_be_trusted(location, "its checksum does not fit, so it is truncated or altered")
         )
-    with _told_as_corrupt(location), zipfile.ZipFile(io.BytesIO(data)) as archive:
+    with _errors_as_corrupt(location), zipfile.ZipFile(io.BytesIO(data)) as archive:
         described = from_json(_member(archive, MANIFEST_NAME))
         _check_version(described, location)
         yield archive, described
 
 
-def _told_as_corrupt(location: str) -> AbstractContextManager[None]:
+def _errors_as_corrupt(location: str) -> AbstractContextManager[None]:
     return reading(
         lambda why: SnapshotCorruptError(cannot_be_trusted(location, f"its manifest cannot be read ({why})"))
     )

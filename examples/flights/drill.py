@@ -98,7 +98,7 @@ class Drill:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
         positions = live.positions()
-        self._say(f"killed {stream.stream_id} in batch {positions.offset}; committed was {positions.commit}")
+        self._print(f"killed {stream.stream_id} in batch {positions.offset}; committed was {positions.commit}")
         return execution.execution_id
 
     def delete_live_directory(self, stream: StreamingAsset) -> str:
@@ -106,7 +106,7 @@ class Drill:
         execution = self._running(stream)
         directory = _known(execution.live_directory)
         LiveDirectory(directory).delete()
-        self._say(f"deleted {directory} under the running query")
+        self._print(f"deleted {directory} under the running query")
         return execution.execution_id
 
     def await_successor(self, stream: StreamingAsset, execution_id: str) -> None:
@@ -121,7 +121,7 @@ class Drill:
         self._await(runs, f"a new execution of {stream.stream_id}")
         successor = self._running(stream)
         reason = (successor.recovery or {}).get("reason", "")
-        self._say(f"{stream.stream_id} runs again ({successor.cause.value.lower().replace('_', ' ')}): {reason}")
+        self._print(f"{stream.stream_id} runs again ({successor.cause.value.lower().replace('_', ' ')}): {reason}")
 
     def take_savepoint(self, stream: StreamingAsset, label: str) -> None:
         """Trigger a savepoint through its job, while the stream runs."""
@@ -144,7 +144,7 @@ class Drill:
             return seen_since and bool(progress.get("idle")) and progress.get("watermark") == final_watermark
 
         self._await(caught_up, f"{stream.stream_id} at watermark {final_watermark}")
-        self._say(f"{stream.stream_id} has processed the whole feed")
+        self._print(f"{stream.stream_id} has processed the whole feed")
 
     def await_batches_after(self, stream: StreamingAsset, label: str, *, batches: int) -> None:
         """Wait until a stream has committed batches after a savepoint, so that there is something to rewind."""
@@ -154,7 +154,7 @@ class Drill:
         live = LiveDirectory(_known(self._running(stream).live_directory))
         wanted = (savepoint.batch_id or 0) + batches
         self._await(lambda: (live.positions().commit or 0) >= wanted, f"batch {wanted} of {stream.stream_id}")
-        self._say(f"{stream.stream_id} has committed batch {wanted}; the savepoint is at batch {savepoint.batch_id}")
+        self._print(f"{stream.stream_id} has committed batch {wanted}; the savepoint is at batch {savepoint.batch_id}")
 
     def stop_all(self, streams: Sequence[StreamingAsset]) -> None:
         """Stop streams with a savepoint each, at the same time."""
@@ -186,7 +186,7 @@ class Drill:
         status = self._dev.await_end(run_id, timeout_s=STEP_TIMEOUT_S)
         if status is not DagsterRunStatus.SUCCESS:
             raise CkptError(f"{job} ended {status.value}; run {run_id}, log {self._dev.log}")
-        self._say(f"{job}: done")
+        self._print(f"{job}: done")
 
     def _await_idle_downstream(self) -> None:
         question = """query($job: String!) {
@@ -221,7 +221,7 @@ class Drill:
                     psutil.Process(lease.jvm_pid).send_signal(signal.SIGQUIT)
         time.sleep(STACKS_S)
 
-    def _say(self, sentence: str) -> None:
+    def _print(self, sentence: str) -> None:
         self._console.log(sentence, markup=False)
 
 

@@ -38,9 +38,9 @@ def test_a_stream_that_nobody_spoke_of_is_not_managed(catalog: Catalog) -> None:
 
 
 def test_the_newest_word_of_a_person_counts_and_raises_the_generation(catalog: Catalog, clock: ManualClock) -> None:
-    catalog.desired_states.say("orders", DesiredState.RUNNING, origin="anna")
+    catalog.desired_states.put("orders", DesiredState.RUNNING, origin="anna")
     clock.now_ms += 5
-    said = catalog.desired_states.say("orders", DesiredState.SUSPENDED, origin="bert")
+    said = catalog.desired_states.put("orders", DesiredState.SUSPENDED, origin="bert")
 
     assert (said.desired, said.origin, said.changed_at_ms) == (DesiredState.SUSPENDED, "bert", clock.now_ms)
     assert said.generation == catalog.desired_states.all()["orders"].generation == 3
@@ -50,12 +50,12 @@ def test_the_newest_word_of_a_person_counts_and_raises_the_generation(catalog: C
 
 def test_the_definition_decides_where_a_person_left_it_to_it(catalog: Catalog) -> None:
     assert catalog.desired_states.ensure("orders", origin="definition").desired is None
-    catalog.desired_states.say("orders", DesiredState.CANCELED, origin="anna")
-    assert catalog.desired_states.say("orders", None, origin="anna").desired is None
+    catalog.desired_states.put("orders", DesiredState.CANCELED, origin="anna")
+    assert catalog.desired_states.put("orders", None, origin="anna").desired is None
 
 
 def test_the_progress_of_an_upgrade_is_kept_and_told_once(catalog: Catalog) -> None:
-    row = catalog.desired_states.say("orders", DesiredState.RUNNING, origin="anna")
+    row = catalog.desired_states.put("orders", DesiredState.RUNNING, origin="anna")
     for _ in range(2):
         assert catalog.desired_states.advance(row, upgrade=UPGRADE, alert="look", request_id="r", reached=True)
 
@@ -66,8 +66,8 @@ def test_the_progress_of_an_upgrade_is_kept_and_told_once(catalog: Catalog) -> N
 
 
 def test_what_was_thought_out_for_an_earlier_wish_is_not_recorded(catalog: Catalog) -> None:
-    row = catalog.desired_states.say("orders", DesiredState.RUNNING, origin="anna")
-    catalog.desired_states.say("orders", DesiredState.SUSPENDED, origin="anna")
+    row = catalog.desired_states.put("orders", DesiredState.RUNNING, origin="anna")
+    catalog.desired_states.put("orders", DesiredState.SUSPENDED, origin="anna")
 
     assert not catalog.desired_states.advance(row, upgrade=UPGRADE, alert=None, request_id=None)
     assert catalog.desired_states.all()["orders"].upgrade is None
@@ -90,7 +90,7 @@ def test_a_refused_version_is_forgotten_only_on_request(
     upgrade = replace(UPGRADE, phase=phase)
     catalog.desired_states.advance(row, upgrade=upgrade, alert="refused", request_id=None)
 
-    said = catalog.desired_states.say("orders", DesiredState.RUNNING, origin="anna", retry_refused=retry)
+    said = catalog.desired_states.put("orders", DesiredState.RUNNING, origin="anna", retry_refused=retry)
 
     assert (said.upgrade, said.alert) == (upgrade if is_kept else None, None)
 
@@ -105,7 +105,7 @@ def test_a_preflight_is_noted_whoever_asked_for_it(catalog: Catalog) -> None:
     "damage", ["desired = 'FLYING'", "upgrade = 'no json'", 'upgrade = \'{"phase":"NEW"}\'', "preflight = '[]'"]
 )
 def test_a_row_that_cannot_be_read_is_listed_and_says_so(catalog: Catalog, damage: str) -> None:
-    catalog.desired_states.say("orders", DesiredState.RUNNING, origin="anna")
+    catalog.desired_states.put("orders", DesiredState.RUNNING, origin="anna")
     with catalog.database.writing() as connection:
         connection.execute(text(f"UPDATE desired_states SET {damage}"))
     assert catalog.desired_states.all()["orders"].broken is not None

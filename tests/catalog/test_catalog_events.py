@@ -43,7 +43,7 @@ def test_an_event_is_not_seen_before_its_change_is_committed(catalog: Catalog) -
     with catalog.database.writing() as connection:
         from dagster_ckpt.catalog.records import EventType
 
-        catalog.database.tell(connection, "orders", EventType.RESTORED)
+        catalog.database.record_event(connection, "orders", EventType.RESTORED)
         connection.rollback()
     assert catalog.events.latest_sequence() == before
     assert catalog.events.after(before) == []

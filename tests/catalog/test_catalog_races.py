@@ -82,7 +82,7 @@ def test_what_a_person_says_while_the_sensor_records_is_not_undone(url: str, cat
     row = catalog.desired_states.ensure("orders", origin="a test")
 
     def say(first: Catalog) -> None:
-        first.desired_states.say("orders", DesiredState.CANCELED, origin="anna")
+        first.desired_states.put("orders", DesiredState.CANCELED, origin="anna")
 
     with beside_an_uncommitted(url, say) as second:
         assert not second.desired_states.advance(row, upgrade=None, alert=None, request_id=None, reached=True)

@@ -40,7 +40,7 @@ def test_no_reason_counts_against_a_stop_with_savepoint(reason: CheckpointFailur
 def test_every_reason_is_a_member_of_its_own_with_a_sentence() -> None:
     # Members of an Enum that have equal values would silently be one.
     assert len(CheckpointFailureReason) == len(CheckpointFailureReason.__members__)
-    assert all(reason.sentence.endswith(".") for reason in CheckpointFailureReason)
+    assert all(reason.message.endswith(".") for reason in CheckpointFailureReason)
 
 
 def test_the_same_number_counts_once_and_an_old_one_not_at_all() -> None:

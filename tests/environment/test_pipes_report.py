@@ -12,7 +12,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.driver.pipes import pipes_report, progress_sentence
+from dagster_ckpt.driver.pipes import pipes_report, progress_message
 from dagster_ckpt.flink.program import StreamExecution
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.stream.liveness import this_holder
@@ -67,7 +67,7 @@ def run_through_pipes(catalog_url: str, how: str) -> tuple[dg.ExecuteInProcessRe
         command = [sys.executable, "-c", PROGRAM, catalog_url, context.run_id, how]
         reported.extend(client.run(command=command, context=context).get_custom_messages())
 
-    @dg.stream(executor_def=dg.in_process_executor)
+    @dg.job(executor_def=dg.in_process_executor)
     def pipes() -> None:
         start()
 
@@ -113,4 +113,4 @@ def test_a_catalog_that_is_away_is_no_end_of_the_program(tmp_path: Path, catalog
     catalog = Catalog(catalog_url)
     (tmp_path / "catalog.db").write_bytes(b"no database any more" * 100)
 
-    assert "did not answer (CatalogError)" in progress_sentence(catalog, STREAM)
+    assert "did not answer (CatalogError)" in progress_message(catalog, STREAM)

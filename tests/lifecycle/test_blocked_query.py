@@ -92,8 +92,8 @@ def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSess
     bench.run(live_through)
 
     assert [finding.verdict for finding in idle.values()] == [Verdict.PASS] * 3
-    assert "the query is at 'Processing new data', and nothing has moved for" in ill[0].sentence
-    assert "See with jstack" in ill[0].sentence
+    assert "the query is at 'Processing new data', and nothing has moved for" in ill[0].message
+    assert "See with jstack" in ill[0].message
 
 
 def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the_stream_allows(

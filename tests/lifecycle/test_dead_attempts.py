@@ -56,9 +56,9 @@ def test_a_snapshot_that_is_whole_in_storage_is_registered(shelf: Shelf, by: str
         with holding(shelf.stream.catalog, STREAM) as lease:
             done = settle_dead_attempts(shelf.stream, lease)
     else:
-        done = housekeeping(shelf.stream).sentences()
+        done = housekeeping(shelf.stream).messages()
 
-    assert [sentence.split(":")[0] for sentence in done] == [
+    assert [message.split(":")[0] for message in done] == [
         "registered savepoint mine at batch 3",
         "registered chk-2 at batch 2",
     ]

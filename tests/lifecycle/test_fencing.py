@@ -252,7 +252,7 @@ class TestTheJvmOfAHungHolder:
         fence_predecessor(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS), report=told.append)
 
         assert jvm.identity.liveness() is Liveness.ENDED
-        assert any("was killed" in sentence for sentence in told)
+        assert any("was killed" in message for message in told)
 
     def test_a_later_process_of_its_number_is_not(
         self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]

@@ -85,8 +85,8 @@ def test_a_stream_is_judged(case: dict[str, Any]) -> None:
     findings = {each.check: each for each in judge(facts_of(case), options, settings, now_ms=NOW_MS)}
 
     found = findings[HealthCheck(case["check"])]
-    assert found.verdict.value == case["verdict"], found.sentence
-    assert case.get("words", "") in found.sentence
+    assert found.verdict.value == case["verdict"], found.message
+    assert case.get("words", "") in found.message
     assert list(findings) == list(HealthCheck)
 
 
@@ -172,7 +172,7 @@ def test_what_the_catalog_knows_of_a_stream(tmp_path: Path) -> None:
     assert (orders.verified.number, orders.verified.verified_problem) == (2, None)
     assert (orders.failures, orders.last_failure, orders.bytes_before) == (2, "the disk is still full", 20)
     assert facts["idle"] == HealthFacts()
-    catalog.desired_states.say("idle", DesiredState.SUSPENDED, origin="a person")
+    catalog.desired_states.put("idle", DesiredState.SUSPENDED, origin="a person")
     assert health_facts(catalog, {"idle": HealthSettings()}, now_ms=clock[0])["idle"].desired is not None
     catalog.close()
 

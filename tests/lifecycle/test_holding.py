@@ -188,7 +188,7 @@ def test_at_the_end_of_a_stream_what_is_read_is_left_for_a_later_pass(tmp_path: 
     with holding(shelf.stream.catalog, [snapshot], "verification"):
         report = apply_terminal_retention(shelf.stream, "first", TerminalState.CANCELED)
         assert (len(report.deleted), len(report.held)) == (1, 1)
-        assert any("left for later: chk-1" in line for line in report.sentences())
+        assert any("left for later: chk-1" in line for line in report.messages())
         assert not shelf.stream.catalog.executions.get("first").settled
     assert shelf.deletions() == [other.snapshot_id]
 

@@ -18,7 +18,7 @@ from dagster_ckpt.operations import operations
 from dagster_ckpt.operations import preflight as preflights
 from dagster_ckpt.operations.preflight import SCRATCH_FOLDER, preflight
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
-from dagster_ckpt.spark.query.trial_batch import Trial, in_plain_words
+from dagster_ckpt.spark.query.trial_batch import Trial, describe_trial_error
 from tests.as_writer import as_writer
 
 KEYS = (
@@ -136,4 +136,4 @@ def test_an_interrupted_preflight_has_no_result(history: History, spark: PlayedS
 
 
 def test_what_is_not_known_is_told_as_spark_says_it() -> None:
-    assert in_plain_words("java.lang.Boom: no\nat Foo") == "the new code failed: java.lang.Boom: no"
+    assert describe_trial_error("java.lang.Boom: no\nat Foo") == "the new code failed: java.lang.Boom: no"

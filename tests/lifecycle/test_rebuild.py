@@ -275,7 +275,7 @@ def test_a_snapshot_that_cannot_be_read_is_told_and_passed_over(history: History
     ]
     assert len(report.passed_over) == 1
     assert "chk-2" in report.passed_over[0]
-    assert any("passed over" in line for line in report.sentences())
+    assert any("passed over" in line for line in report.messages())
 
 
 def test_snapshots_of_another_stream_in_the_same_folder_are_none_of_its_business(history: History) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus, SnapshotTrigger
-from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, events_to_tell
+from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, events_to_report
 
 CASES = yaml.safe_load((Path(__file__).parent / "reports.yaml").read_text(encoding="utf-8"))
 KINDS = {
@@ -36,12 +36,12 @@ def snapshot(text: str) -> SnapshotRecord:
     return SnapshotRecord(text, "orders", None, "CHECKPOINT", 1, SnapshotStatus.COMPLETED, trigger, 0)
 
 
-def told_from(events: list[EventRecord], start: int, interval_ms: int = 60_000) -> list[str]:
+def reported_from(events: list[EventRecord], start: int, interval_ms: int = 60_000) -> list[str]:
     """What a reader tells that has dealt with the first `start` events."""
     before = [each for each in events[:start] if each.type in DECISIVE][-REMEMBERED:]
     snapshots = {text: snapshot(text) for text in (str(each.snapshot_id) for each in events)}
-    told = events_to_tell(events[start:], {"orders": before}, snapshots, interval_ms=interval_ms)
-    return [str(each.event.snapshot_id) for each in told]
+    reported = events_to_report(events[start:], {"orders": before}, snapshots, interval_ms=interval_ms)
+    return [str(each.event.snapshot_id) for each in reported]
 
 
 def read(case: dict[str, Any]) -> list[EventRecord]:
@@ -50,22 +50,22 @@ def read(case: dict[str, Any]) -> list[EventRecord]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
 def test_what_is_told(case: dict[str, Any]) -> None:
-    assert told_from(read(case), 0) == case["told"]
+    assert reported_from(read(case), 0) == case["reported"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
 def test_wherever_a_reader_stops_and_goes_on_it_tells_the_same(case: dict[str, Any]) -> None:
     events = read(case)
     for stop in range(len(events) + 1):
-        assert [*told_from(events[:stop], 0), *told_from(events, stop)] == case["told"]
+        assert [*reported_from(events[:stop], 0), *reported_from(events, stop)] == case["reported"]
 
 
 def test_without_an_interval_every_snapshot_and_every_failure_is_told() -> None:
     events = [event(n, text) for n, text in enumerate(["c@0", "c@0", "f@0", "f@0", "s@1", "c@1", "E@2"], start=1)]
-    assert told_from(events, 0, interval_ms=0) == ["c@0", "c@0", "f@0", "f@0", "s@1", "c@1"]
+    assert reported_from(events, 0, interval_ms=0) == ["c@0", "c@0", "f@0", "f@0", "s@1", "c@1"]
 
 
 def test_streams_do_not_hide_each_others_checkpoints() -> None:
     mine, other = event(1, "c@0"), EventRecord(2, "shop", EventType.CHECKPOINT_COMPLETED, None, None, {}, BEGIN_MS)
-    told = events_to_tell([mine, other], {}, {"c@0": snapshot("c@0")}, interval_ms=60_000)
-    assert [each.event.sequence for each in told] == [1, 2]
+    reported = events_to_report([mine, other], {}, {"c@0": snapshot("c@0")}, interval_ms=60_000)
+    assert [each.event.sequence for each in reported] == [1, 2]

@@ -36,7 +36,7 @@ def test_two_passes_are_one_report() -> None:
 
 
 def test_each_thing_done_is_a_sentence() -> None:
-    assert FIRST.and_then(LATER).sentences() == [
+    assert FIRST.and_then(LATER).messages() == [
         "deleted chk-1",
         "deleted chk-4",
         "kept chk-2: why",
@@ -47,9 +47,9 @@ def test_each_thing_done_is_a_sentence() -> None:
         "removed 2 objects: no snapshot refers to it",
         "removed 1 objects: cut off",
     ]
-    assert RetentionReport().sentences() == ["nothing to delete"]
+    assert RetentionReport().messages() == ["nothing to delete"]
 
 
 def test_a_dry_run_says_would() -> None:
     would = RetentionReport(deleted=("chk-1",), swept=FIRST.swept, dry_run=True)
-    assert would.sentences() == ["would have deleted chk-1", "would have removed 1 objects: no snapshot refers to it"]
+    assert would.messages() == ["would have deleted chk-1", "would have removed 1 objects: no snapshot refers to it"]

@@ -75,13 +75,13 @@ def test_a_snapshot_that_does_not_tell_its_batch_or_number_comes_last() -> None:
 def test_the_choice_is_told_in_words_and_as_plain_data() -> None:
     found = chosen([snapshot(9), snapshot(6), snapshot(5)], 8, ["snapshot-6"])
     words = "Use chk-5 at batch 5 (start_from=snapshot-5); 3 batches would be processed again."
-    assert found.sentence == words
+    assert found.message == words
     record: dict[str, Any] = {
         "snapshot_id": "snapshot-5",
         "location": "/snapshots/chk-5",
         "batch_id": 5,
         "replayed_batches": 3,
-        "sentence": words,
+        "message": words,
         "passed_over": [
             {"snapshot_id": "snapshot-9", "why": "it is of a later batch than 8, the newest known"},
             {"snapshot_id": "snapshot-6", "why": "it is torn"},
@@ -91,12 +91,12 @@ def test_the_choice_is_told_in_words_and_as_plain_data() -> None:
 
 
 def test_where_the_newest_batch_is_not_known_nothing_is_said_of_repetition() -> None:
-    assert chosen([snapshot(9)], None).sentence == "Use chk-9 at batch 9 (start_from=snapshot-9)."
+    assert chosen([snapshot(9)], None).message == "Use chk-9 at batch 9 (start_from=snapshot-9)."
 
 
 def test_where_no_snapshot_can_be_restored_it_says_how_many_were_tried() -> None:
     none = {"snapshot_id": None, "location": None, "batch_id": None, "replayed_batches": None}
     nothing = "There is no snapshot of this stream that can be restored."
-    assert chosen([], 9).as_record() == {**none, "sentence": nothing, "passed_over": []}
+    assert chosen([], 9).as_record() == {**none, "message": nothing, "passed_over": []}
     tried = chosen([snapshot(3)], 9, ["snapshot-3"])
-    assert tried.sentence == "There is no snapshot of this stream that can be restored (1 were tried)."
+    assert tried.message == "There is no snapshot of this stream that can be restored (1 were tried)."

@@ -88,8 +88,8 @@ def test_a_run_that_waits_for_its_next_restart_answers(
     asked = stream.catalog.requests.submit
     stage = Stage(stream, [PlayedQuery(error="ZeroDivisionError")])
 
-    def report(sentence: str) -> None:
-        if "failed" in sentence and not stream.catalog.requests.pending(STREAM):
+    def report(message: str) -> None:
+        if "failed" in message and not stream.catalog.requests.pending(STREAM):
             asked(STREAM, kind, origin="a person", request_id="stop")
 
     outcome = _run(stage, report)

@@ -196,7 +196,7 @@ def test_retention_twice_does_no_harm(shelf: Shelf) -> None:
 
     again = apply_terminal_retention(stream, "first", CANCELED)
 
-    assert again.sentences() == ["nothing to delete"]
+    assert again.messages() == ["nothing to delete"]
     assert shelf.deletions() == ["snapshot-1"]
 
 
@@ -310,7 +310,7 @@ def test_housekeeping_sweeps_what_a_crashed_attempt_wrote_once_it_is_old(shelf: 
     assert shelf.data_files() == before
     with storage_clock_ahead(ORPHAN_AGE_MS + 1_000):
         would = housekeeping(shelf.stream, dry_run=True)
-        assert would.sentences() == ["would have removed 1 objects: no snapshot refers to it"]
+        assert would.messages() == ["would have removed 1 objects: no snapshot refers to it"]
         assert housekeeping(shelf.stream).swept == would.swept
     assert shelf.is_whole(snapshot)
 
@@ -334,7 +334,7 @@ def test_housekeeping_leaves_a_live_stream_alone(shelf: Shelf) -> None:
     with storage_clock_ahead(ORPHAN_AGE_MS + 1_000):
         report = housekeeping(shelf.stream)
 
-    assert report.sentences() == ["nothing to delete"]
+    assert report.messages() == ["nothing to delete"]
     assert shelf.listed() == {snapshot.snapshot_id, savepoint.snapshot_id}
     assert shelf.live.exists()
 
@@ -364,7 +364,7 @@ def test_housekeeping_leaves_the_live_directories_of_whoever_holds_the_lease(she
 def test_housekeeping_of_a_stream_that_nobody_has_started_does_nothing(shelf: Shelf) -> None:
     report = housekeeping(replace(shelf.stream, stream_id="never"))
 
-    assert report.sentences() == ["nothing to delete"]
+    assert report.messages() == ["nothing to delete"]
 
 
 @pytest.mark.parametrize(("num_retained", "kept"), [(1, [5]), (2, [4, 5]), (4, [2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])

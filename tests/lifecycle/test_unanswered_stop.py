@@ -100,7 +100,7 @@ def test_an_upgrade_takes_its_request_back_and_is_given_up(house: House) -> None
     facts = health_facts(house.catalog, settings, now_ms=house.now_ms)["orders"]
     found = judge(facts, CheckpointConfig().options, settings["orders"], now_ms=house.now_ms)
     [check] = [each for each in found if each.check is HealthCheck.DESIRED_STATE]
-    assert (check.verdict, "nobody has taken STOP_WITH_SAVEPOINT up" in check.sentence) == (Verdict.WARN, True)
+    assert (check.verdict, "nobody has taken STOP_WITH_SAVEPOINT up" in check.message) == (Verdict.WARN, True)
 
 
 def test_a_stream_that_takes_the_request_up_at_the_last_moment_is_upgraded(house: House) -> None:
@@ -121,7 +121,7 @@ def test_a_stream_that_takes_the_request_up_at_the_last_moment_is_upgraded(house
 
 
 def test_a_stream_that_is_to_rest_stays_asked_and_people_are_told_once(house: House) -> None:
-    house.catalog.desired_states.say("orders", DesiredState.SUSPENDED, origin="a person")
+    house.catalog.desired_states.put("orders", DesiredState.SUSPENDED, origin="a person")
     house.look()
     for _ in range(3):
         house.now_ms += LIMIT_MS

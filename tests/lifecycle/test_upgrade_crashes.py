@@ -39,7 +39,7 @@ CHANGES = [
     (RequestStore, "submit"),
     (RequestStore, "withdraw"),
     (ExecutionStore, "settle"),
-    (DesiredStateStore, "say"),
+    (DesiredStateStore, "put"),
     (DesiredStateStore, "advance"),
 ]
 LOOKS = 60
@@ -251,10 +251,10 @@ def rolled_back(world: World) -> None:
 
 def suspended_and_wanted_again(world: World) -> None:
     world.declared = None
-    world.catalog.desired_states.say(world.stream_id, DesiredState.SUSPENDED, origin="anna")
+    world.catalog.desired_states.put(world.stream_id, DesiredState.SUSPENDED, origin="anna")
     world.live(lambda: world.row.reached == world.row.generation)
     assert world.newest.status is ExecutionStatus.FINISHED
-    world.catalog.desired_states.say(world.stream_id, DesiredState.RUNNING, origin="anna")
+    world.catalog.desired_states.put(world.stream_id, DesiredState.RUNNING, origin="anna")
     world.live(lambda: world.row.reached == world.row.generation)
     assert world.newest.status is ExecutionStatus.RUNNING
     assert len(world.started_from) == 2

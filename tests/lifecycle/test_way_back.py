@@ -62,7 +62,7 @@ def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: 
     operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="mine")
     history.commit(LAST + 1)
     ahead = operations.preview(history.shelf.stream, StartFrom.parse(text))
-    assert any("a savepoint before-rewind-<n> of batch 9 is taken" in line for line in ahead.sentences())
+    assert any("a savepoint before-rewind-<n> of batch 9 is taken" in line for line in ahead.messages())
 
     kept = rewound(history, text)
 
@@ -79,7 +79,7 @@ def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: 
 def test_who_does_not_want_that_says_so_and_is_told_what_it_means(history: History) -> None:
     start_from = StartFrom.parse("batch-5", no_safety_savepoint=True)
     ahead = operations.preview(history.shelf.stream, start_from)
-    assert any("can be lost for good" in line for line in ahead.sentences())
+    assert any("can be lost for good" in line for line in ahead.messages())
 
     assert rewound(history, "batch-5", no_safety_savepoint=True) is None
     assert kept_snapshots(history) == []

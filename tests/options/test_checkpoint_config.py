@@ -192,7 +192,7 @@ def test_every_option_is_described_once_with_its_effect() -> None:
     lines = CheckpointConfig().describe()
     assert {line.option for line in lines} == keywords
     assert len(lines) == len(keywords)
-    assert all(line.sentence.endswith(".") for line in lines)
+    assert all(line.explanation.endswith(".") for line in lines)
 
 
 def test_an_option_without_effect_says_so() -> None:

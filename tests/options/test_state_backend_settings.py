@@ -257,7 +257,7 @@ def test_a_backend_is_a_value_that_pickles_and_describes_itself(name: str) -> No
     assert again == backend
     assert repr(again) == repr(backend)
     assert again.spark_settings() == backend.spark_settings()
-    assert all(line.sentence.endswith(".") for line in backend.describe())
+    assert all(line.explanation.endswith(".") for line in backend.describe())
     assert sum(MADE[other]() == backend for other in MADE) == 1
 
 

@@ -121,7 +121,7 @@ def test_a_stream_whose_row_cannot_be_read_keeps_no_other_from_being_started(loc
     location.load("1", beside=["broken"])
     location.catalog.streams.ensure("broken", name="broken", asset_key="broken", options={})
     with location.catalog.database.writing() as connection:
-        connection.execute(text("UPDATE jobs SET pending_restore = 'nothing that can be read'"))
+        connection.execute(text("UPDATE streams SET pending_restore = 'nothing that can be read'"))
 
     assert [request.job_name for request in location.ticks()] == ["clicks_stream"]
 

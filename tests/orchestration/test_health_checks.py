@@ -292,7 +292,7 @@ def test_an_upgrade_that_was_refused_is_an_asset_check_that_fails_until_it_is_tr
     catalog.desired_states.advance(row, upgrade=refused, alert="2: the state has another schema", request_id=None)
 
     evaluation = watch.tick()["orders", "desired_state"]
-    catalog.desired_states.say("orders", None, origin="a person", retry_refused=True)
+    catalog.desired_states.put("orders", None, origin="a person", retry_refused=True)
     again = watch.tick()["orders", "desired_state"]
 
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)

@@ -93,10 +93,10 @@ def test_a_run_whose_process_is_gone_from_this_machine_ends_as_what_it_was_about
     run = lost.run(status=status)
     lost.execution(run)
 
-    [sentence] = lost.look()
+    [message] = lost.look()
 
     assert lost.status(run) is end
-    assert run in sentence
+    assert run in message
     assert any("is gone and could not record its end" in entry.message for entry in lost.instance.all_logs(run))
     assert lost.look() == []
 

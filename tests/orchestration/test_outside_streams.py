@@ -100,7 +100,7 @@ class TestDeclared:
             ("submit", "--name={stream_id}", "x.REQUEST={start_request}", "{{}}"), log_directory="/tmp"
         )
 
-        assert launch.words(stream_id="j", start_request="r") == ["submit", "--name=j", "x.REQUEST=r", "{}"]
+        assert launch.command_line(stream_id="j", start_request="r") == ["submit", "--name=j", "x.REQUEST=r", "{}"]
 
     def test_its_checkpoints_are_on_the_asset(
         self, catalog: Catalog, catalog_resource: CheckpointCatalogResource, instance: dg.DagsterInstance

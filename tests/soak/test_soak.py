@@ -111,5 +111,5 @@ def runs_of_streams(stage: Stage) -> list[dg.DagsterRun]:
     return [run for stream in STREAMS for run in stage.instance.get_runs(dg.RunsFilter(tags={STREAM_ID_TAG: stream}))]
 
 
-def tell_since(began: float, sentence: str) -> None:
-    print(f"{time.monotonic() - began:7.1f} s  {sentence}", flush=True)
+def tell_since(began: float, message: str) -> None:
+    print(f"{time.monotonic() - began:7.1f} s  {message}", flush=True)

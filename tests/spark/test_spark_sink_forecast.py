@@ -51,7 +51,7 @@ def replay(case: dict[str, Any], **more: Any) -> Replay:
     )
 
 
-def assert_told(told: SinkForecast, case: dict[str, Any]) -> None:
+def assert_forecast(told: SinkForecast, case: dict[str, Any]) -> None:
     assert told.effect is SinkEffect(case["effect"]), told
     assert case.get("reason", "") in told.reason
     assert case.get("advice", "") in told.advice
@@ -62,7 +62,7 @@ def test_delta(tmp_path: Path, case: dict[str, Any]) -> None:
     commits = [(QUERY, commit) if isinstance(commit, int) else commit for commit in case["log"]]
     write_delta(tmp_path / "table", commits, first=case.get("first", 0))
 
-    assert_told(forecast(f"DeltaSink[{tmp_path}/table]", replay(case)), case)
+    assert_forecast(forecast(f"DeltaSink[{tmp_path}/table]", replay(case)), case)
 
 
 @pytest.mark.parametrize("harm", ["no log", "not JSON"])
@@ -131,7 +131,7 @@ def test_other_sinks_are_known_by_their_names(case: dict[str, Any]) -> None:
 
     assert told.sink == case["sink"]
     assert told.reason.endswith(".")
-    assert_told(told, case)
+    assert_forecast(told, case)
 
 
 def entry(batch: int, *, by: str = "a") -> SinkEntry:
@@ -152,7 +152,7 @@ def test_a_file_sink(tmp_path: Path, case: dict[str, Any]) -> None:
     path = f"file:{tmp_path}/out"
     entries = {path: [entry(batch) for batch in range(case["snapshot"])]} if "snapshot" in case else None
 
-    assert_told(forecast(f"FileSink[{path}]", replay(case, log_entries=entries)), case)
+    assert_forecast(forecast(f"FileSink[{path}]", replay(case, log_entries=entries)), case)
 
 
 @pytest.mark.parametrize(("last", "effect"), [(3, "EXACT"), (4, "LOSE")])

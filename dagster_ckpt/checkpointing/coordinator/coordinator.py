@@ -365,13 +365,13 @@ class CheckpointCoordinator:
             self._timer.start(self._now_ms)
         exceeded = self._failures.exceeded_by(attempt.number, attempt.kind, reason)
         if exceeded and self._is_running:
-            sentence = " ".join(part for part in (reason.sentence, detail) if part)
+            message = " ".join(part for part in (reason.message, detail) if part)
             yield from self._end_query(
                 FailQuery(
                     reason,
                     "Exceeded checkpoint tolerable failure threshold "
                     f"({self._options.tolerable_failures} in a row are tolerated). The last one was "
-                    f"attempt {attempt.number}: {sentence}",
+                    f"attempt {attempt.number}: {message}",
                 )
             )
 
@@ -420,4 +420,4 @@ class CheckpointCoordinator:
 
 
 def _refuse(request: TriggerRequest, reason: Reason, advice: str) -> Refuse:
-    return Refuse(request.request_id, reason, f"{reason.sentence} {advice}")
+    return Refuse(request.request_id, reason, f"{reason.message} {advice}")

@@ -103,17 +103,17 @@ class CheckpointFailureReason(Enum):
     Attributes:
         counts: Whether the reason counts against the tolerable checkpoint failures.
         side: The side on which the failure occurs.
-        sentence: What happened, for logs, the catalog and the answer to the request.
+        message: What happened, for logs, the catalog and the answer to the request.
     """
 
     counts: bool
     side: FailureSide
-    sentence: str
+    message: str
 
-    def __init__(self, counts: bool, side: FailureSide, sentence: str) -> None:
+    def __init__(self, counts: bool, side: FailureSide, message: str) -> None:
         self.counts = counts
         self.side = side
-        self.sentence = sentence
+        self.message = message
 
     IO_EXCEPTION = (
         True,

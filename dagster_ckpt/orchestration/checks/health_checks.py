@@ -180,15 +180,15 @@ def _findings(
 
 def _evaluations(stream: StreamingAsset, findings: Sequence[Finding]) -> Iterator[dg.AssetCheckEvaluation]:
     for finding in findings:
-        yield _evaluation(stream.key, finding.check.value, finding.verdict, finding.sentence, finding.figures)
-    ill = [f"{finding.check.value}: {finding.sentence}" for finding in findings if finding.verdict is not Verdict.PASS]
-    sentence = f"checks of {stream.key.to_user_string()}: {'; '.join(ill) or 'all is well'}"
+        yield _evaluation(stream.key, finding.check.value, finding.verdict, finding.message, finding.figures)
+    ill = [f"{finding.check.value}: {finding.message}" for finding in findings if finding.verdict is not Verdict.PASS]
+    message = f"checks of {stream.key.to_user_string()}: {'; '.join(ill) or 'all is well'}"
     for key in stream.keys[1:]:
-        yield _evaluation(key, OF_FURTHER_ASSETS, worst(findings), sentence, {})
+        yield _evaluation(key, OF_FURTHER_ASSETS, worst(findings), message, {})
 
 
 def _evaluation(
-    key: dg.AssetKey, name: str, verdict: Verdict, sentence: str, figures: Mapping[str, int | float | str]
+    key: dg.AssetKey, name: str, verdict: Verdict, message: str, figures: Mapping[str, int | float | str]
 ) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
         asset_key=key,
@@ -196,7 +196,7 @@ def _evaluation(
         passed=verdict is Verdict.PASS,
         # An unknown state does not pass: it warns and says what to do.
         severity=dg.AssetCheckSeverity.ERROR if verdict is Verdict.ERROR else dg.AssetCheckSeverity.WARN,
-        description=sentence,
+        description=message,
         metadata={
             VERDICT_KEY: verdict.value,
             **{f"dagster_ckpt/{each}": value for each, value in figures.items()},

@@ -10,8 +10,8 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
-from dagster_ckpt.orchestration.component.field_names import telling
-from dagster_ckpt.orchestration.component.in_yaml import as_text, imported, in_yaml, said, settings_in_yaml
+from dagster_ckpt.orchestration.component.field_names import with_field_errors
+from dagster_ckpt.orchestration.component.in_yaml import as_text, describe, imported, in_yaml, settings_in_yaml
 from dagster_ckpt.orchestration.component.scaffolder import StreamsScaffolder
 from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.resources.resources import (
@@ -31,15 +31,15 @@ class StreamResources(dg.Resolvable, dg.Model):
     checkpoint_storage: Annotated[
         Annotated[CheckpointStorageResource, in_yaml(CheckpointStorageResource, CheckpointStorageResource.storage)]
         | None,
-        said("Where checkpoints and savepoints live."),
+        describe("Where checkpoints and savepoints live."),
     ] = None
     state_backend: Annotated[
         Annotated[StateBackendResource, in_yaml(StateBackendResource, StateBackendResource.backend)] | None,
-        said("How running queries keep their state, and where."),
+        describe("How running queries keep their state, and where."),
     ] = None
     checkpoint_catalog: Annotated[
         Annotated[CheckpointCatalogResource, in_yaml(CheckpointCatalogResource, lambda catalog: catalog.url)] | None,
-        said("The SQL record of jobs, snapshots and events."),
+        describe("The SQL record of jobs, snapshots and events."),
     ] = None
 
     def named(self) -> Mapping[str, Any]:
@@ -63,27 +63,27 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     define in Python in `declared_in_python`.
     """
 
-    streams: Annotated[Sequence[StreamDeclaration], said("The streams of this code location.")] = ()
+    streams: Annotated[Sequence[StreamDeclaration], describe("The streams of this code location.")] = ()
     declared_in_python: Annotated[
         Sequence[str],
-        said(
+        describe(
             "Import paths of further streams, such as company.streams:orders, made by streaming_asset, "
             "streaming_multi_asset, external_streaming_asset or declare_stream."
         ),
     ] = ()
     health_checks: Annotated[
         Sequence[HealthCheck] | None,
-        said("Which health checks there are; leave out what nobody can know, such as source_lag. Default: all."),
+        describe("Which health checks there are; leave out what nobody can know, such as source_lag. Default: all."),
     ] = None
     resources: Annotated[
         StreamResources | None,
-        said("Their resources. Default: those of the code location, under the same names."),
+        describe("Their resources. Default: those of the code location, under the same names."),
     ] = None
 
     @classmethod
     def model(cls) -> type[BaseModel]:
         """The model that validates its YAML."""
-        return telling(super().model())
+        return with_field_errors(super().model())
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:

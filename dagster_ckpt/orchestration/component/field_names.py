@@ -21,33 +21,33 @@ _OF_ALTERNATIVES = ("string_type", "none_required")
 
 
 @cache
-def telling(model: type[BaseModel]) -> type[BaseModel]:
+def with_field_errors(model: type[BaseModel]) -> type[BaseModel]:
     """A model of a component's YAML whose validation errors and JSON schema name unknown fields.
 
     Args:
         model: The model that Dagster derived from the component.
     """
 
-    def tell(cls: type[BaseModel], given: Any, handler: ModelWrapValidatorHandler[BaseModel]) -> BaseModel:
+    def with_names(cls: type[BaseModel], given: Any, handler: ModelWrapValidatorHandler[BaseModel]) -> BaseModel:
         try:
             return handler(given)
         except ValidationError as error:
-            raise _told(error, cls, given) from None
+            raise _with_field_names(error, cls, given) from None
 
-    validators: dict[str, Any] = {"tell": model_validator(mode="wrap")(tell)}
-    told = create_model(
+    validators: dict[str, Any] = {"with_names": model_validator(mode="wrap")(with_names)}
+    checked = create_model(
         model.__name__,
         __base__=model,
         __doc__=model.__doc__,
         __validators__=validators,
     )
-    told.model_json_schema = lambda *args, **how: _with_names(  # type: ignore[method-assign]
+    checked.model_json_schema = lambda *args, **how: _with_names(  # type: ignore[method-assign]
         model.model_json_schema(*args, **how), model
     )
-    return told
+    return checked
 
 
-def _told(error: ValidationError, model: type[BaseModel], given: Any) -> ValidationError:
+def _with_field_names(error: ValidationError, model: type[BaseModel], given: Any) -> ValidationError:
     placed = [(_place(each["loc"], given, each["type"] == "missing"), each) for each in error.errors()]
     real = [place for place, each in placed if each["type"] not in _OF_ALTERNATIVES]
     details: list[InitErrorDetails] = []

@@ -90,7 +90,7 @@ def settings_in_yaml(description: str) -> dg.Resolver:
     return dg.Resolver(_resolved, model_field_type=dict[str, Scalar] | None, description=description)
 
 
-def said(description: str) -> dg.Resolver:
+def describe(description: str) -> dg.Resolver:
     """A field description, for a field with a default."""
     resolver: dg.Resolver = dg.Resolver.default(description=description)
     return resolver

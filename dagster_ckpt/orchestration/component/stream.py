@@ -13,7 +13,7 @@ from dagster_ckpt.orchestration.assets.freshness import SHORTEST_MS
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_multi_asset
 from dagster_ckpt.orchestration.component.health import Health
-from dagster_ckpt.orchestration.component.in_yaml import in_yaml, said, templated
+from dagster_ckpt.orchestration.component.in_yaml import describe, in_yaml, templated
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
@@ -76,60 +76,60 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     # For a field with a default, Dagster takes the description only from its Resolver.
     name: str = Field(description="Name of the op, of the query, and of the start job; letters, digits and '_'.")
     stream_id: Annotated[
-        str | None, said("Id in catalog and storage; it keeps the state when the job is renamed. Default: name.")
+        str | None, describe("Id in catalog and storage; it keeps the state when the job is renamed. Default: name.")
     ] = None
     assets: Annotated[
         Sequence[dg.ResolvedAssetSpec] | None,
-        said("The assets that it writes, the most important first. Default: one, by its name."),
+        describe("The assets that it writes, the most important first. Default: one, by its name."),
     ] = None
     sources: list[Annotated[Source, templated(Source)]] = Field(description="The streams that it reads.")
     transform: Annotated[
         Annotated[Transform, templated(Transform)] | None,
-        said("What becomes of them. Default: nothing, of a single source."),
+        describe("What becomes of them. Default: nothing, of a single source."),
     ] = None
     sink: Annotated[Sink, templated(Sink)] = Field(description="Where the rows go.")
     trigger: Annotated[
         Annotated[Trigger, templated(Trigger)] | None,
-        said("When a batch begins. Default: as soon as the one before is done."),
+        describe("When a batch begins. Default: as soon as the one before is done."),
     ] = None
     checkpointing: Annotated[
         Annotated[EveryMinute, in_yaml(EveryMinute, CheckpointSettings.checkpoint_config)],
-        said("When snapshots are taken, how many are kept, and what outlives the job. Default: every minute."),
+        describe("When snapshots are taken, how many are kept, and what outlives the job. Default: every minute."),
     ] = EveryMinute()
     restart: Annotated[
         Annotated[RestartSettings, in_yaml(RestartSettings, RestartSettings.restart_strategy)],
-        said("What happens after a failure. Default: Flink's, exponential delay with checkpoints."),
+        describe("What happens after a failure. Default: Flink's, exponential delay with checkpoints."),
     ] = RestartSettings()
     upgrade: Annotated[
         Annotated[UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy)],
-        said("How it goes over to another code_version. Default: by a savepoint."),
+        describe("How it goes over to another code_version. Default: by a savepoint."),
     ] = UpgradeSettings()
     desired_state: Annotated[
         DesiredState | None,
-        said(
+        describe(
             "RUNNING: started as soon as the code is loaded, and brought over to each new code_version. Default: "
             "people start and stop it."
         ),
     ] = None
     stall_timeout_ms: Annotated[
         int | None,
-        said(
+        describe(
             "A query that makes no batch and does not rest for so long, and none of whose tasks runs, fails its run, "
             "and the restart strategy begins a new one. Default: people decide."
         ),
     ] = None
     savepoints: Annotated[
-        Annotated[Savepoints, templated(Savepoints)] | None, said("Savepoints at set times. Default: none.")
+        Annotated[Savepoints, templated(Savepoints)] | None, describe("Savepoints at set times. Default: none.")
     ] = None
     freshness: Annotated[
         Annotated[Freshness, templated(Freshness)] | None,
-        said("How old the newest checkpoint may get. Default: six checkpoint intervals."),
+        describe("How old the newest checkpoint may get. Default: six checkpoint intervals."),
     ] = None
     health: Annotated[
         Annotated[Health, templated(Health)] | None,
-        said("From when on its health checks warn and fail. Default: those of HealthSettings."),
+        describe("From when on its health checks warn and fail. Default: those of HealthSettings."),
     ] = None
-    pool: Annotated[str | None, said("Dagster's concurrency pool of its op. Default: none.")] = None
+    pool: Annotated[str | None, describe("Dagster's concurrency pool of its op. Default: none.")] = None
 
     @model_validator(mode="after")
     def _one_frame(self) -> Self:

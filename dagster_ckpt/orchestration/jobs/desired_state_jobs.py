@@ -12,7 +12,7 @@ from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
-from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, handle_of_op, told_as_failure
+from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, handle_of_op
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -72,7 +72,7 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
     @dg.op(required_resource_keys=RESOURCES)
     def set_desired_state(context: dg.OpExecutionContext, config: DesiredStateConfigSchema) -> None:
         """Set the desired state of a stream. The supervisor sensor, which must be running, reconciles it."""
-        with told_as_failure():
+        with errors_as_failure():
             row = operations.set_desired_state(
                 handle_of(context, config.stream_id),
                 config.state.desired,
@@ -85,7 +85,7 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
     @dg.op(required_resource_keys=RESOURCES)
     def roll_back_upgrade(context: dg.OpExecutionContext, config: RollBackConfigSchema) -> None:
         """Roll a stream back to the snapshot taken before a failed upgrade. The supervisor sensor launches this job."""
-        with told_as_failure():
+        with errors_as_failure():
             handle = handle_of(context, config.stream_id)
             upgrade = roll_back(handle, run_id=context.run_id, report=context.log.info)
         if upgrade.phase is UpgradePhase.ROLLBACK_FAILED:

@@ -17,7 +17,7 @@ from dagster_ckpt.operations.verification import (
 )
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
-from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, handle_of_op, told_as_failure
+from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, handle_of_op
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -67,25 +67,25 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     @dg.op(required_resource_keys=RESOURCES)
     def doctor(context: dg.OpExecutionContext, config: DoctorConfigSchema) -> dict[str, Any]:
         """Diagnose a stream's live directory: what is wrong, how far back it is intact, which snapshot to use."""
-        with told_as_failure():
+        with errors_as_failure():
             examination = examine_live_directory(
                 handle_of(context, config.stream_id),
                 url=config.directory,
                 deep=config.deep,
                 deep_snapshots=config.deep_snapshots,
             )
-        for sentence in examination.sentences:
-            context.log.info(sentence)
+        for message in examination.messages:
+            context.log.info(message)
         metadata = doctor_metadata(examination)
         if config.fail_on_error and not examination.diagnosis.can_resume:
-            raise dg.Failure(" ".join(examination.sentences), metadata=metadata, allow_retries=False)
+            raise dg.Failure(" ".join(examination.messages), metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
         return examination.as_record()
 
     def verify(
         context: dg.OpExecutionContext, config: VerifyConfigSchema, spark: "SparkSession | None" = None
     ) -> list[dict[str, Any]]:
-        with told_as_failure():
+        with errors_as_failure():
             handle = handle_of(context, config.stream_id)
             verified = [
                 verify_snapshot(handle, location, deep=config.deep, spark=spark)
@@ -130,7 +130,7 @@ def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:
         [item.severity.value, item.code.value, item.path, item.explanation, item.advice] for item in diagnosis.findings
     ]
     figures = {
-        "dagster_ckpt/summary": " ".join(examination.sentences),
+        "dagster_ckpt/summary": " ".join(examination.messages),
         "dagster_ckpt/findings": dg.MetadataValue.md(
             markdown_table(["severity", "code", "where", "what was found", "what to do"], rows) if rows else "Nothing."
         ),

@@ -10,10 +10,10 @@ from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.operator_jobs import (
     RESOURCES,
     STREAM_ID,
+    errors_as_failure,
     handle_of_op,
     operator_of,
-    tell_snapshot,
-    told_as_failure,
+    report_snapshot,
 )
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.stream.handle import StreamHandle
@@ -69,41 +69,41 @@ def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     @dg.op(required_resource_keys=RESOURCES)
     def tag_checkpoint(context: dg.OpExecutionContext, config: TagConfigSchema) -> str:
         """Keep a checkpoint: it is neither subsumed nor deleted when the stream ends, until it is released."""
-        with told_as_failure():
+        with errors_as_failure():
             handle, origin = handle_of(context, config.stream_id), operator_of(context).origin
             snapshot = operations.tag_checkpoint(handle, config.snapshot, label=config.label, origin=origin)
-        return tell_snapshot(context, snapshot)
+        return report_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def release_checkpoint(context: dg.OpExecutionContext, config: ReleaseConfigSchema) -> str:
         """Release a tagged snapshot, or a savepoint taken before a rewind, so that retention may delete it."""
-        with told_as_failure():
+        with errors_as_failure():
             snapshot = operations.release_checkpoint(handle_of(context, config.stream_id), config.snapshot)
-        return tell_snapshot(context, snapshot)
+        return report_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def promote_checkpoint(context: dg.OpExecutionContext, config: PromoteConfigSchema) -> str:
         """Copy a checkpoint into a savepoint, which depends on no other snapshot and is never deleted by the stream."""
-        with told_as_failure():
+        with errors_as_failure():
             snapshot = operations.promote_checkpoint(
                 handle_of(context, config.stream_id),
                 config.snapshot,
                 label=config.label,
                 target_directory=config.target_directory,
             )
-        return tell_snapshot(context, snapshot)
+        return report_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def rebuild_catalog(context: dg.OpExecutionContext, config: RebuildConfigSchema) -> list[str]:
         """Rebuild a lost catalog: register the existing snapshots and live directories. Nothing else changes."""
-        with told_as_failure():
+        with errors_as_failure():
             report = operations.rebuild(
                 handle_of(context, config.stream_id),
                 origin=operator_of(context).origin,
                 take_over_deployment=config.take_over_deployment,
             )
-        for sentence in report.sentences():
-            context.log.info(sentence)
+        for message in report.messages():
+            context.log.info(message)
         context.add_output_metadata(
             {
                 "dagster_ckpt/registered": list(report.registered),

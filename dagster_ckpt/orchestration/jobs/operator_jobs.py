@@ -126,7 +126,7 @@ class RetentionConfigSchema(dg.Config):
 
 
 @contextmanager
-def told_as_failure() -> Iterator[None]:
+def errors_as_failure() -> Iterator[None]:
     """Turn our own errors into step failures with their message, without retries."""
     try:
         yield
@@ -150,16 +150,16 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_checkpoint(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> str:
         """Take a checkpoint of a running stream now, regardless of the minimum pause."""
-        with told_as_failure():
+        with errors_as_failure():
             snapshot = operations.trigger_checkpoint(
                 handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
             )
-        return tell_snapshot(context, snapshot)
+        return report_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfigSchema) -> str:
         """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
-        with told_as_failure():
+        with errors_as_failure():
             handle = handle_of(context, config.stream_id)
             snapshot = operations.trigger_savepoint(
                 handle,
@@ -173,14 +173,14 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
                 made_room = apply_savepoint_history(handle, config.history.schedule, limits)
                 # Housekeeping retries failed deletions: the savepoint itself succeeded.
-                for sentence in made_room.sentences():
-                    context.log.info(sentence)
-        return tell_snapshot(context, snapshot)
+                for message in made_room.messages():
+                    context.log.info(message)
+        return report_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def stop_with_savepoint(context: dg.OpExecutionContext, config: SavepointConfigSchema) -> str:
         """Stop a stream at a batch boundary with a savepoint of the final state."""
-        with told_as_failure():
+        with errors_as_failure():
             snapshot = operations.stop_with_savepoint(
                 handle_of(context, config.stream_id),
                 operator_of(context),
@@ -188,12 +188,12 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 target_directory=config.target_directory,
                 timeout_s=config.timeout_seconds,
             )
-        return tell_snapshot(context, snapshot)
+        return report_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def cancel_stream(context: dg.OpExecutionContext, config: CheckpointConfigSchema) -> None:
         """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted."""
-        with told_as_failure():
+        with errors_as_failure():
             done = operations.cancel(
                 handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
             )
@@ -202,7 +202,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     @dg.op(required_resource_keys=RESOURCES)
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:
         """Start a stream, or stop it and start it from another snapshot. The supervisor sensor launches the run."""
-        with told_as_failure():
+        with errors_as_failure():
             stream = find_stream(streams, config.stream_id)
             ahead = operations.restart(
                 stream_handle(stream, context.resources),
@@ -231,18 +231,18 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     @dg.op(required_resource_keys=RESOURCES)
     def prefer_savepoint(context: dg.OpExecutionContext, config: PreferConfigSchema) -> str:
         """Select the savepoint that start_from=preferred-savepoint refers to."""
-        with told_as_failure():
+        with errors_as_failure():
             snapshot = operations.prefer_savepoint(handle_of(context, config.stream_id), config.savepoint)
-        return tell_snapshot(context, snapshot)
+        return report_snapshot(context, snapshot)
 
     @dg.op(required_resource_keys=RESOURCES)
     def apply_retention(context: dg.OpExecutionContext, config: RetentionConfigSchema) -> None:
         """Keep or delete checkpoints according to the clean-up option; finish interrupted deletions."""
-        with told_as_failure():
+        with errors_as_failure():
             handle = handle_of(context, config.stream_id)
             report = _retention(handle, config)
-        for sentence in report.sentences():
-            context.log.info(sentence)
+        for message in report.messages():
+            context.log.info(message)
         context.add_output_metadata(
             {
                 "dagster_ckpt/deleted": list(report.deleted),
@@ -283,7 +283,7 @@ def operator_of(context: dg.OpExecutionContext) -> operations.Operator:
     return operations.Operator(origin=f"{context.job_name} run {context.run_id}")
 
 
-def tell_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:
+def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:
     """Show a snapshot in the log and on the page, and return its location."""
     location = snapshot.location or ""
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")

@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, handle_of_op, told_as_failure
+from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, handle_of_op
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.stream.lease import has_living_holder
 
@@ -55,7 +55,7 @@ def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
     @dg.op(required_resource_keys=RESOURCES)
     def show_stream(context: dg.OpExecutionContext, config: OverviewConfigSchema) -> None:
         """Show a stream: tables of its snapshots and executions, where it runs, and what it was started from."""
-        with told_as_failure():
+        with errors_as_failure():
             handle = stream_handle(find_stream(streams, config.stream_id), context.resources)
             handle.catalog.streams.get(handle.stream_id)
             metadata = overview_metadata(handle.catalog, handle.stream_id, limit=config.limit)

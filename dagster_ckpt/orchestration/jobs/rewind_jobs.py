@@ -15,8 +15,8 @@ from dagster_ckpt.orchestration.jobs.operator_jobs import (
     RESOURCES,
     START_FROM,
     STREAM_ID,
+    errors_as_failure,
     handle_of_op,
-    told_as_failure,
 )
 from dagster_ckpt.orchestration.jobs.rewind_report import (
     cleaning_metadata,
@@ -100,22 +100,22 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     @dg.op(required_resource_keys=RESOURCES)
     def preview_rewind(context: dg.OpExecutionContext, config: PreviewConfigSchema) -> None:
         """Show what a start would undo and process again, and the effect on each sink. Changes nothing."""
-        with told_as_failure():
+        with errors_as_failure():
             start_from = StartFrom.parse(config.start_from, new_query_id=config.new_query_id)
             if start_from.point is StartPoint.EMPTY:
                 # A preview discards no state, so it needs no confirmation.
                 start_from = replace(start_from, give_up_state=True)
             stream = find_stream(streams, config.stream_id)
             preview = operations.preview(stream_handle(stream, context.resources), start_from)
-        for sentence in preview.sentences():
-            context.log.info(sentence)
+        for message in preview.messages():
+            context.log.info(message)
         dependents = dependents_of(context, stream, preview)
         context.add_output_metadata({**preview_metadata(preview), **downstream_metadata(dependents)})
 
     @dg.op(required_resource_keys=RESOURCES)
     def fork_stream(context: dg.OpExecutionContext, config: ForkConfigSchema) -> None:
         """Fork a stream into another one, an independent query whose next start continues from there."""
-        with told_as_failure():
+        with errors_as_failure():
             made = fork(
                 handle_of(context, config.stream_id),
                 handle_of(context, config.into_stream_id),
@@ -130,7 +130,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     @dg.op(required_resource_keys=RESOURCES)
     def import_stream(context: dg.OpExecutionContext, config: ImportConfigSchema) -> None:
         """Import a snapshot of another deployment into a stream, whose next start continues from there."""
-        with told_as_failure():
+        with errors_as_failure():
             made = import_snapshot(
                 handle_of(context, config.into_stream_id),
                 config.location,
@@ -145,7 +145,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
     @dg.op(required_resource_keys=RESOURCES)
     def clean_sink(context: dg.OpExecutionContext, config: CleanSinkConfigSchema) -> None:
         """List, or delete, part files that the log of a rolled-back file sink no longer references."""
-        with told_as_failure():
+        with errors_as_failure():
             cleaning = clean_sinks(
                 handle_of(context, config.stream_id),
                 dry_run=config.dry_run,

@@ -77,7 +77,7 @@ def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch
             handle = stream_handle(stream, context.resources)
             handle.register()
             _find_or_launch(context, handle, launch, watch)
-            _tell_where(context, handle)
+            _report_place(context, handle)
             if context.op_execution_context.op_config["follow"]:
                 _follow(context, handle, watch)
         except CkptError as error:
@@ -141,7 +141,7 @@ def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRe
     )
 
 
-def _tell_where(context: dg.AssetExecutionContext, handle: StreamHandle) -> None:
+def _report_place(context: dg.AssetExecutionContext, handle: StreamHandle) -> None:
     execution = handle.catalog.executions.latest(handle.stream_id)
     if execution is not None:
         application = execution.application or {}

@@ -35,7 +35,7 @@ def run_preflight(
         return preflight(handle, describe, interrupted=interrupted, report=context.log.info)
 
 
-def tell_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
+def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
     """End the step according to the result of the preflight.
 
     Raises:

@@ -83,6 +83,6 @@ class StreamRunConfig(dg.Config):
     )
 
     @classmethod
-    def told(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
+    def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
         """Parse an op's config; the op may have further fields, or no config at all."""
         return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})

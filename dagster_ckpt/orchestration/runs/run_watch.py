@@ -19,7 +19,7 @@ from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 # How often each running stream reads its run from Dagster's database (a small query).
 LOOK_EVERY_MS = 5_000
 
-_TOLD = {
+_END_REASONS = {
     dg.DagsterRunStatus.CANCELING: "its run is being terminated",
     dg.DagsterRunStatus.CANCELED: "its run is recorded as CANCELED",
     dg.DagsterRunStatus.FAILURE: "its run is recorded as FAILURE",
@@ -76,7 +76,7 @@ class RunWatch:
             run = self._instance.get_run_by_id(self._run_id)
         except Exception:  # noqa: BLE001 - a temporarily unavailable database must not end a stream
             return None
-        return "its run was deleted" if run is None else _TOLD.get(run.status)
+        return "its run was deleted" if run is None else _END_REASONS.get(run.status)
 
 
 def _run_worker_above(worker: RunWorker | None) -> ProcessIdentity | None:

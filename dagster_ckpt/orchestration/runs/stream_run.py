@@ -27,7 +27,7 @@ from dagster_ckpt.orchestration._compat import (
 )
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.resources.settings import overridden
-from dagster_ckpt.orchestration.runs.preflight_run import run_preflight, tell_preflight
+from dagster_ckpt.orchestration.runs.preflight_run import check_preflight, run_preflight
 from dagster_ckpt.orchestration.runs.run_config import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
@@ -41,7 +41,7 @@ from dagster_ckpt.orchestration.runs.run_refusals import StepContext
 from dagster_ckpt.orchestration.runs.run_status import canceled_by_user, start_cause
 from dagster_ckpt.orchestration.runs.run_watch import RunWatch
 from dagster_ckpt.orchestration.runs.streams_of_assets import open_stream
-from dagster_ckpt.orchestration.sensors.desired_states import tell_given_up
+from dagster_ckpt.orchestration.sensors.desired_states import report_given_up
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
 from dagster_ckpt.runtime.supervision import EndKind
@@ -115,8 +115,8 @@ def _run_to_its_end(
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
     try:
         check(context)
-        config = StreamRunConfig.told(context.op_execution_context.op_config)
-        handle = _handle_of_this_step(context, _as_told(spec, config), resources)
+        config = StreamRunConfig.from_op_config(context.op_execution_context.op_config)
+        handle = _handle_of_this_step(context, _with_run_config(spec, config), resources)
         if config.preflight:
             tried = run_preflight(context, handle, resources, describe, interrupted=watch.should_stop)
         else:
@@ -125,30 +125,30 @@ def _run_to_its_end(
         if isinstance(error, RecoveryExhaustedError):
             last = handle.catalog.executions.latest(handle.stream_id)
             if last is not None:
-                tell_given_up(context.instance, handle.catalog, last, str(error))
+                report_given_up(context.instance, handle.catalog, last, str(error))
         raise _failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - it is raised, as the cause or in words
         # Leave every failure to the restart strategy: a retry by Dagster would start in this same
         # process.
-        raise _failure(f"The stream could not go on: {_told(error)}", "CRASHED") from cause_to_show(error)
+        raise _failure(f"The stream could not go on: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
     if config.preflight:
-        tell_preflight(context, handle, tried)
+        check_preflight(context, handle, tried)
         return None
     _settle(context, handle, outcome, watch)
     return outcome
 
 
-def _told(error: Exception) -> str:
-    sentence = f"{type(error).__name__}: {error}"
+def _describe_error(error: Exception) -> str:
+    message = f"{type(error).__name__}: {error}"
     if not isinstance(error, ConnectionError | Py4JNetworkError):
-        return sentence
+        return message
     return (
-        f"{sentence}. This is what is left of a session whose JVM is gone: it was killed, or ran out of memory (see "
+        f"{message}. This is what is left of a session whose JVM is gone: it was killed, or ran out of memory (see "
         "spark.driver.memory). The restart strategy says whether a new run goes on."
     )
 
 
-def _as_told(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
+def _with_run_config(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
     """The stream with this run's option overrides."""
     if config.checkpointing is None:
         return spec
@@ -258,7 +258,7 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
         _retain(context, handle, outcome.execution_id, _STATES[end.kind])
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
-            context.log.error(tell_given_up(context.instance, handle.catalog, last, outcome.gave_up or end.reason))
+            context.log.error(report_given_up(context.instance, handle.catalog, last, outcome.gave_up or end.reason))
             raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
         if outcome.savepoint is not None:
             context.log.info(f"stopped with savepoint {outcome.savepoint.location}")
@@ -278,8 +278,8 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
 
 def _retain(context: StepContext, handle: StreamHandle, execution_id: str, state: TerminalState) -> None:
     report = apply_terminal_retention(handle, execution_id, state)
-    for sentence in report.sentences():
-        context.log.info(sentence)
+    for message in report.messages():
+        context.log.info(message)
 
 
 def _failure(description: str, kind: str) -> dg.Failure:

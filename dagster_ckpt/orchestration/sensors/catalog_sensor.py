@@ -11,7 +11,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotTally
-from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, Told, events_to_tell
+from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, ReportedEvent, events_to_report
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
@@ -159,7 +159,7 @@ def build_catalog_sensor(
         reported = known or Reported(latest)
         events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK if known else EVENTS_IN_FIRST_TICK)
         ours = [event for event in events if event.stream_id in keys]
-        tidings = _tidings(
+        tick_report = _tick_report(
             context.instance,
             catalog,
             keys,
@@ -172,7 +172,7 @@ def build_catalog_sensor(
         sequence, tick = cursor.sequence, cursor.tick
         if events:
             sequence, tick = events[-1].sequence, str(uuid.uuid4())
-            memory.keep(tick, tidings.reported)
+            memory.keep(tick, tick_report.reported)
         due = downstream is not None and (cursor.downstream_due or news)
         started_at_ms = cursor.downstream_at_ms
         requests = []
@@ -182,23 +182,23 @@ def build_catalog_sensor(
             due, started_at_ms = False, wall_clock_ms()
         return dg.SensorResult(
             run_requests=requests,
-            asset_events=tidings.reports,
+            asset_events=tick_report.reports,
             cursor=str(SensorCursor(sequence, due, started_at_ms, tick)),
-            skip_reason=None if requests or tidings.reports else dg.SkipReason("no new checkpoints"),
+            skip_reason=None if requests or tick_report.reports else dg.SkipReason("no new checkpoints"),
         )
 
     return checkpoint_catalog_sensor
 
 
 @dataclass(frozen=True)
-class _Tidings:
+class _TickReport:
     """The reports of a tick, and what is known once they are stored."""
 
     reports: Sequence[Report]
     reported: Reported
 
 
-def _tidings(
+def _tick_report(
     instance: dg.DagsterInstance,
     catalog: Catalog,
     keys: Mapping[str, Sequence[dg.AssetKey]],
@@ -207,25 +207,30 @@ def _tidings(
     *,
     since: int,
     interval_ms: int,
-) -> _Tidings:
+) -> _TickReport:
     """The reports of these events on the assets of their streams, without those already there."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
-        return _Tidings((), reported)
+        return _TickReport((), reported)
     jobs = sorted({event.stream_id for event in events})
     before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
     # Where an execution ends, check again whether its last checkpoint was reported.
     ended = {event.stream_id for event in events if event.type is EventType.EXECUTION_ENDED}
     remembered = [event for stream_id in ended for event in before[stream_id]]
     snapshots = catalog.snapshots.by_id([event.snapshot_id for event in (*events, *remembered) if event.snapshot_id])
-    told = list(events_to_tell(events, before, snapshots, interval_ms=interval_ms))
-    told_of: dict[dg.AssetKey, list[Told]] = {}
-    for each in told:
+    to_report = list(events_to_report(events, before, snapshots, interval_ms=interval_ms))
+    by_key: dict[dg.AssetKey, list[ReportedEvent]] = {}
+    for each in to_report:
         for key in keys[each.event.stream_id]:
-            told_of.setdefault(key, []).append(each)
-    asked = _latest_of_ours(instance, [key for key in told_of if key not in reported.latest])
+            by_key.setdefault(key, []).append(each)
+    asked = _latest_of_ours(instance, [key for key in by_key if key not in reported.latest])
     latest = {**reported.latest, **asked}
-    there = {key: _there(instance, key, of_key, latest.get(key, 0), reported) for key, of_key in told_of.items()}
-    new = [(key, each) for each in told for key in keys[each.event.stream_id] if identity(each.event) not in there[key]]
+    there = {key: _there(instance, key, of_key, latest.get(key, 0), reported) for key, of_key in by_key.items()}
+    new = [
+        (key, each)
+        for each in to_report
+        for key in keys[each.event.stream_id]
+        if identity(each.event) not in there[key]
+    ]
     tallies = _tallies(catalog, new, latest)
     reports = [
         failure_observation(key, each.event)
@@ -238,7 +243,7 @@ def _tidings(
     for key, each in new:
         if not each.is_failure:
             latest[key] = each.event.sequence
-    return _Tidings(reports, Reported(reported.looked_up_to, latest))
+    return _TickReport(reports, Reported(reported.looked_up_to, latest))
 
 
 def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, int]:
@@ -254,10 +259,10 @@ def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey])
 
 
 def _there(
-    instance: dg.DagsterInstance, key: dg.AssetKey, told: Sequence[Told], latest: int, reported: Reported
+    instance: dg.DagsterInstance, key: dg.AssetKey, to_report: Sequence[ReportedEvent], latest: int, reported: Reported
 ) -> frozenset[str]:
     """Which of these events are already on an asset."""
-    doubtful = [each for each in told if each.event.sequence <= reported.looked_up_to]
+    doubtful = [each for each in to_report if each.event.sequence <= reported.looked_up_to]
     completed = [each.event for each in doubtful if not each.is_failure]
     failed = [each.event for each in doubtful if each.is_failure]
     found: frozenset[str] = frozenset()
@@ -301,7 +306,7 @@ def already_reported(
 
 
 def _tallies(
-    catalog: Catalog, new: Sequence[tuple[dg.AssetKey, Told]], latest: Mapping[dg.AssetKey, int]
+    catalog: Catalog, new: Sequence[tuple[dg.AssetKey, ReportedEvent]], latest: Mapping[dg.AssetKey, int]
 ) -> dict[tuple[dg.AssetKey, int], SnapshotTally]:
     """The checkpoints since the previous report, by asset and the sequence of the reported event."""
     before = dict(latest)

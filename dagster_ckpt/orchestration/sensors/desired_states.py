@@ -31,7 +31,7 @@ from dagster_ckpt.orchestration.runs.run_config import (
 from dagster_ckpt.stream.handle import register
 
 
-def tell_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str) -> str:
+def report_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str) -> str:
     """Report that a stream has failed permanently: on its last run, in its tags, and in the catalog.
 
     The run gets the tag `dagster_ckpt/gave_up`, so that a run failure sensor or a filter on the
@@ -47,7 +47,7 @@ def tell_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: Exe
         The same in one sentence, for a log.
     """
     failures = len(catalog.executions.failures_since_manual_start(execution.stream_id))
-    sentence = (
+    message = (
         f"The stream {execution.stream_id} has failed for good after {failures} "
         f"{'failure' if failures == 1 else 'failures'}: {reason} The last one: {execution.reason}. Remove the "
         f"cause, then start the stream's job again, or run restart_stream_job for {execution.stream_id}; it goes on "
@@ -57,8 +57,8 @@ def tell_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: Exe
     run = instance.get_run_by_id(execution.run_id)
     if run is not None:
         instance.add_run_tags(run.run_id, {GAVE_UP_TAG: reason})
-        instance.report_engine_event(sentence, run)
-    return sentence
+        instance.report_engine_event(message, run)
+    return message
 
 
 # Number of the next run for a tag value, or None while one is in progress or failed too recently.
@@ -72,13 +72,13 @@ class Brought:
     Attributes:
         runs: Runs to launch. Starts are not included: they are requested in the catalog.
         held: Streams that the restart strategy must not start now.
-        sentences: What was done, for the sensor's log.
+        messages: What was done, for the sensor's log.
         alerts: What users must know, also for its log.
     """
 
     runs: tuple[dg.RunRequest, ...]
     held: frozenset[str]
-    sentences: tuple[str, ...]
+    messages: tuple[str, ...]
     alerts: tuple[str, ...]
 
 
@@ -125,7 +125,7 @@ def bring_to_desired_states(
     newest = catalog.executions.latest_of(sorted(managed))
     runs: list[dg.RunRequest] = []
     held: set[str] = set()
-    sentences: list[str] = []
+    messages: list[str] = []
     alerts: list[str] = []
     for stream_id in sorted(managed):
         stream = streams[stream_id]
@@ -139,7 +139,7 @@ def bring_to_desired_states(
             # One unreadable row must not block the reconciliation of all other streams.
             alerts.append(f"{stream_id}: nothing is done for it: {error}")
             continue
-        sentences.append(f"{stream_id}: {step.decision.reason}")
+        messages.append(f"{stream_id}: {step.decision.reason}")
         if step.decision.holds_restart:
             held.add(stream_id)
         if step.decision.alert is not None and step.decision.alert != row.alert:
@@ -148,7 +148,7 @@ def bring_to_desired_states(
         if attempt is not None:
             execution = newest.get(stream_id)
             runs.append(_run(stream, step, jobs, attempt, execution.execution_id if execution is not None else ""))
-    return Brought(tuple(runs), frozenset(held), tuple(sentences), tuple(alerts))
+    return Brought(tuple(runs), frozenset(held), tuple(messages), tuple(alerts))
 
 
 def _definition(stream: Stream) -> Definition:

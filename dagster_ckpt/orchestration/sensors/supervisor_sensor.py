@@ -18,7 +18,7 @@ from dagster_ckpt.orchestration.runs.run_config import (
     STREAM_ID_TAG,
 )
 from dagster_ckpt.orchestration.runs.run_status import Silences, has_time_limit, report_lost_runs
-from dagster_ckpt.orchestration.sensors.desired_states import StepJobs, bring_to_desired_states, tell_given_up
+from dagster_ckpt.orchestration.sensors.desired_states import StepJobs, bring_to_desired_states, report_given_up
 from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
 
@@ -46,7 +46,7 @@ def build_supervisor_sensor(
     - It brings managed streams to their desired state and upgrades them to new code versions.
     - It launches starts that an operator requested (`restart_stream_job`).
     - It records the end of runs whose process died without recording it.
-    - It reports streams that may not be restarted any more: see `tell_given_up`.
+    - It reports streams that may not be restarted any more: see `report_given_up`.
     - It launches a job that applies externalized retention for an execution that ended without
       cleaning up. The sensor itself deletes nothing.
 
@@ -73,7 +73,7 @@ def build_supervisor_sensor(
         context: dg.SensorEvaluationContext, checkpoint_catalog: CheckpointCatalogResource
     ) -> dg.SensorResult:
         catalog = checkpoint_catalog.catalog()
-        sentences = report_lost_runs(context.instance, catalog, by_stream_id, silences)
+        messages = report_lost_runs(context.instance, catalog, by_stream_id, silences)
         # First, because this step requests starts, which are launched below like those requested by
         # users.
         brought = bring_to_desired_states(
@@ -83,22 +83,20 @@ def build_supervisor_sensor(
             StepJobs(retention_job.name, roll_back_job.name),
             lambda tag, value: _next_attempt(context.instance, tag, value),
         )
-        sentences += brought.sentences
+        messages += brought.messages
         for alert in brought.alerts:
             context.log.error(alert)
-        starts = list(_starts(context.instance, catalog, by_stream_id, sentences))
+        starts = list(_starts(context.instance, catalog, by_stream_id, messages))
         # A start that a user requested replaces the restart of a failed run: both would compete for
         # the lease.
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | brought.held
         others = {stream_id: stream for stream_id, stream in by_stream_id.items() if stream_id not in starting}
-        requests = [*brought.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, sentences)]
-        for sentence in sentences:
-            context.log.info(sentence)
+        requests = [*brought.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, messages)]
+        for message in messages:
+            context.log.info(message)
         return dg.SensorResult(
             run_requests=requests,
-            skip_reason=None
-            if requests
-            else dg.SkipReason("; ".join(sentences) or "all streams are as they should be"),
+            skip_reason=None if requests else dg.SkipReason("; ".join(messages) or "all streams are as they should be"),
         )
 
     return checkpoint_supervisor_sensor
@@ -152,7 +150,7 @@ def recorded_end_outside(
 
 
 def _starts(
-    instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, Stream], sentences: list[str]
+    instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, Stream], messages: list[str]
 ) -> Iterator[dg.RunRequest]:
     for request in catalog.requests.starts_to_launch():
         stream = streams.get(request.stream_id)
@@ -162,9 +160,9 @@ def _starts(
         ended = _run_that_never_answered(instance, request)
         if ended is not None:
             catalog.requests.fail_start(request.request_id, ended)
-            sentences.append(f"{request.stream_id}: {ended}")
+            messages.append(f"{request.stream_id}: {ended}")
         else:
-            sentences.append(
+            messages.append(
                 f"{request.stream_id}: starting from {request.arguments.get('start_from')} for {request.origin}"
             )
             yield _start_run(stream, request)
@@ -206,7 +204,7 @@ def _reconciled(
     catalog: Catalog,
     streams: dict[str, Stream],
     retention_job: str,
-    sentences: list[str],
+    messages: list[str],
 ) -> Iterator[dg.RunRequest]:
     unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
     # Two queries that read only ids: nearly all runs are still in progress and need nothing.
@@ -227,7 +225,7 @@ def _reconciled(
             catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
             execution = catalog.executions.get(execution.execution_id)  # noqa: PLW2901 - the same one, as it is now
         if stream.start_job is None:
-            sentences.append(f"{execution.stream_id}: whoever looks after its program starts it again")
+            messages.append(f"{execution.stream_id}: whoever looks after its program starts it again")
             continue
         verdict = reconcile(
             recorded,
@@ -238,7 +236,7 @@ def _reconciled(
             now_ms=catalog.now_ms(),
             random=Random(execution.execution_id),
         )
-        sentences.append(f"{execution.stream_id}: {verdict.reason}")
+        messages.append(f"{execution.stream_id}: {verdict.reason}")
         if isinstance(verdict, Restart):
             attempt = _next_attempt(context.instance, RESTART_OF_TAG, execution.execution_id)
             if attempt is not None:
@@ -246,7 +244,7 @@ def _reconciled(
         elif isinstance(verdict, Retain):
             attempt = _next_attempt(context.instance, RETENTION_OF_TAG, execution.execution_id)
             if attempt == 0 and verdict.state is TerminalState.FAILED:
-                context.log.error(tell_given_up(context.instance, catalog, execution, verdict.reason))
+                context.log.error(report_given_up(context.instance, catalog, execution, verdict.reason))
             if attempt is not None:
                 yield _retention(retention_job, execution, verdict, attempt)
         else:

@@ -17,7 +17,7 @@ from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.spark.query.sinks import file_sink_path
 
 # A file whose name is a number by accident makes a gap that never ends.
-_GAPS_TOLD = 1_000
+_MAX_REPORTED_GAPS = 1_000
 
 
 def examine_file_sinks(subject: Subject) -> Iterator[Finding]:
@@ -67,7 +67,9 @@ def _sink(subject: Subject, folder: Folder) -> Iterator[Finding]:
         )
     first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
     missing = (number for number in range(first, last + 1) if number not in names)
-    for number in sorted({*islice(missing, _GAPS_TOLD), *(number for number in names if first <= number <= last)}):
+    for number in sorted(
+        {*islice(missing, _MAX_REPORTED_GAPS), *(number for number in names if first <= number <= last)}
+    ):
         if number not in names:
             yield error(
                 Code.SINK_LOG_GAP,

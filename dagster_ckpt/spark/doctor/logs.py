@@ -14,7 +14,7 @@ from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, no
 from dagster_ckpt.spark.doctor.subject import Subject
 
 # A file whose name is a number by accident makes a gap that never ends.
-_GAPS_TOLD = 1_000
+_MAX_REPORTED_GAPS = 1_000
 
 
 def examine_batch_logs(subject: Subject) -> Iterator[Finding]:
@@ -130,7 +130,7 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
     present = set(batches)
     reported = {subject.commit, (subject.commit or 0) - 1} if log == OFFSETS else set()
     missing = (batch for batch in range(min(batches, default=0), max(batches, default=0)) if batch not in present)
-    for batch in islice(missing, _GAPS_TOLD):
+    for batch in islice(missing, _MAX_REPORTED_GAPS):
         if batch in reported:
             continue
         if log == OFFSETS and subject.commit is not None and batch > subject.commit:

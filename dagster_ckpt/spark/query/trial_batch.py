@@ -133,7 +133,7 @@ _REASONS = {
 }
 
 
-def in_plain_words(error: str) -> str:
+def describe_trial_error(error: str) -> str:
     """What Spark said, as a person who has not written Spark would say it, and Spark's own message."""
     known = next((words for condition, words in _REASONS.items() if condition in error), None)
     message = _message(error)

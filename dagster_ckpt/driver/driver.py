@@ -20,7 +20,7 @@ from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.operations.start_request import start_order
 from dagster_ckpt.policies.restart import RestartStrategyConfiguration
 from dagster_ckpt.policies.restart_strategies import effective_restart_strategy
-from dagster_ckpt.runtime.execution import StartQuery
+from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.application import active_session, start_application
 from dagster_ckpt.spark.query.description import QueryToStart

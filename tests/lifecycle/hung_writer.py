@@ -8,7 +8,8 @@ from pathlib import Path
 from query_bench import Bench, make_stream
 from small_spark import small_spark
 
-from dagster_ckpt.runtime.execution import RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.query.query import jvm_process
 
 TTL_MS = 4_000

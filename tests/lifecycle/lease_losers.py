@@ -38,8 +38,9 @@ from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
-from dagster_ckpt.runtime.execution import RunRequest, _Run
+from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
@@ -100,7 +101,7 @@ def start(start_from: str, *, predecessor_ended: bool = True, **how: Any) -> Old
         )
 
         def run() -> None:
-            outcome = _Run(
+            outcome = StreamRun(
                 stream, asked, AcquiredLease(replace(lease, predecessor_unproven=not predecessor_ended)), keeper
             ).until_the_end("old")
             if outcome.end.kind is EndKind.LEASE_LOST:

@@ -20,7 +20,8 @@ from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord, Snapsh
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import Outcome, RunRequest
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query

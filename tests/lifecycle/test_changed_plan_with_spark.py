@@ -18,7 +18,8 @@ from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.errors import PlanChangedError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.preflight import preflight
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import Outcome, RunRequest
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.plan_description import read_plan

@@ -23,7 +23,8 @@ from dagster_ckpt.errors import SharedSinkError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import Outcome, RunRequest
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -11,7 +11,8 @@ from retention_shelf import STREAM, Shelf
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.checkpointing.numbering import count_beyond_what_is_used
-from dagster_ckpt.runtime.execution import RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.as_writer import holding, set_stream

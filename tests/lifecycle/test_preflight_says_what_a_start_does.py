@@ -17,8 +17,9 @@ from dagster_ckpt.operations import operations
 from dagster_ckpt.operations import preflight as preflights
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.recovery.fork import fork
-from dagster_ckpt.runtime import execution as executions
-from dagster_ckpt.runtime.execution import RunRequest, execute_stream
+from dagster_ckpt.runtime import start as starting
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.trial_batch import Trial
@@ -160,7 +161,7 @@ class QueryStartedError(Exception):
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     scene = Scene(tmp_path)
-    for module in (preflights, executions):
+    for module in (preflights, starting):
         monkeypatch.setattr(module, "named_output", lambda _: NamedOutput("parquet", str(scene.folder)))
         monkeypatch.setattr(module, "plan_of_writer", lambda _: None)
     monkeypatch.setattr(preflights, "run_trial", lambda *_, **__: Trial(1))

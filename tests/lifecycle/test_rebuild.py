@@ -24,7 +24,8 @@ from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.recovery.unknown_state import unknown_state
-from dagster_ckpt.runtime.execution import RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput

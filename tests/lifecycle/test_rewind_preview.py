@@ -14,7 +14,8 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.requests import Operator
-from dagster_ckpt.runtime.execution import RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.sinks.effect import SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.source_distance import SourceDistance

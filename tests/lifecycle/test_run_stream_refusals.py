@@ -32,8 +32,10 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.operations import operations
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime import execution, supervision
-from dagster_ckpt.runtime.execution import Outcome, RunRequest, execute_stream
+from dagster_ckpt.runtime import start as starting
+from dagster_ckpt.runtime import supervision
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import Outcome, RunRequest
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -567,9 +569,9 @@ class TestTwoStreamsThatNameOneFolder:
     ) -> tuple[Stage, Stage]:
         outputs = iter(["out", "link/out"])
         (tmp_path / "link").symlink_to(tmp_path)
-        monkeypatch.setattr(execution, "plan_of_writer", lambda _writer: None)
+        monkeypatch.setattr(starting, "plan_of_writer", lambda _writer: None)
         monkeypatch.setattr(
-            execution, "named_output", lambda _writer: NamedOutput("parquet", f"{tmp_path}/{next(outputs)}")
+            starting, "named_output", lambda _writer: NamedOutput("parquet", f"{tmp_path}/{next(outputs)}")
         )
         one = stage(PlayedQuery())
         other = stage(PlayedQuery())
@@ -596,7 +598,7 @@ class TestTwoStreamsThatNameOneFolder:
         self, streams: tuple[Stage, Stage], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         one, other = streams
-        prepare, started, stop = execution.prepare, Event(), Event()
+        prepare, started, stop = starting.prepare, Event(), Event()
         start_other = other.start_query
 
         def tell(live: LiveDirectory) -> Any:
@@ -607,13 +609,13 @@ class TestTwoStreamsThatNameOneFolder:
         second = Thread(target=execute_stream, args=(other.stream, request))
 
         def and_then_the_other(*what: Any, **how: Any) -> Any:
-            monkeypatch.setattr(execution, "prepare", prepare)
+            monkeypatch.setattr(starting, "prepare", prepare)
             # It has looked, and not yet said where it is about to write.
             second.start()
             assert started.wait(30)
             return prepare(*what, **how)
 
-        monkeypatch.setattr(execution, "prepare", and_then_the_other)
+        monkeypatch.setattr(starting, "prepare", and_then_the_other)
         try:
             with pytest.raises(SharedSinkError, match="stream 'payments' writes"):
                 one.run(describe=Mock(), interrupted=lambda: bool(one.started_in))

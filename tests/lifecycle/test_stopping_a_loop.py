@@ -16,7 +16,8 @@ from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
 from dagster_ckpt.operations.operations import cancel, suspend
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime.execution import RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.runtime.supervision import EndKind
 from tests.as_writer import as_writer
 

@@ -21,7 +21,8 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestSt
 from dagster_ckpt.operations.operations import cancel, suspend
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.runtime import start_watch
-from dagster_ckpt.runtime.execution import RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.stream.start_from import StartFrom
 

@@ -14,7 +14,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.recovery.retention import apply_terminal_retention, delete_older_live_directories, housekeeping
-from dagster_ckpt.runtime.execution import RunRequest, execute_stream
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.as_writer import keeping
 

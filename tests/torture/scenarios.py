@@ -23,7 +23,8 @@ from dagster_ckpt.operations.operations import trigger_savepoint
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
-from dagster_ckpt.runtime.execution import RunRequest, _Run
+from dagster_ckpt.runtime.execution import StreamRun
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
@@ -86,7 +87,7 @@ def _run(start_from: str, *, predecessor_ended: bool) -> Callable[[Path], object
             )
             keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=_TTL_MS)
             acquired = AcquiredLease(replace(lease, predecessor_unproven=not predecessor_ended))
-            _Run(stream, asked, acquired, keeper).until_the_end("next")
+            StreamRun(stream, asked, acquired, keeper).until_the_end("next")
         finally:
             stream.catalog.leases.release(stream.stream_id, lease.token)
 

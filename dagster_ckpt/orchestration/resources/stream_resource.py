@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.runtime.execution import Outcome
+    from dagster_ckpt.runtime.run import Outcome
 
 
 class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]

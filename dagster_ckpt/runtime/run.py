@@ -1,0 +1,82 @@
+"""What a run of a stream is asked to do, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, StartCause
+from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
+from dagster_ckpt.runtime.supervision import QueryEnd
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.application import SparkApplication
+from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.stream.handle import Clock, wall_clock_ms
+from dagster_ckpt.stream.start_from import StartFrom
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+StartQuery = Callable[[LiveDirectory], SupervisedQuery]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """How to run a stream in this process.
+
+    Attributes:
+        run_id: Id of the surrounding run in the orchestrator.
+        start_query: Starts the query in a live directory.
+        describe: Describes the query that `start_query` will start. Called before anything is changed. None: nothing
+            is known about the query until it runs.
+        start_from: Where the query starts.
+        cause: Whether a user or a restart started this run.
+        start_request_id: The request in the catalog that this run answers, if any.
+        restart_of: The execution that this run restarts, if any.
+        jvm_pid: Pid of the JVM of this process, if it runs on this machine.
+        application: The Spark application of this process.
+        interrupted: Returns True once the process has been told to stop.
+        was_canceled: Called after `interrupted` has ended the run. Returns whether a user canceled it.
+        holder_is_over: Returns whether the run of a lease holder is recorded as ended.
+        report: Called with one message per step, for the run's log.
+        ttl_ms: Time to live of the lease without a renewal.
+        wall_clock: Clock for the timestamps of records.
+    """
+
+    run_id: str
+    start_query: StartQuery
+    describe: Callable[[], DataStreamWriter] | None = None
+    start_from: StartFrom = field(default_factory=StartFrom)
+    cause: StartCause = StartCause.MANUAL
+    start_request_id: str | None = None
+    restart_of: str | None = None
+    jvm_pid: int | None = None
+    application: SparkApplication | None = None
+    interrupted: Callable[[], bool] = lambda: False
+    was_canceled: Callable[[], bool] = lambda: False
+    holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
+    report: Callable[[str], None] = lambda _sentence: None
+    ttl_ms: int = DEFAULT_TTL_MS
+    wall_clock: Clock = wall_clock_ms
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        end: The end of the last query.
+        execution_id: The last execution.
+        gave_up: Why the restart strategy does not restart the failed query, in the strategy's words.
+        savepoint: The savepoint that the stream was stopped with, if any.
+    """
+
+    end: QueryEnd
+    execution_id: str
+    gave_up: str | None = None
+
+    @property
+    def savepoint(self) -> SnapshotRecord | None:
+        """The savepoint that the stream was stopped with, if any."""
+        return self.end.savepoint

@@ -1,0 +1,261 @@
+"""Starting a query: check the request, fence the predecessor, choose a recovery point, prepare the live directory.
+
+A recovery point that turns out to be damaged is noted in the catalog, and the start tries the next one.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, StartCause
+from dagster_ckpt.checkpointing.numbering import count_beyond_what_is_used
+from dagster_ckpt.errors import LeaseLostError, RestartWithdrawnError
+from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
+from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan
+from dagster_ckpt.recovery.plan_check import check_backend, check_plan
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
+from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
+from dagster_ckpt.recovery.safety_savepoint import keep_way_back
+from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
+from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.start_watch import StartWatch
+from dagster_ckpt.runtime.supervision import QueryEnd
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.output import NamedOutput, named_output
+from dagster_ckpt.spark.query.plan import plan_of_writer
+from dagster_ckpt.spark.query.plan_description import PlanDescription
+from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.holding import holding
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
+from dagster_ckpt.stream.ownership import check_places, claim_live_folder
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+
+
+def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
+    """Refuse a start that was withdrawn while its run was launched or waited for the lease.
+
+    Raises:
+        RestartWithdrawnError: The request was withdrawn, or the execution to restart was canceled or suspended.
+    """
+    asked = stream.catalog.requests.find(request.start_request_id) if request.start_request_id is not None else None
+    if asked is not None and asked.status is RequestStatus.WITHDRAWN:
+        raise RestartWithdrawnError(
+            f"Stream {stream.stream_id!r} is not started, nothing was changed: the start that {asked.origin} had "
+            "asked for was taken back. Ask again to have it run."
+        )
+    before = stream.catalog.executions.get(request.restart_of) if request.restart_of is not None else None
+    if before is not None and before.status in (ExecutionStatus.CANCELED, ExecutionStatus.SUSPENDED):
+        raise RestartWithdrawnError(
+            f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it to have it "
+            "run."
+        )
+
+
+@dataclass(frozen=True)
+class StartedQuery:
+    """A query that was started.
+
+    Attributes:
+        plan: Where it resumes.
+        prepared: The live directory it runs in.
+        query: The query.
+    """
+
+    plan: RecoveryPlan
+    prepared: PreparedStart
+    query: SupervisedQuery
+
+
+class Start:
+    """The start of one execution.
+
+    Args:
+        stream: The stream.
+        request: What the run was asked to do.
+        acquired: The lease as it was acquired, with what is known about the predecessor.
+        lease: The same lease, renewed in the background.
+        execution_id: The execution, already recorded in the catalog.
+        start_from: Where to start.
+        cause: Whether a user or a restart started this execution.
+        predecessor_ended: Whether the previous execution can no longer write anything.
+    """
+
+    def __init__(
+        self,
+        stream: StreamHandle,
+        request: RunRequest,
+        acquired: AcquiredLease,
+        lease: LeaseKeeper,
+        *,
+        execution_id: str,
+        start_from: StartFrom,
+        cause: StartCause,
+        predecessor_ended: bool,
+    ) -> None:
+        self._stream = stream
+        self._request = request
+        self._acquired = acquired
+        self._lease = lease
+        self._execution_id = execution_id
+        self._start_from = start_from
+        self._cause = cause
+        self._predecessor_ended = predecessor_ended
+        self._watch = StartWatch(stream.catalog, stream.stream_id, request.interrupted)
+
+    @property
+    def stopped(self) -> QueryEnd | None:
+        """Why this start was stopped; None if it was not."""
+        return self._watch.end
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Id of the request that stopped this start, if one did."""
+        return self._watch.request_id
+
+    def run(self) -> StartedQuery:
+        """Start the query.
+
+        Raises:
+            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was told to stop: see `stopped`.
+            CkptError: The start is refused or failed.
+        """
+        stream = self._stream
+        check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
+        if not self._predecessor_ended:
+            fence_predecessor(
+                stream,
+                self._acquired,
+                still_mine=self._still_mine,
+                own_jvm_pid=self._request.jvm_pid,
+                report=self._request.report,
+            )
+        for message in settle_dead_attempts(stream, self._lease.record):
+            self._request.report(message)
+        self._watch()
+        if self._cause is StartCause.MANUAL:
+            stream.catalog.recoveries.forget(self._lease.record)
+        return self._start_at_best_point()
+
+    def note_failed_query(self, live: LiveDirectory, end: QueryEnd) -> None:
+        """After the started query failed: note if its live directory is damaged, so that the next start avoids it."""
+        self._note_damage(live, damage_in(end.trace or end.reason))
+
+    def _still_mine(self) -> None:
+        self._watch()
+        self._lease.check()
+
+    def _start_at_best_point(self) -> StartedQuery:
+        """Start the query at the best recovery point. If that one is damaged, try the next one."""
+        stream = self._stream
+        output = named_output(self._request.describe()) if self._request.describe is not None else None
+        while True:
+            facts = recovery_facts(
+                stream,
+                self._start_from,
+                predecessor_ended=self._predecessor_ended,
+                is_automatic=self._cause is not StartCause.MANUAL,
+                output=output,
+            )
+            plan = plan_recovery(facts)
+            prepared: PreparedStart | None = None
+            try:
+                with holding(stream.catalog, [plan.snapshot], f"start of execution {self._execution_id}"):
+                    prepared = self._prepare(facts, plan, output)
+                    refuse_a_fenced_directory(prepared.live)
+                    self._watch()
+                    return StartedQuery(plan, prepared, self._request.start_query(prepared.live))
+            except Exception as error:
+                damage = damage_of(error)
+                # A point that the user named is never replaced by another one.
+                if damage is None or plan.point is None or self._start_from.point is not StartPoint.LATEST:
+                    raise
+                if prepared is None:
+                    self._note_failure(plan.point, damage, plan.to_batch, plan=plan)
+                else:
+                    self._note_damage(prepared.live, damage)
+
+    def _prepare(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> PreparedStart:
+        stream, start_from = self._stream, self._start_from
+        self._check_loss(preview_rewind(stream, facts, plan, output))
+        stream.store.check_access()
+        claim_live_folder(stream)
+        count_beyond_what_is_used(stream, plan.snapshot, self._lease.record)
+        for message in check_backend(stream, plan):
+            self._request.report(message)
+        query_plan = self._check_plan(plan)
+        self._watch()
+        kept = keep_way_back(stream, facts, plan, start_from, self._lease.record)
+        if kept is not None:
+            self._request.report(kept)
+        refuse_shared_folder(stream, output)
+        self._watch()
+        prepared = prepare(stream, plan, self._lease, output, watch=self._watch)
+        self._report_sinks(prepared)
+        # The restore may have outlived the lease, and a successor may be using the same directories.
+        self._lease.check()
+        stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
+        self._note_output(output)
+        # Checked again: two streams that start at the same moment see each other's output folder only now.
+        refuse_shared_folder(stream, output)
+        return prepared
+
+    def _check_loss(self, preview: RewindPreview) -> None:
+        for message in preview.messages():
+            self._request.report(message)
+        refuse_loss(self._stream, preview, accept_loss=self._start_from.accept_loss)
+
+    def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:
+        describe = self._request.describe
+        plan = plan_of_writer(describe()) if describe is not None else None
+        accept = self._start_from.accept_plan_change
+        for message in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
+            self._request.report(message)
+        return plan
+
+    def _report_sinks(self, prepared: PreparedStart) -> None:
+        for path in prepared.rolled_back:
+            self._request.report(f"rolled back the file sink {path}")
+        for sink in prepared.may_repeat:
+            self._request.report(f"this sink cannot be rolled back and gets the rewound batches again: {sink}")
+
+    def _note_output(self, output: NamedOutput | None) -> None:
+        """Record where the query will write: it may be killed before it reports that itself."""
+        if output is not None and output.folder is not None:
+            sinks = [f"FileSink[{output.folder}]"]
+            self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, {"sinks": sinks})
+
+    def _note_damage(self, live: LiveDirectory, damage: Damage | None) -> None:
+        """Note that the query cannot resume in a live directory, so that the next start chooses another point."""
+        if damage is None:
+            return
+        with suppress(LeaseLostError):
+            self._note_failure(live_point(live.url), damage, None)
+            record = self._stream.catalog.streams.get(self._stream.stream_id)
+            origin = point_of_origin(record.origin) if record.live_directory == live.url else None
+            if origin is not None:
+                # A second restore from the same point may succeed. If it fails the same way, the point is damaged too.
+                at_batch = record.origin.batch_id if record.origin is not None else None
+                self._note_failure(origin, replace(damage, is_certain=False), at_batch)
+
+    def _note_failure(
+        self, point: str, damage: Damage, batch_id: int | None, *, plan: RecoveryPlan | None = None
+    ) -> None:
+        self._stream.catalog.recoveries.failed(
+            self._lease.record,
+            self._execution_id,
+            point,
+            error=damage.error,
+            detail=damage.detail,
+            is_certain=damage.is_certain,
+            batch_id=batch_id,
+            rewound_batches=plan.rewound_batches if plan is not None else None,
+            rewound_ms=plan.rewound_ms if plan is not None else None,
+        )
+        self._request.report(f"a recovery failed at {point}: {damage.error}: {damage.detail}")

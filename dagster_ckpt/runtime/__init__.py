@@ -1,4 +1,5 @@
-"""One running stream: lease, recovery, supervision, checkpoints, restarts in place.
+"""One running stream: start, supervision, checkpoint attempts, restarts in place, and the record of its end.
 
-Start with `execution.py`; `supervision.py` is the loop around a running query.
+`execution.py` is the entry point. `start.py` starts the query, `supervision.py` is the loop around the running query,
+`restart.py` waits for a restart in place, and `settlement.py` records how an execution ended.
 """

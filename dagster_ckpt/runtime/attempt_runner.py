@@ -1,7 +1,7 @@
-"""Carrying out what the coordinator decides about attempts: boundary, threads, catalog, clean-up.
+"""Carries out the coordinator's decisions about attempts: batch boundary, threads, catalog, cleanup.
 
-The order of a completion is what makes crashes harmless: data, then the snapshot's metadata (both by the
-storage), then the catalog, then the coordinator is told, then older checkpoints make room.
+The order of a completion makes crashes harmless: the storage writes data and then metadata, the catalog records the
+snapshot, the coordinator learns about it, and only then are older checkpoints subsumed.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class AttemptRunner:
         stream: The stream.
         execution_id: The execution in the catalog.
         prepared: The live directory the query runs in.
-        log: What the batches of the query did.
+        log: Progress of the query's batches.
         lease: The lease that makes this process the writer.
-        owed: Where changes go that the catalog need not take at once.
-        facts: What the running query knows of itself; called in the thread that talks to the JVM.
+        owed: Queue for catalog writes that may be retried later.
+        facts: Returns properties of the running query. Called in the thread that talks to the JVM.
         predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: Time that snapshots carry.
+        wall_clock: Clock for the timestamps of snapshots.
     """
 
     def __init__(
@@ -92,23 +92,23 @@ class AttemptRunner:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks of the query, as its last report or, before one, that of an execution before names them.
+        """The sinks in the query's last progress report; before the first report, those of the previous execution.
 
-        A snapshot must not be taken without them: a restore could then not roll them back.
+        No snapshot is taken while they are unknown, because a restore could not roll them back.
         """
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
     def has_committed(self) -> bool:
-        """Whether a batch is committed: before that there is nothing that a snapshot could hold."""
+        """Whether a batch is committed. Before that there is no state to snapshot."""
         with suppress(StorageAccessError):
             return self._positions.latest().commit is not None
         return False
 
     def begin(self, attempt: Attempt) -> list[Event]:
-        """Record an attempt; its cut is taken when its boundary is reached.
+        """Record an attempt. Its cut is taken when its batch boundary is reached.
 
         Returns:
-            That it failed, where the catalog or the live directory cannot be reached.
+            A failure event if the catalog or the live directory is unavailable, otherwise nothing.
 
         Raises:
             LeaseLostError: This process is no longer the writer.
@@ -160,7 +160,7 @@ class AttemptRunner:
         )
 
     def abort(self, action: Abort) -> list[Event]:
-        """End an attempt; where its thread has not begun, its end can be reported at once."""
+        """Abort an attempt. If its thread has not started, the failure event is returned immediately."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
@@ -172,22 +172,22 @@ class AttemptRunner:
         return []
 
     def discard_late(self, number: int) -> None:
-        """Delete a snapshot that was stored after its attempt had been aborted."""
+        """Delete a snapshot whose upload finished after its attempt was aborted."""
         taken = self._late.pop(number, None)
         if taken is not None:
             self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
-        """Begin the cut of every attempt whose boundary is reached.
+        """Start the cut of every attempt whose batch boundary is reached.
 
         Args:
-            stop_query: Called first for a stop-with-savepoint: nothing may be committed after its cut.
+            stop_query: Called before the cut of a stop-with-savepoint, so that no batch is committed after it.
         """
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
             except StorageAccessError:
-                # It is looked for again until the attempt expires.
+                # Checked again in the next step, until the attempt expires.
                 is_due = False
             if not is_due:
                 continue
@@ -196,7 +196,7 @@ class AttemptRunner:
             self._threads.start(running, self._live)
 
     def news(self) -> list[Event]:
-        """What has happened to the attempts since the last call, recorded in the catalog.
+        """Record finished attempts in the catalog, and return the events since the last call.
 
         Raises:
             LeaseLostError: A snapshot was stored, but this process is no longer the writer.
@@ -215,12 +215,12 @@ class AttemptRunner:
         return events
 
     def make_room(self) -> list[Event]:
-        """Delete what the newest checkpoint has subsumed, in the background."""
+        """Delete the checkpoints that the newest one subsumes, in the background."""
         protected = [running.order.base for running in self._running.values() if running.order.base is not None]
         try:
             dropped = subsume(self._stream, protected=protected)
         except CatalogError:
-            # The next completion makes room.
+            # The next completed checkpoint subsumes them.
             return []
         may_delete_older, self._may_delete_older = self._may_delete_older, False
         if not dropped and not may_delete_older:
@@ -238,10 +238,10 @@ class AttemptRunner:
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
-        """End what is under way; returns when every thread is done.
+        """Abort all attempts and wait for their threads.
 
         Args:
-            why: Why the query ended, for those who wait for an answer.
+            why: Why the query ended. It is the answer to pending requests.
         """
         for running in self._running.values():
             running.aborted.set()
@@ -250,7 +250,7 @@ class AttemptRunner:
         self._threads.close()
         for result in self._threads.results():
             if isinstance(result, Stored):
-                # What cannot be deleted now is removed by housekeeping, and must not hide why the query ended.
+                # Housekeeping deletes what remains. An error here must not hide why the query ended.
                 with suppress(StorageAccessError, CatalogError, LeaseLostError):
                     self._discard_own(result.taken)
         self._owed.make_up()
@@ -271,9 +271,9 @@ class AttemptRunner:
 
     def _may_carry(self, running: RunningAttempt) -> bool:
         if running.aligned_only:
-            # In such a mode a batch is never replayed as it was, so there is nothing to carry, forced or not.
+            # In these modes a batch is not replayed identically, so a snapshot cannot include it, even if forced.
             return False
-        # A carried batch is replayed; a sink that cannot tell would get its rows twice.
+        # A restore replays the batch. A sink that does not detect that would receive its rows twice.
         return self._stream.options.force_unaligned or all(can_replay_a_batch(sink) for sink in running.order.sinks)
 
     def _stored(self, result: Stored) -> Event:
@@ -292,7 +292,7 @@ class AttemptRunner:
         self._completed[result.number] = recorded
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
-            # Before the operator is told: a process that is killed from here on was stopped, and stays so.
+            # Recorded before the request is answered: a process killed after that stays stopped.
             lease, ours, finished = self._lease.record, self._execution_id, ExecutionStatus.FINISHED
             self._owed.make(lambda: self._catalog.executions.end(lease, ours, finished, STOPPED_WITH_SAVEPOINT))
         self._answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
@@ -308,7 +308,7 @@ class AttemptRunner:
         )
 
     def _discard_own(self, taken: TakenSnapshot) -> None:
-        """Delete a snapshot of this execution that the catalog did not take."""
+        """Delete a snapshot of this execution that is not in the catalog."""
         self._lease.check()
         self._stream.store.discard(taken.stored.location, protected=())
 

@@ -1,4 +1,4 @@
-"""Checkpoint attempts under way: cut and upload in threads, results back to the loop."""
+"""Checkpoint attempts in progress: threads cut and upload, and the loop collects their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagster_ckpt.errors import IncompleteCutError, NothingCommittedError, Snaps
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 
-# Savepoints ignore the limit on concurrent checkpoints (Flink); this is how many upload at once.
+# Savepoints do not count towards the limit on concurrent checkpoints, as in Flink. They have these threads.
 SAVEPOINT_THREADS = 4
 
 
@@ -25,10 +25,11 @@ class RunningAttempt:
     Attributes:
         attempt: What the coordinator asked for.
         order: The snapshot to take.
-        began_after_batch: Newest commit when it began: the boundary it waits to see passed.
-        began_at_ms: When it began, on the clock that never goes back.
-        aligned_only: Whether the query's mode forbids carrying a running batch.
-        cut_ordered: Whether its cut and upload are already in a thread.
+        began_after_batch: Newest committed batch when it began; an aligned attempt waits for the next commit.
+        began_at_ms: When it began, on a monotonic clock.
+        aligned_only: Whether the query's mode does not allow a snapshot to include a running batch.
+        cut_ordered: Whether a thread already cuts and uploads it.
+        aborted: Set to make its thread stop.
     """
 
     attempt: Attempt
@@ -42,14 +43,14 @@ class RunningAttempt:
 
 @dataclass(frozen=True)
 class CutExists:
-    """The consistent cut of an attempt exists; its upload goes on."""
+    """The consistent cut of an attempt exists. Its upload continues."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The snapshot of an attempt is whole in storage, and not yet in the catalog."""
+    """The snapshot of an attempt is complete in storage and not yet in the catalog."""
 
     number: int
     taken: TakenSnapshot
@@ -57,12 +58,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class NotStored:
-    """An attempt failed; what it had written is removed.
+    """An attempt failed. The files it had written are deleted.
 
     Attributes:
         number: The attempt.
         error: Why.
-        after_cut: Whether its cut existed, so that the files of a running query could not be stored.
+        after_cut: Whether it failed after its cut, while it uploaded files.
     """
 
     number: int
@@ -83,14 +84,14 @@ class NotStored:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """A deletion in the background is done, or has failed and stays visible in the catalog."""
+    """A deletion in the background has finished, or it failed and the snapshot stays visible in the catalog."""
 
 
 Result = CutExists | Stored | NotStored | Cleaned
 
 
 class AttemptThreads:
-    """Runs attempts of one execution in threads; results are taken by the loop."""
+    """Runs the attempts of one execution in threads. The loop collects the results."""
 
     def __init__(self, stream: StreamHandle, clock: Callable[[], int]) -> None:
         self._stream = stream
@@ -107,7 +108,7 @@ class AttemptThreads:
         self._futures.append(self._pool.submit(self._take, running, live))
 
     def clean(self, work: Callable[[], None]) -> None:
-        """Delete something in the background; `Cleaned` follows whether or not it worked."""
+        """Delete something in the background. `Cleaned` follows whether or not it succeeded."""
 
         def clean_and_report() -> None:
             try:
@@ -118,7 +119,7 @@ class AttemptThreads:
         self._futures.append(self._pool.submit(clean_and_report))
 
     def results(self) -> list[Result]:
-        """What has happened since the last call, in order."""
+        """The results since the last call, in order."""
         taken: list[Result] = []
         while True:
             try:
@@ -128,9 +129,9 @@ class AttemptThreads:
                 return taken
 
     def close(self) -> None:
-        """Wait until every thread is done; attempts must have been aborted or ended before.
+        """Wait for all threads. Abort or end every attempt first.
 
-        A deletion that has not begun is still done: nobody else knows of a snapshot that could not be recorded.
+        Queued deletions still run: no other process knows about a snapshot that was not recorded.
         """
         self._pool.shutdown(wait=True)
 

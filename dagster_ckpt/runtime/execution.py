@@ -18,7 +18,7 @@ from dagster_ckpt.stream.start_from import StartFrom
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
-    """Run a stream until it ends, is stopped or canceled, or its restart strategy gives up.
+    """Run a stream until it ends, is stopped or canceled, or its restart strategy does not allow another restart.
 
     On return the last execution has ended in the catalog. It is settled only if nothing is left to do for it: the
     caller knows the recorded status of the surrounding run, and applies retention.
@@ -58,7 +58,7 @@ class StreamRun:
     Args:
         stream: The stream.
         request: What the run is asked to do.
-        acquired: The lease as it was acquired, with what is known about the predecessor.
+        acquired: The acquired lease, with what is known about the predecessor.
         lease: The same lease, renewed in the background.
     """
 

@@ -73,7 +73,7 @@ def _stop_requested(stream: StreamHandle, lease: LeaseKeeper, execution_id: str)
         reason = f"{request.kind.value.lower()} asked for by {request.origin}, between two restarts"
         settled = kind is EndKind.SUSPENDED
         catalog.executions.stopped(lease.record, execution_id, status, reason, settled=settled)
-        # The execution is stopped from here on. If this answer is not recorded, whoever waits for it sees that the run
+        # The execution is stopped from here on. If this answer is not recorded, the requester sees that the run
         # has ended.
         with suppress(CatalogError):
             catalog.requests.resolve(lease.record, request.request_id, RequestStatus.COMPLETED)

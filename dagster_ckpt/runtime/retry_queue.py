@@ -1,4 +1,4 @@
-"""What the catalog is owed: one that is away for a moment ends no query, and leaves nobody without an answer."""
+"""Retries catalog writes that failed because the database was temporarily unavailable."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Change = Callable[[], object]
 
 
 class OwedChanges:
-    """Changes of the catalog that are made at once, or else again until it takes them, in their order.
+    """Catalog writes, applied in order and retried until the catalog accepts them.
 
-    Each may be made twice: an answer may be lost on its way. A process that is not the writer any more owes nothing:
-    what it wanted to say is for its successor to say.
+    A write may be applied twice, because the response to it may be lost: each has to be idempotent. A process that has
+    lost the lease drops its pending writes; they are its successor's to make.
     """
 
     def __init__(self) -> None:
         self._owed: deque[Change] = deque()
 
     def make(self, change: Change) -> None:
-        """Make a change, after those that are still owed."""
+        """Apply a write after all pending ones, now if the catalog is available."""
         self._owed.append(change)
         self.make_up()
 
     def make_up(self) -> None:
-        """Make what is owed, as far as the catalog takes it now."""
+        """Apply the pending writes until one fails."""
         try:
             while self._owed:
                 self._owed[0]()

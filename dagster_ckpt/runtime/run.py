@@ -36,7 +36,7 @@ class RunRequest:
         restart_of: The execution that this run restarts, if any.
         jvm_pid: Pid of the JVM of this process, if it runs on this machine.
         application: The Spark application of this process.
-        interrupted: Returns True once the process has been told to stop.
+        interrupted: Returns True once the process has been interrupted.
         was_canceled: Called after `interrupted` has ended the run. Returns whether a user canceled it.
         holder_is_over: Returns whether the run of a lease holder is recorded as ended.
         report: Called with one message per step, for the run's log.
@@ -56,7 +56,7 @@ class RunRequest:
     interrupted: Callable[[], bool] = lambda: False
     was_canceled: Callable[[], bool] = lambda: False
     holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
-    report: Callable[[str], None] = lambda _sentence: None
+    report: Callable[[str], None] = lambda _message: None
     ttl_ms: int = DEFAULT_TTL_MS
     wall_clock: Clock = wall_clock_ms
 

@@ -1,8 +1,8 @@
-"""Since when a running query stands still: neither a batch, nor a step of one, nor a rest between two. Pure.
+"""Detects that a running query has stalled, and since when. Pure functions of values.
 
-A query that has nothing to do looks for new data all the time, or waits for its next trigger: both are signs of life.
-A batch that takes long is one too, as long as its tasks come to their ends. What is left is a query that is alive for
-everybody, keeps its lease and has snapshots taken of the same batch for ever, and makes no progress.
+A query without new data polls its sources or waits for its next trigger. Both count as activity, and so does a long
+batch whose tasks finish one after the other. A stalled query does none of this. It looks alive from outside: it keeps
+its lease, and checkpoints of the same batch keep completing.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 from dagster_ckpt.spark.query.activity import QueryActivity, TaskCounts
 
-# Most triggers are over by then; only of one that is not are the tasks looked at.
+# Most triggers have finished by then, so tasks are counted only for a slow one.
 LOOK_AT_TASKS_AFTER_MS = 10_000
 
 
 @dataclass(frozen=True)
 class QueryInactivity:
-    """What a query is doing, and for how long it has done nothing else.
+    """What a query is doing, and for how long nothing has changed.
 
     Attributes:
-        doing: In Spark's words.
-        is_idle: It waits for its next trigger, and may do so for ever.
-        stalled_for_ms: Nothing has moved for so long.
-        tasks: Its Spark jobs under way; None where nobody looked, or can.
+        doing: The status message of Spark.
+        is_idle: Whether it waits for its next trigger, for any length of time.
+        stalled_for_ms: Time since the last sign of activity.
+        tasks: Task counts of its active Spark jobs; None if they were not, or cannot be, counted.
     """
 
     doing: str
@@ -34,17 +34,17 @@ class QueryInactivity:
     tasks: TaskCounts | None = None
 
     def is_over(self, limit_ms: int) -> bool:
-        """Whether it stands still for longer than a limit, and no task of it runs that may only take long."""
+        """Whether the query has stalled for longer than a limit. A running task means slow, not stalled."""
         works = self.tasks is not None and self.tasks.running > 0
         return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
     def as_record(self) -> dict[str, Any]:
-        """As the catalog keeps it among the figures of an execution."""
+        """The form that the catalog stores in the progress of an execution."""
         return asdict(self)
 
     @staticmethod
     def of_record(record: object) -> QueryInactivity | None:
-        """What the catalog has of it; None where the process that wrote it did not know it yet."""
+        """Read it from the catalog; None if a version that did not record it wrote the progress."""
         if not isinstance(record, Mapping):
             return None
         try:
@@ -60,10 +60,10 @@ class QueryInactivity:
 
 
 class StallDetector:
-    """Watches one query for signs of life.
+    """Tracks the activity of one query.
 
     Args:
-        now_ms: When it was started, on the clock that `note` is given.
+        now_ms: When the query was started, on the clock that `note` uses.
     """
 
     def __init__(self, now_ms: int) -> None:
@@ -85,8 +85,8 @@ class StallDetector:
         Args:
             activity: What it is doing.
             batch: The newest batch that it has reported.
-            tasks: Looks at the tasks of its Spark jobs; called only where nothing else has moved for a while.
-            now_ms: The time now, on a clock that never goes back.
+            tasks: Counts the tasks of its Spark jobs. Called only if nothing else has changed for a while.
+            now_ms: The current time of a monotonic clock.
         """
         if activity.is_idle or activity != self._activity or batch != self._batch:
             self._moved(now_ms)

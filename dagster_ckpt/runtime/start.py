@@ -79,7 +79,7 @@ class Start:
     Args:
         stream: The stream.
         request: What the run was asked to do.
-        acquired: The lease as it was acquired, with what is known about the predecessor.
+        acquired: The acquired lease, with what is known about the predecessor.
         lease: The same lease, renewed in the background.
         execution_id: The execution, already recorded in the catalog.
         start_from: Where to start.
@@ -123,7 +123,7 @@ class Start:
         """Start the query.
 
         Raises:
-            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was told to stop: see `stopped`.
+            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was interrupted: see `stopped`.
             CkptError: The start is refused or failed.
         """
         stream = self._stream

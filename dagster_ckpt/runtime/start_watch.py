@@ -1,4 +1,4 @@
-"""Looking, while a stream is being started, whether it is to be stopped: a restore may take hours."""
+"""Stops a start on request. A start can take hours if it restores a large state."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dagster_ckpt.stream.handle import Clock, monotonic_ms
 
 
 class StartWatch:
-    """Ends a start that is to be stopped, between two of its steps. It needs no thread: the start asks it.
+    """Checks between the steps of a start whether it has to stop. It needs no thread: the start calls it.
 
-    What a start does before the catalog switches to its directory is undone by being left out, and what it does after
-    that is finished by the next start. So it may end at each step, as if its process were killed there.
+    A start may stop after any step, as if its process were killed there. Work done before the catalog switches to the
+    new live directory has no effect, and the next start finishes work done after that.
 
     Args:
         catalog: The catalog.
         stream_id: The stream.
-        interrupted: True once the process was told to stop.
-        clock: Milliseconds of a clock that never goes back.
+        interrupted: Returns True once the process has been interrupted.
+        clock: Milliseconds of a monotonic clock.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class StartWatch:
         self.request_id: str | None = None
 
     def __call__(self) -> None:
-        """Raise where the start is to be stopped. It looks twice a second at most; threads may call it at each file.
+        """Raise an error if the start has to stop. Threads may call it for every file: it polls twice a second at most.
 
         Raises:
-            StartStoppedError: A CANCEL or SUSPEND is there, or the process was told to stop.
+            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was interrupted.
         """
         if self._clock() >= self._next_ms and self._looking.acquire(blocking=False):
             try:
@@ -58,7 +58,7 @@ class StartWatch:
         if self._interrupted():
             self.end = QueryEnd(EndKind.INTERRUPTED, "the process was told to stop while it started")
             return
-        # A catalog that is away for a moment ends no start.
+        # A temporarily unavailable catalog does not stop a start.
         with suppress(CatalogError):
             for request in self._catalog.requests.pending(self._stream_id):
                 if request.kind in ENDS_BY_REQUEST:

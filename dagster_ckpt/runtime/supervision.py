@@ -1,4 +1,4 @@
-"""The loop around one running query: it feeds the coordinator and does what that decides.
+"""The loop around one running query: it passes events to the coordinator and carries out its decisions.
 
 Everything here runs in one thread, the only one that talks to the JVM.
 """
@@ -48,24 +48,24 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 POLL_S = 0.25
 HEARTBEAT_MS = 2_000
 REQUEST_POLL_MS = 500
-# Longer than anything between two signs of life usually takes.
+# Longer than the usual time between two signs of activity.
 TELL_AFTER_MS = 60_000
-# Whatever a query that stands still waits for may not be interrupted either.
+# A stalled query may not react to an interrupt either.
 STOP_STALLED_MS = 60_000
 
 
 class EndKind(Enum):
-    """How the running of a query came to its end.
+    """How a query ended.
 
     FINISHED: Stopped with a savepoint.
-    ENDED_BY_ITSELF: It had processed all of a bounded input.
-    SUSPENDED: An operator stopped it to start it again.
-    CANCEL_REQUESTED: An operator cancelled it through the catalog.
-    INTERRUPTED: The surrounding process was told to stop.
+    ENDED_BY_ITSELF: It processed all of a bounded input.
+    SUSPENDED: A user stopped it in order to start it again later.
+    CANCEL_REQUESTED: A user canceled it through the catalog.
+    INTERRUPTED: The surrounding process was interrupted.
     FAILED: The query failed, or too many checkpoints did.
-    LEASE_LOST: Another execution is the writer now.
-    SAVEPOINT_FAILED: It was stopped for a savepoint that then failed; it is to go on.
-    STOOD_STILL: Nothing of it has moved for longer than the stream allows.
+    LEASE_LOST: Another execution is the writer.
+    SAVEPOINT_FAILED: It was stopped for a savepoint that then failed. It is restarted.
+    STOOD_STILL: It stalled for longer than the stream allows.
     """
 
     FINISHED = "FINISHED"
@@ -96,9 +96,9 @@ class QueryEnd:
 
     Attributes:
         kind: How it ended.
-        reason: One sentence for a person.
+        reason: A message for users.
         savepoint: The savepoint it was stopped with, for FINISHED.
-        trace: What the JVM printed of the failure, for FAILED; None where nothing is known beside the reason.
+        trace: The stack trace from the JVM, for FAILED; None if only the reason is known.
     """
 
     kind: EndKind
@@ -116,10 +116,10 @@ class Supervisor:
         prepared: The live directory it runs in.
         query: The started query.
         lease: The lease that makes this process the writer.
-        interrupted: True once the surrounding process was told to stop.
+        interrupted: Returns True once the surrounding process has been interrupted.
         predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: Time that records carry.
-        report: Told a sentence where somebody should know.
+        wall_clock: Clock for the timestamps of records.
+        report: Called with each message for the run's log.
     """
 
     def __init__(
@@ -168,13 +168,13 @@ class Supervisor:
         self._next_request_poll_ms = 0
 
     def run(self) -> QueryEnd:
-        """Supervise until the query has ended, for whatever reason; it is stopped on return."""
+        """Supervise the query until it ends for any reason. On return it is stopped."""
         try:
             while self._end is None:
                 try:
                     self._step()
                 except LeaseLostError as error:
-                    # The catalog has refused a write.
+                    # The catalog refused a write.
                     self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
             return self._end
         finally:
@@ -226,7 +226,7 @@ class Supervisor:
         self._attempts.order_cuts(self._stop_for_savepoint)
 
     def _handle(self, event: Event) -> None:
-        """Give an event to the coordinator, and the events that its actions cause after it."""
+        """Pass an event to the coordinator, followed by the events that its actions cause."""
         inbox = deque([event])
         while inbox:
             handled = inbox.popleft()
@@ -237,7 +237,7 @@ class Supervisor:
                 and handled.number == self._savepoint_to_stop_with
                 and self._end is None
             ):
-                # One that was completed too late is discarded: it does not end the query either.
+                # A savepoint that completed too late is discarded, so it does not end the query either.
                 why = handled.detail if isinstance(handled, AttemptFailed) else "it was completed too late"
                 self._end = QueryEnd(
                     EndKind.SAVEPOINT_FAILED, f"the savepoint to stop with failed, the query goes on: {why}"
@@ -284,8 +284,8 @@ class Supervisor:
         if self._still.is_over(TELL_AFTER_MS) and not before.is_over(TELL_AFTER_MS):
             stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
             self._report(f"{_describe_stall(self._still)}. Its thread is{stack or ' not to be seen'}")
-        # A catalog that is away for a moment must not end the query: whether this process is still the
-        # writer is for the lease to say.
+        # A temporarily unavailable catalog must not end the query. The lease decides whether this process is still the
+        # writer.
         with suppress(CatalogError):
             self._beat()
 
@@ -300,9 +300,9 @@ class Supervisor:
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
-                # Before the first report: what was named at the start. A query may end before it reports anything.
+                # Before the first report: the sinks named at the start. A query may end without any report.
                 "sinks": list(self._attempts.sinks),
-                # Before the first batch Spark may still be making the plan.
+                # Before the first batch Spark may still be planning the query.
                 "plan_fingerprint": self._query.facts().plan_fingerprint if latest else None,
                 "sources": [asdict(source) for source in latest.sources] if latest else [],
                 "rows_per_second": latest.rows_per_second if latest else None,
@@ -328,12 +328,12 @@ class Supervisor:
             if request.kind in ENDS_BY_REQUEST:
                 end, status = ENDS_BY_REQUEST[request.kind]
                 reason = f"{request.kind.value.lower()} asked for by {request.origin}"
-                # Before the operator is told: a process that is killed from here on was stopped, and stays so. What was
-                # suspended keeps everything, so nothing is left to do for it.
+                # Recorded before the request is answered: a process killed after that stays stopped. A suspended
+                # execution keeps all its snapshots, so it is settled.
                 settled = end is EndKind.SUSPENDED
                 self._catalog.executions.end(lease, self._execution_id, status, reason, settled=settled)
-                # It is decided now: where the catalog's next answer is lost, nobody may take the query for stopped
-                # that runs on.
+                # Decided from here on: even if the next response of the catalog is lost, the query must not keep
+                # running while its record says that it was stopped.
                 self._end = QueryEnd(end, reason)
                 resolve = self._catalog.requests.resolve
                 self._owed.make(partial(resolve, lease, request.request_id, RequestStatus.COMPLETED))
@@ -348,7 +348,7 @@ class Supervisor:
                 stands = self._end is not None and self._end.kind is EndKind.STOOD_STILL
                 self._query.stop(within_ms=STOP_STALLED_MS if stands else None)
         finally:
-            # Also where the JVM is gone and nothing can be stopped any more.
+            # Even if the JVM has died and the query cannot be stopped.
             self._handle(QueryStopped(monotonic_ms()))
             self._attempts.close(self._end.reason if self._end else "the supervising process failed")
 

@@ -165,7 +165,7 @@ class ObjectSnapshotStore:
                 "checkpoint storage, or give a target directory."
             )
         space = self._open_space(root)
-        # Flink: savepoint-<first six characters of the job id>-<random>.
+        # Flink: savepoint-<first six characters of the `JobID`>-<random>.
         name = re.sub("[^A-Za-z0-9]", "", header.stream_id)[:6] or "stream"
         directory = f"{SAVEPOINT}{name}-{uuid.uuid4().hex[:12]}"
         mark = f"{directory}/{INCOMPLETE_NAME}"

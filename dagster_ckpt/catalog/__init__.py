@@ -1,8 +1,8 @@
-"""The SQL record of streams, executions, leases, snapshots, requests and events; it outlives every process.
+"""The catalog: a SQL record of streams, executions, leases, snapshots, requests and events that outlives every process.
 
-No bytes of snapshots and no decisions live here: it keeps what others decided, in transactions, and tells of each
-    change
-through an outbox of events. Start with `catalog.py`, then `records.py` for what is kept and `tables.py` for how.
+It stores no bytes of snapshots and makes no decisions. It records, in transactions, what other
+packages decide, and writes an event for each change to an outbox. Start with `catalog.py`, then
+`records.py` for the values and `tables.py` for the schema.
 """
 
 from dagster_ckpt.catalog.catalog import Catalog

@@ -1,4 +1,4 @@
-"""The catalog as one object: a store for each thing it records, over one database."""
+"""`Catalog`: the entry point to the catalog, with one store per kind of record over one database."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from dagster_ckpt.errors import CatalogError
 class Catalog:
     """The record of streams, executions, leases, snapshots, holds, requests, events and desired states.
 
-    Opening it makes or migrates its tables. Safe for several threads and processes at once; pickles as its URL.
+    Opening it creates or migrates its tables. It is safe to use from several threads and processes,
+    and pickles as its URL.
 
     Args:
         url: SQLAlchemy URL, such as `sqlite:////var/lib/catalog.db` or
             `postgresql+psycopg://user@host/database`.
-        clock: Gives the time in ms since the epoch; None asks the database.
+        clock: Returns the time in ms since the epoch; None uses the database's clock.
 
     Raises:
-        CatalogError: The database cannot be used, or is of a newer version.
+        CatalogError: The database cannot be used, or has a newer schema version.
 
     Example:
         >>> catalog = Catalog("sqlite:////var/lib/catalog.db")
@@ -61,20 +62,21 @@ class Catalog:
 
     @property
     def deployment_id(self) -> str:
-        """Id of the deployment that this catalog is the record of: made with it, carried by each snapshot."""
-        # Asked for each time: another process may have had it take the place of a lost one.
+        """Id of the deployment that this catalog belongs to: created with the catalog, stored in each snapshot."""
+        # Queried each time: another process may have made this catalog replace a lost one.
         with self.database.reading() as connection:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
     def take_over_deployment(self, deployment_id: str, *, only_if_unused: bool = False) -> None:
-        """Go on as the record of a deployment whose catalog was lost, so that its snapshots are this catalog's own.
+        """Replace the lost catalog of a deployment, so that the deployment's snapshots belong to this catalog.
 
         Args:
-            deployment_id: Its id, as its snapshots carry it.
-            only_if_unused: Refuse also where a stream was started under the id that this catalog has.
+            deployment_id: Id of the deployment, as stored in its snapshots.
+            only_if_unused: Also refuse if a stream was started under this catalog's current id.
 
         Raises:
-            CatalogError: A snapshot was completed under the id that this catalog has, or a stream was started.
+            CatalogError: A snapshot was completed under this catalog's current id, or a stream was
+                started.
         """
         with self.database.writing() as connection:
             before = str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
@@ -97,9 +99,9 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
 
     def now_ms(self) -> int:
-        """The time by the clock that the catalog's records carry, ms since the epoch.
+        """The current time by the catalog's clock, ms since the epoch.
 
-        Only this may be compared with their times: that of a machine may be hours away.
+        Compare recorded times only with this clock: that of a machine may differ by hours.
         """
         with self.database.reading() as connection:
             return self.database.now_ms(connection)

@@ -1,4 +1,4 @@
-"""The database behind the catalog: engine, transactions, its clock, and what can go wrong with it."""
+"""The database behind the catalog: engine, transactions, clock, event outbox, and error handling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dagster_ckpt.config.redaction import cause_to_show, names_a_secret, without
 from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.foreign import from_json
 
-# What an event says in words, of which nobody knows what was put into them.
+# Event details that are free text and may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
 _NOW = {
     "sqlite": "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
@@ -44,15 +44,15 @@ E = TypeVar("E", bound=Enum)
 
 
 class Database:
-    """A SQL database that several processes and threads use at once.
+    """A SQL database that several processes and threads use concurrently.
 
     Args:
         url: SQLAlchemy URL of SQLite or PostgreSQL.
-        clock: Gives the time in ms since the epoch; None asks the database, so that leases do not
-            depend on the clocks of the machines that hold them.
+        clock: Returns the time in ms since the epoch. None uses the database's clock, so that
+            leases do not depend on the clocks of their holders.
 
     Raises:
-        CatalogError: The URL is not one of a supported database.
+        CatalogError: The URL is not that of a supported database.
     """
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -64,7 +64,7 @@ class Database:
 
     @property
     def shown_url(self) -> str:
-        """The URL without what is secret in it."""
+        """The URL without secrets."""
         return _shown(self.url)
 
     @contextmanager
@@ -75,10 +75,10 @@ class Database:
 
     @contextmanager
     def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
-        """A transaction: all of it is done, or nothing. On SQLite writers take turns from its begin.
+        """A write transaction. On SQLite it locks out other writers from its begin.
 
         Args:
-            within_s: How long it may take, where that is longer than a call may.
+            within_s: Time limit, if longer than that of a call.
         """
         with (
             self._errors_translated(),
@@ -91,18 +91,18 @@ class Database:
             yield connection
 
     def limit_calls(self, ttl_ms: int) -> None:
-        """Let no call take longer than a holder of so short-lived a lease can wait; never lengthens the limit."""
+        """Limit the duration of each call to what a lease with this time to live allows; never raises the limit."""
         self._call_limit_s = min(self._call_limit_s, call_limit_s(ttl_ms))
 
     @contextmanager
     def writing_under(self, lease: LeaseRecord) -> Iterator[Connection]:
-        """A transaction of the stream's one writer: all of it is done while the lease is held, or nothing.
+        """A write transaction that requires the stream's lease: it commits only if the lease is still held.
 
-        Every write of a run goes through here. To look first whether the lease is held and to write then is not
-        enough: the process may be stopped in between, and its lease taken over.
+        Every write of a run uses this. Checking the lease before the write is not enough: the
+        process may be paused in between, and its lease taken over.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         with self.writing() as connection:
             require_lease(connection, lease.stream_id, lease.token)
@@ -110,24 +110,25 @@ class Database:
 
     @contextmanager
     def writing_as(self, lease: LeaseRecord | None) -> Iterator[Connection]:
-        """A transaction under a lease, or, for what operators may do as well, without one."""
+        """A write transaction with a lease or, for operations that operators may perform too, without one."""
         with self.writing() if lease is None else self.writing_under(lease) as connection:
             yield connection
 
     def now_ms(self, connection: Connection) -> int:
-        """The time, by the injected clock or the database's own."""
+        """The current time by the injected clock or the database's."""
         if self._clock is not None:
             return self._clock()
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
 
     def insert_if_absent(self, connection: Connection, table: Table, **values: Any) -> bool:
-        """Insert a row unless one of its key is there; False if it was.
+        """Insert a row unless one with its key exists; returns False if it exists.
 
-        Two writers on PostgreSQL can both find a row missing: the later one waits here, and loses quietly.
+        On PostgreSQL two writers can both find a row missing: the later one waits here and then
+        returns False.
         """
         insert = sqlite_insert if self.url.get_backend_name() == "sqlite" else postgresql_insert
         made = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key.columns)
-        # Not its count of rows: PostgreSQL's driver does not give it for an insert.
+        # Not the row count: PostgreSQL's driver does not report one for an insert.
         return connection.execute(made).first() is not None
 
     def record_event(
@@ -140,7 +141,7 @@ class Database:
         execution_id: str | None = None,
         payload: dict[str, Any] | None = None,
     ) -> None:
-        """Write an event in the transaction of the change it tells of."""
+        """Write an event in the transaction of the change that it reports."""
         counted = event_counter.update().values(last_sequence=event_counter.c.last_sequence + 1)
         sequence = connection.execute(counted.returning(event_counter.c.last_sequence)).scalar_one()
         connection.execute(
@@ -176,17 +177,17 @@ def _to_keep(name: str, value: object) -> object:
 
 
 def as_text(value: object) -> str:
-    """A value as the catalog stores it."""
+    """A value in the form that the catalog stores."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True, default=str)
 
 
 def as_dict(value: str | None) -> dict[str, Any]:
-    """A stored JSON object; an empty one where there is none or it cannot be read."""
+    """A stored JSON object; empty if there is none or it cannot be parsed."""
     return optional_dict(value) or {}
 
 
 def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: list[str]) -> E:
-    """A stored status or kind; `unreadable`, and a word to `troubles`, where this version does not know it."""
+    """A stored status or kind. If this version does not know it, returns `unreadable` and appends to `troubles`."""
     try:
         return known(value)
     except ValueError:
@@ -195,7 +196,7 @@ def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: 
 
 
 def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, Any] | None:
-    """A stored JSON object; None, and a word to `troubles`, where it cannot be read."""
+    """A stored JSON object. If it cannot be parsed, returns None and appends to `troubles`."""
     read = optional_dict(value)
     if value is not None and read is None:
         troubles.append(f"{column} are not a JSON object: {value!r:.80}")
@@ -203,7 +204,7 @@ def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, 
 
 
 def optional_dict(value: str | None) -> dict[str, Any] | None:
-    """A stored JSON object, or None where there is none or it cannot be read."""
+    """A stored JSON object, or None if there is none or it cannot be parsed."""
     if value is None:
         return None
     try:
@@ -214,10 +215,10 @@ def optional_dict(value: str | None) -> dict[str, Any] | None:
 
 
 def cells(row: Row[Any], table: Table, troubles: list[str]) -> dict[str, Any]:
-    """The cells of a row by column, each of its column's type; a word to `troubles` for any that is not.
+    """The cells of a row by column, each of its column's type. Appends to `troubles` for any that is not.
 
-    SQLite takes whatever it is given into any column, and a database may be damaged. In place of such a cell stands
-    None, or an empty value where the column has to have one.
+    SQLite accepts any type in any column, and a database may be damaged. Such a cell is replaced by
+    None, or by an empty value if the column is not nullable.
     """
     values = dict(row._mapping)
     for column in table.c:
@@ -236,13 +237,13 @@ def _shown(url: URL) -> str:
 
 
 def _secrets(url: URL) -> list[str]:
-    """What a driver may repeat of the URL wherever it likes."""
+    """Parts of the URL that are secret and that a driver may include in its messages."""
     in_query = [value for name, value in url.query.items() if isinstance(value, str) and names_a_secret(name)]
     return [secret for secret in (url.password, *in_query) if secret]
 
 
 def _make_file(url: URL) -> None:
-    """Make the file of a SQLite catalog, for nobody else to read, and its folder; what is there stays as it is."""
+    """Create the file of a SQLite catalog, readable by its owner only, and its folder. Existing ones stay unchanged."""
     path = url.database or ""
     if url.get_backend_name() != "sqlite" or path.startswith("file:") or Path(path).exists():
         return
@@ -259,9 +260,9 @@ def _make_file(url: URL) -> None:
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
-    # A port that is no number is a bare ValueError of SQLAlchemy's.
+    # SQLAlchemy raises a bare ValueError for a port that is not a number.
     except (ArgumentError, ValueError) as error:
-        # Not chained: what SQLAlchemy says repeats the URL, and with it the password.
+        # Not chained: SQLAlchemy's message contains the URL and therefore the password.
         raise CatalogError(
             f"{without_secrets(url)!r} is not a database URL ({type(error).__name__}). Give "
             "sqlite:////absolute/path/catalog.db or postgresql+psycopg://user@host/database."
@@ -283,8 +284,8 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-# A sensor opens the catalog at each tick: what an engine has learnt, its compiled queries above all, is kept for the
-# next. By process, as connections must not be shared with a child that was forked.
+# A sensor opens the catalog at each tick: engines are cached for their compiled queries. The
+# process id is part of the key, because connections must not be shared with a forked child.
 @lru_cache(maxsize=16)
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
@@ -302,7 +303,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        # Transactions are begun by us, explicitly: Python's driver would begin them too late.
+        # This package begins transactions explicitly: Python's driver would begin them too late.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")

@@ -1,4 +1,4 @@
-"""The desired state of managed streams, and the progress of their upgrades."""
+"""Desired states of managed streams, and the progress of their upgrades."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from dagster_ckpt.policies.upgrade import UpgradeMode
 
 
 class UpgradePhase(StrEnum):
-    """Where an upgrade is.
+    """Phase of an upgrade.
 
-    PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK → RESTORING → ROLLED_BACK.
-    PREFLIGHT and STOPPING can end in REFUSED: nothing was changed. RESTORING can end in ROLLBACK_FAILED.
+    PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK →
+    RESTORING → ROLLED_BACK. PREFLIGHT and STOPPING can end in REFUSED: nothing was changed.
+    RESTORING can end in ROLLBACK_FAILED.
     """
 
     PREFLIGHT = "PREFLIGHT"
@@ -37,17 +38,17 @@ class UpgradePhase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do for the upgrade."""
+        """Whether the upgrade needs no further work."""
         return self in _OVER
 
     @property
     def refuses(self) -> bool:
-        """Whether the upgrade's code version is not started again by itself."""
+        """Whether the upgrade's code version is no longer started automatically."""
         return self.is_over and self is not UpgradePhase.STABLE
 
     @property
     def goes_back(self) -> bool:
-        """Whether a rollback is under way, which has to be finished whatever else is wanted."""
+        """Whether a rollback is in progress, which has to finish even if the desired state changes."""
         return self in (UpgradePhase.ROLLING_BACK, UpgradePhase.RESTORING)
 
 
@@ -59,16 +60,16 @@ class UpgradeRecord:
     """One upgrade.
 
     Attributes:
-        phase: How far it is.
-        from_version: Code version that ran before, where known.
-        to_version: Code version it goes to.
+        phase: Its phase.
+        from_version: Code version that ran before, if known.
+        to_version: Code version that it upgrades to.
         mode: What the new code starts from.
-        began_at_ms: When it was begun.
-        reason: How it came to this phase.
+        began_at_ms: When it began.
+        reason: Why it entered this phase.
         old_execution_id: The newest execution before the new code was started.
-        starts: How often a start was asked for.
+        starts: Number of requested starts.
         started_at_ms: When the first execution of the new code began.
-        snapshot_id: The snapshot that a rollback goes back to.
+        snapshot_id: The snapshot that a rollback restores.
     """
 
     phase: UpgradePhase
@@ -85,15 +86,15 @@ class UpgradeRecord:
 
 @dataclass(frozen=True)
 class PreflightRecord:
-    """What came of running new code on a copy of a stream's state.
+    """Result of running new code on a copy of a stream's state.
 
     Attributes:
         code_version: Version of the code that was tried.
-        passed: Whether a running stream may be stopped for it.
-        reason: What happened, for a person.
-        batch_id: The batch that was run, None where none could be.
+        passed: Whether a running stream may be stopped for the upgrade.
+        reason: What happened, as text for people.
+        batch_id: The batch that was run, or None if none could be run.
         at_ms: When it ended.
-        refused_plan: Fingerprint of the plan, where a person has to accept what is different in it.
+        refused_plan: Fingerprint of the plan, if a user has to accept its differences.
     """
 
     code_version: str | None
@@ -110,16 +111,16 @@ class DesiredRecord:
 
     Attributes:
         stream_id: The stream.
-        desired: What was last asked for; None leaves it to the asset's definition.
-        generation: Rises with each change of what is wanted and with each upgrade.
-        reached: The generation that the world was last brought to.
-        request_id: The request that the sensor itself made last for this stream.
-        upgrade: The last upgrade, also when it is over.
+        desired: The state that was set last; None means the asset's definition decides.
+        generation: Increases with each change of the desired state and with each upgrade.
+        reached: The last generation that was reconciled.
+        request_id: The sensor's last request for this stream.
+        upgrade: The last upgrade, even if it is over.
         preflight: The last preflight.
-        alert: What a person has to know, until it is resolved.
-        origin: Who changed it last.
-        changed_at_ms: When what is wanted was last changed.
-        broken: Why the row could not be read as it is, or None; nothing is done for such a stream.
+        alert: A message that requires attention, until it is resolved.
+        origin: Who last changed it.
+        changed_at_ms: When the desired state last changed.
+        broken: Why the row could not be fully read, or None; such a stream is not reconciled.
     """
 
     stream_id: str
@@ -137,17 +138,18 @@ class DesiredRecord:
 
 
 class DesiredStateStore:
-    """What the catalog knows of managed streams.
+    """Managed streams.
 
-    Two write here: people, who say what they want, and the sensor, which says how far it is. The sensor's word counts
-    only for the generation it was thought out for, so that it never undoes a person's.
+    Two parties write here: users set the desired state, and the sensor records its progress. The
+    sensor's write counts only for the generation that it was computed for, so it never overrides a
+    user's change.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def find(self, stream_id: str) -> DesiredRecord | None:
-        """A managed stream; None where nobody has ever said what it is to be."""
+        """A managed stream; None if no desired state was ever recorded for it."""
         with self._database.reading() as connection:
             return _find(connection, stream_id)
 
@@ -158,26 +160,26 @@ class DesiredStateStore:
             return {row.stream_id: _record(row) for row in rows}
 
     def of(self, stream_ids: Sequence[str]) -> dict[str, DesiredRecord]:
-        """Those of these streams that are managed."""
+        """The managed streams among these."""
         with self._database.reading() as connection:
             rows = connection.execute(select(desired_states).where(desired_states.c.stream_id.in_(stream_ids)))
             return {row.stream_id: _record(row) for row in rows}
 
     def ensure(self, stream_id: str, *, origin: str) -> DesiredRecord:
-        """The row of a stream that the catalog knows; a new one leaves the desired state to the definition."""
+        """The row of a stream that the catalog knows; in a new row the asset's definition decides the desired state."""
         with self._database.writing() as connection:
             return self._ensure(connection, stream_id, origin)
 
     def put(
         self, stream_id: str, desired: DesiredState | None, *, origin: str, retry_refused: bool = False
     ) -> DesiredRecord:
-        """Say what a stream is to be.
+        """Set the desired state of a stream.
 
         Args:
             stream_id: A stream that the catalog knows.
-            desired: The state; None leaves it to the asset's definition.
-            origin: Who says so.
-            retry_refused: Forget that a code version was refused or rolled back.
+            desired: The state; None means the asset's definition decides.
+            origin: Who sets it.
+            retry_refused: Allow a code version again that was refused or rolled back.
         """
         with self._database.writing() as connection:
             before = self._ensure(connection, stream_id, origin)
@@ -206,22 +208,22 @@ class DesiredStateStore:
         begins: bool = False,
         lease: LeaseRecord | None = None,
     ) -> bool:
-        """Record how far the sensor has come; what changes is told as an event.
+        """Record the sensor's progress, with an event for each change.
 
         Args:
-            before: The row it was thought out for.
-            upgrade: The upgrade, as it is now.
-            alert: What a person has to know; None: nothing.
+            before: The row that it was computed for.
+            upgrade: The current upgrade.
+            alert: A message that requires attention, or None.
             request_id: The sensor's last request.
-            reached: The world is now what the row asks for.
-            begins: An upgrade begins: the generation rises.
-            lease: The lease of the stream, where this is the result of work done under it.
+            reached: The desired state is reached.
+            begins: An upgrade begins: the generation increases.
+            lease: The lease of the stream, if this is the result of work done under it.
 
         Returns:
-            False where somebody has changed what is wanted meanwhile: nothing is recorded.
+            False if the desired state changed concurrently: nothing is recorded.
 
         Raises:
-            LeaseLostError: The lease is not held any more: nothing is recorded.
+            LeaseLostError: The lease is no longer held: nothing is recorded.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)
@@ -244,7 +246,7 @@ class DesiredStateStore:
             return True
 
     def note_preflight(self, stream_id: str, preflight: PreflightRecord) -> None:
-        """Record what came of a preflight of a stream that the catalog knows."""
+        """Record the result of a preflight of a stream that the catalog knows."""
         with self._database.writing() as connection:
             self._ensure(connection, stream_id, "preflight")
             now_ms = self._database.now_ms(connection)
@@ -267,7 +269,7 @@ def _of(stream_id: str) -> Any:
 
 
 def _hold(connection: Connection, stream_id: str) -> None:
-    """On PostgreSQL the row is ours from here to the commit; on SQLite everything is, from the begin."""
+    """Lock the row until the commit on PostgreSQL; on SQLite the transaction locks everything from its begin."""
     connection.execute(select(desired_states.c.stream_id).where(_of(stream_id)).with_for_update())
 
 

@@ -1,4 +1,4 @@
-"""The outbox: what happened, in the order of commits, for readers with a cursor."""
+"""Event outbox: events in commit order, for readers with a cursor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KNOWN = {event.value: event for event in EventType}
 
 
 class EventStore:
-    """What happened. Sequences rise without a gap, so a reader's cursor never passes over an event."""
+    """Events. Sequence numbers have no gaps, so a reader's cursor never skips an event."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -24,8 +24,8 @@ class EventStore:
         """Events after a sequence, in order.
 
         Args:
-            sequence: The last event a reader has dealt with; 0 for all.
-            limit: At most so many.
+            sequence: The last event that the reader has processed; 0 for all.
+            limit: Maximum number of events.
         """
         query = select(events).where(events.c.sequence > sequence).order_by(events.c.sequence).limit(limit)
         with self._database.reading() as connection:
@@ -34,17 +34,17 @@ class EventStore:
     def last_of(
         self, stream_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
     ) -> dict[str, list[EventRecord]]:
-        """The last events of some types of each of these streams, oldest first, by one query.
+        """The last events of some types of each of these streams, oldest first, in one query.
 
         Args:
             stream_ids: Streams that the catalog knows.
             types: The types.
-            up_to: No later sequence than this.
-            each: At most so many of each stream.
+            up_to: Maximum sequence number.
+            each: Maximum number of events per stream.
         """
         names = [kind.value for kind in types]
         past = events.alias("past")
-        # From the stream's side: the index finds where to begin, however long the history of a stream is.
+        # Driven by the streams: the index finds the start, even if the history of a stream is long.
         begin = (
             select(past.c.sequence)
             .where(past.c.stream_id == streams.c.stream_id, past.c.sequence <= up_to, past.c.type.in_(names))
@@ -72,7 +72,7 @@ class EventStore:
         return found
 
     def latest_sequence(self) -> int:
-        """Sequence of the newest event; 0 where nothing has happened yet."""
+        """Sequence number of the newest event; 0 if there is none."""
         with self._database.reading() as connection:
             return int(connection.execute(select(event_counter.c.last_sequence)).scalar_one())
 

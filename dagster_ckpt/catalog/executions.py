@@ -1,4 +1,4 @@
-"""Executions of streams."""
+"""Executions: run attempts of streams."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dagster_ckpt.errors import CatalogError
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 
 
-# What a recovery went on from, and what that costs.
+# The fields of a recovery that an event reports: what it started from and what that costs.
 _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
 
 _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
 class ExecutionStore:
-    """What the catalog knows of executions. A row that cannot be read is listed as BROKEN, never left out."""
+    """Executions. A row that cannot be read is listed as BROKEN, never omitted."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,12 +45,13 @@ class ExecutionStore:
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the begin of an execution of the stream whose lease this is.
+        """Record the start of an execution of the stream whose lease this is.
 
-        Earlier executions that nobody settled are settled by this one: it goes on from what they left.
+        This also settles earlier executions that were not settled, because this one continues from
+        what they left.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -104,10 +105,10 @@ class ExecutionStore:
         recovery: dict[str, Any],
         application: dict[str, Any] | None = None,
     ) -> None:
-        """Record that the query is started, what it started from, and the Spark application that it runs in.
+        """Record that the query was started, what it started from, and the Spark application in which it runs.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
             stream_id = connection.execute(
@@ -129,10 +130,10 @@ class ExecutionStore:
                 )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
-        """Record the newest figures of the query.
+        """Record the newest progress of the query.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
             connection.execute(
@@ -144,10 +145,10 @@ class ExecutionStore:
     def end(
         self, lease: LeaseRecord, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False
     ) -> None:
-        """Record the end of an execution, as the stream's writer; one that has ended already stays as it is.
+        """Record the end of an execution, as the stream's writer; an execution that has already ended is unchanged.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
             self._end(connection, execution_id, status, reason, settled=settled)
@@ -155,13 +156,13 @@ class ExecutionStore:
     def stopped(
         self, lease: LeaseRecord, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool
     ) -> bool:
-        """Record that an execution which failed, or whose process is gone, was stopped before it was restarted.
+        """Record that an execution that failed, or whose process died, was stopped before its restart.
 
         Returns:
-            False where nothing was left to stop: it was settled already, or had ended on purpose.
+            False if there was nothing to stop: it was settled already, or had ended normally.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         to_be_restarted = [each.value for each in (_STARTING, _RUNNING, ExecutionStatus.FAILED)]
         open_ = _of_writer(lease, execution_id) & executions.c.settled.is_(False)
@@ -179,10 +180,11 @@ class ExecutionStore:
         return bool(found)
 
     def end_unheld(self, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False) -> None:
-        """Record the end of an execution whose process does not hold the lease (any more).
+        """Record the end of an execution whose process does not (or no longer) hold the lease.
 
-        For those who see that it is over, and for a run that has lost its lease. It cannot contradict a successor: as
-        one begins, every execution before it is ended, and one that has ended stays as it is.
+        For observers that find it ended, and for a run that has lost its lease. This cannot
+        contradict a successor: when an execution begins, all earlier ones are ended, and an ended
+        execution is unchanged.
         """
         with self._database.writing() as connection:
             self._end(connection, execution_id, status, reason, settled=settled)
@@ -203,9 +205,10 @@ class ExecutionStore:
             )
 
     def gave_up(self, execution_id: str, reason: str) -> None:
-        """Tell once, as an event, that the stream is not restarted any more after this execution.
+        """Record once, as an event, that the stream is not restarted any more after this execution.
 
-        Where one before gave up, and each since was a restart whose query was never started, it is told already.
+        If an earlier execution already gave up, and each since was a restart whose query never
+        started, no event is written.
         """
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.GAVE_UP.value)
@@ -223,7 +226,7 @@ class ExecutionStore:
         return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
 
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
-        """Record that nothing is left to do for an execution; it ends with `status` if it has not ended yet."""
+        """Record that an execution needs no further work; it ends with `status` if it has not ended yet."""
         with self._database.writing() as connection:
             self._end(connection, execution_id, status, f"settled as {status.value}", settled=True)
             this = executions.c.execution_id == execution_id
@@ -233,7 +236,7 @@ class ExecutionStore:
         """One execution.
 
         Raises:
-            CatalogError: There is none of this id.
+            CatalogError: No execution has this id.
         """
         found = self._all(select(executions).where(executions.c.execution_id == execution_id))
         if not found:
@@ -252,24 +255,24 @@ class ExecutionStore:
         return next(iter(self.of_stream(stream_id, limit=1)), None)
 
     def latest_of(self, stream_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
-        """The newest execution of each of these streams that has one, by one query."""
+        """The newest execution of each of these streams that has one, in one query."""
         with self._database.reading() as connection:
             return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
-        """Runs whose unsettled executions have given a sign of life since a time, ms since the epoch."""
+        """Runs with unsettled executions that have sent a heartbeat since a time, ms since the epoch."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
         with self._database.reading() as connection:
             return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
 
     def unsettled_runs(self) -> dict[str, str]:
-        """Runs with an execution for which something is left to do, or that runs, and the stream of each."""
+        """Runs with an unsettled or running execution, and the stream of each."""
         query = select(executions.c.run_id, executions.c.stream_id).where(executions.c.settled.is_(False))
         with self._database.reading() as connection:
             return {row.run_id: row.stream_id for row in connection.execute(query)}
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
-        """Executions for which something is left to do, or that run, oldest first.
+        """Unsettled or running executions, oldest first.
 
         Args:
             run_ids: Only those of these runs; None for all.
@@ -282,7 +285,7 @@ class ExecutionStore:
         return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def failures_since_manual_start(self, stream_id: str) -> list[int]:
-        """When executions failed since a person last started the stream, in ms since the epoch, oldest first."""
+        """Times of the failures since a user last started the stream, in ms since the epoch, oldest first."""
         query = _newest_first(stream_id).with_only_columns(
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
@@ -296,10 +299,10 @@ class ExecutionStore:
         return failed[::-1]
 
     def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
-        """The executions of these streams that failed after a moment, oldest first, by one query.
+        """The executions of these streams that failed after a moment, oldest first, in one query.
 
         Args:
-            stream_ids: The streams; one without a failure is left out.
+            stream_ids: The streams; those without a failure are omitted.
             since_ms: That moment, ms since the epoch.
         """
         query = (
@@ -317,7 +320,7 @@ class ExecutionStore:
         return failed
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
-        """The newest batch that an execution reported as committed in a live directory, or None."""
+        """The newest batch in a live directory that an execution reported as committed, or None."""
         for execution in self.of_stream(stream_id):
             if execution.live_directory != live_directory:
                 continue
@@ -327,16 +330,16 @@ class ExecutionStore:
         return None
 
     def beside(self, stream_id: str) -> list[ExecutionRecord]:
-        """The executions of other streams whose lease is held, and for which something is left to do, or that run.
+        """Unsettled or running executions of other streams whose lease is held.
 
         Args:
-            stream_id: The stream whose own are left out.
+            stream_id: The stream whose executions are left out.
         """
         held = select(leases.c.stream_id).where(leases.c.execution_id.is_not(None), leases.c.stream_id != stream_id)
         return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
     def last_sinks(self, stream_id: str) -> list[str]:
-        """The sinks that the newest execution which reported any wrote to, as Spark names them."""
+        """The sinks, as Spark names them, of the newest execution that reported any."""
         for execution in self.of_stream(stream_id):
             sinks = (execution.progress or {}).get("sinks")
             if isinstance(sinks, list) and sinks:
@@ -344,7 +347,7 @@ class ExecutionStore:
         return []
 
     def sinks_of_others(self, stream_id: str) -> list[str]:
-        """The sinks that each other stream wrote to last, as Spark names them."""
+        """The last known sinks of every other stream, as Spark names them."""
         others = executions.alias("others")
         newest = (
             select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
@@ -362,7 +365,7 @@ class ExecutionStore:
 
 
 def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
-    """An execution and those right before it, up to the last one that ran or that a person began."""
+    """An execution and its direct predecessors, up to the last one that ran or that a user started."""
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
     for row in connection.execute(_newest_first(stream_id).with_only_columns(*columns)):
@@ -383,7 +386,7 @@ def _newest_first(stream_id: str) -> Select[Any]:
 
 def _newest_of(stream_ids: Sequence[str]) -> Select[Any]:
     others = executions.alias("others")
-    # From the stream's side: one look at the index for each, however often it was restarted.
+    # Driven by the streams: one index lookup for each, however many restarts it has.
     newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)
     is_newest = (executions.c.stream_id == streams.c.stream_id) & (executions.c.ordinal == newest.scalar_subquery())
     return (

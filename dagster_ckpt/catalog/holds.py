@@ -1,7 +1,8 @@
-"""Holds: what keeps a snapshot from being deleted while somebody needs it.
+"""Holds protect snapshots from deletion while they are in use.
 
-A hold and the mark that a snapshot is being deleted are each made while the snapshot's row is locked, so one of the two
-is there first: a reader that has its hold never loses a byte, and one that comes too late is told so before it reads.
+A hold and the mark that a snapshot is being deleted are both set while the snapshot's row is
+locked, so one of them always comes first: a reader with a hold never loses a byte, and a late
+reader gets an error before it reads.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class HoldStore:
-    """What holds snapshots, by the database's clock."""
+    """Holds on snapshots, by the database's clock."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Hold snapshots while they are read; the holds run out unless they are renewed.
+        """Hold snapshots while they are read; the holds expire unless they are renewed.
 
         Args:
-            wanted: The snapshots. One that the catalog does not list at this place is left out: nothing deletes it.
-            holder: Who reads, for a person.
-            ttl_ms: How long the holds last without a renewal.
+            wanted: The snapshots. One that the catalog does not list at its location is skipped,
+                because nothing deletes it.
+            holder: Who reads, as text for people.
+            ttl_ms: Time until the holds expire without a renewal.
 
         Raises:
-            SnapshotNotFoundError: One of them has been deleted, or is being deleted.
+            SnapshotNotFoundError: A snapshot has been deleted, or is being deleted.
         """
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
@@ -62,29 +64,29 @@ class HoldStore:
             return made
 
     def renew(self, hold_ids: Sequence[str], ttl_ms: int) -> bool:
-        """Let holds last again; False where one of them had run out and is gone."""
+        """Renew holds; returns False if one had expired and was removed."""
         with self._database.writing() as connection:
             expires_at_ms = self._database.now_ms(connection) + ttl_ms
             renewed = holds.update().where(holds.c.hold_id.in_(hold_ids)).values(expires_at_ms=expires_at_ms)
             return connection.execute(renewed).rowcount == len(hold_ids)
 
     def release(self, hold_ids: Sequence[str]) -> None:
-        """End holds; one that is gone is no error."""
+        """Release holds; a missing hold is not an error."""
         with self._database.writing() as connection:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep a snapshot until its tag is released; with a label it can be started from by that name.
+        """Keep a snapshot until its tag is released. With a label you can start from it by that name.
 
         Args:
             snapshot_id: The snapshot.
-            label: The label, if it gets one.
-            holder: Who keeps it, for a person to read.
-            lease: The lease of the stream, where its run does that.
+            label: The label, if any.
+            holder: Who keeps it, as text for people.
+            lease: The lease of the stream, if its run does this.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
-            SnapshotNotFoundError: There is none of this id, or it is being deleted.
+            LeaseLostError: The lease is no longer held.
+            SnapshotNotFoundError: No snapshot has this id, or it is being deleted.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -98,7 +100,7 @@ class HoldStore:
             return _insert(connection, row, HoldKind.TAG, holder, self._database.now_ms(connection))
 
     def release_tag(self, snapshot_id: str) -> bool:
-        """Take a tag, and the label of a checkpoint, back; False where there was none."""
+        """Remove a tag, and the label of a checkpoint; returns False if there was none."""
         with self._database.writing() as connection:
             lock_snapshot(connection, snapshot_id)
             if not connection.execute(holds.delete().where(_tags(snapshot_id))).rowcount:
@@ -114,21 +116,21 @@ class HoldStore:
             return frozenset(connection.execute(query).scalars())
 
     def on(self, snapshot_id: str) -> list[HoldRecord]:
-        """What holds a snapshot now."""
+        """The current holds on a snapshot."""
         with self._database.reading() as connection:
             row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
             return list(standing(connection, row, self._database.now_ms(connection))) if row is not None else []
 
 
 def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
-    """The row of a snapshot, which on PostgreSQL is ours to the commit; on SQLite everything is, from the begin."""
+    """Lock and return the row of a snapshot until the commit; on SQLite the transaction locks everything."""
     return connection.execute(
         select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
     ).one_or_none()
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """Hold a snapshot in the transaction that makes a request, as long as that is not answered.
+    """Hold a snapshot, in the transaction that creates a request, until the request is answered.
 
     Raises:
         SnapshotNotFoundError: It has been deleted, or is being deleted.
@@ -140,7 +142,7 @@ def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: 
 
 
 def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
-    """What holds a snapshot, in the transaction of who asks: the recorded holds, and what other tables refer to."""
+    """Everything that holds a snapshot, within a transaction: recorded holds, and references in other tables."""
     is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(_OPEN))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,
@@ -167,7 +169,7 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
 
 
 def gone(connection: Connection, stream_id: str, snapshot_id: str) -> str:
-    """What a reader is told of a snapshot that it comes too late for."""
+    """The message for a reader whose snapshot was deleted before it got a hold."""
     row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one()
     name = f"chk-{row.number}" if row.kind == _CHECKPOINT else f"savepoint {row.label or snapshot_id}"
     there = select(snapshots.c.number, snapshots.c.kind, snapshots.c.label, snapshots.c.snapshot_id).where(

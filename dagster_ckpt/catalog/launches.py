@@ -1,4 +1,4 @@
-"""Drivers that were launched: the durable handle of a process that outlives whoever launched it."""
+"""Launched drivers: durable handles of driver processes, which outlive the process that launched them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagster_ckpt.catalog.tables import launches
 
 
 class LaunchStore:
-    """What the catalog knows of launched drivers. Each answers one START request."""
+    """Launched drivers. Each answers one START request."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -30,7 +30,7 @@ class LaunchStore:
         command: str,
         log: str,
     ) -> LaunchRecord:
-        """Keep the handle of a driver; one that was launched for the same request before is replaced."""
+        """Record the handle of a driver; it replaces one that was launched earlier for the same request."""
         with self._database.writing() as connection:
             connection.execute(launches.delete().where(launches.c.request_id == request_id))
             connection.execute(

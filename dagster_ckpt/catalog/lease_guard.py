@@ -1,4 +1,4 @@
-"""Is a lease still that of the stream's writer? Asked in the transaction of the write that depends on the answer."""
+"""Fencing of catalog writes: check within a transaction that a lease is still held."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from dagster_ckpt.errors import LeaseLostError
 
 
 def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
-    """The lease of a stream as it is stored, or None where nobody ever held it."""
+    """The lease of a stream as stored, or None if it was never held."""
     return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
 
 
 def require_lease(connection: Connection, stream_id: str, token: int) -> None:
-    """Keep a stream's lease as it is until this transaction ends, and make sure that it has this token.
+    """Require that a stream's lease has this token, and keep it unchanged until this transaction ends.
 
-    On PostgreSQL the row is locked: a take-over waits for this transaction, and a transaction that begins after a
-    take-over finds the new token. On SQLite a transaction that writes excludes every other from its begin.
+    On PostgreSQL the row is locked: a take-over waits for this transaction, and a transaction that
+    begins after a take-over finds the new token. On SQLite a write transaction excludes all others
+    from its begin.
 
     Raises:
-        LeaseLostError: Another execution holds the lease, or nobody does.
+        LeaseLostError: Another execution holds the lease, or it is not held.
     """
     query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
@@ -31,7 +32,7 @@ def require_lease(connection: Connection, stream_id: str, token: int) -> None:
 
 
 def lost(stream_id: str, row: Row[Any] | None) -> str:
-    """What a holder from before is told."""
+    """The message for a former holder of the lease."""
     if row is None or row.execution_id is None:
         return f"The lease of stream {stream_id!r} was released: this execution holds it no longer. Start it again."
     return (

@@ -1,4 +1,4 @@
-"""Leases: one writer for each stream."""
+"""Leases ensure that each stream has one writer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
 _KEPT = ("stream_id", "token", "predecessor_unproven")
 _EMPTY = {column.name: None for column in leases.columns if column.name not in _KEPT}
 
-# What the lease of a holder has.
+# The columns that the lease of a holder must have.
 _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 
 class LeaseStore:
-    """Who may write which stream, by the database's clock."""
+    """Leases of streams, by the database's clock."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -31,23 +31,23 @@ class LeaseStore:
     def acquire(
         self, stream_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
     ) -> LeaseRecord:
-        """Become the holder of a stream's lease, if nobody is or the one who was has run out.
+        """Acquire a stream's lease if it is free or expired.
 
         Args:
             stream_id: The stream.
-            holder: Who asks.
-            ttl_ms: How long the lease lasts without a renewal.
-            take_over: Token of a lease that is to be taken although it has not run out, because its
-                holder is proven to have ended. A lease with another token is not taken.
-            above: The token is above this: one that was given out by a catalog that was lost.
+            holder: The new holder.
+            ttl_ms: Time until the lease expires without a renewal.
+            take_over: Token of a lease to take over before it expires, because its holder is proven
+                dead. A lease with another token is not taken over.
+            above: The new token is greater than this one, which a lost catalog issued.
 
         Raises:
-            LeaseHeldError: Somebody holds it.
+            LeaseHeldError: The lease is held.
         """
         with self._database.writing() as connection:
             self._database.insert_if_absent(connection, leases, stream_id=stream_id, token=0)
             row = connection.execute(select(leases).where(leases.c.stream_id == stream_id).with_for_update()).one()
-            # Asked for once the row is ours: PostgreSQL may have kept us waiting for it.
+            # Read once the row is locked: PostgreSQL may have waited for the lock.
             now_ms = self._database.now_ms(connection)
             before = _record(row, now_ms) if row.execution_id is not None else None
             if before is not None and not before.expired and before.token != take_over:
@@ -72,10 +72,10 @@ class LeaseStore:
             return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
     def renew(self, stream_id: str, token: int, ttl_ms: int) -> LeaseRecord:
-        """Make a lease last again.
+        """Renew a lease.
 
         Raises:
-            LeaseLostError: Another execution took it, or it was released.
+            LeaseLostError: Another execution took it over, or it was released.
         """
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
@@ -86,13 +86,13 @@ class LeaseStore:
             return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
-        """Give a lease up; one that is not held any more is no error."""
+        """Release a lease; it is not an error if it is no longer held."""
         with self._database.writing() as connection:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
             connection.execute(leases.update().where(mine).values(**_EMPTY))
 
     def fenced(self, lease: LeaseRecord) -> None:
-        """Record that the queries of all holders before can plan no further batch.
+        """Record that the queries of all previous holders can plan no further batch.
 
         Raises:
             LeaseLostError: Another execution holds the lease.
@@ -102,7 +102,7 @@ class LeaseStore:
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
 
     def in_force_of_jvm(self, host: str, boot_id: str, jvm_pid: int) -> list[LeaseRecord]:
-        """Leases that have not run out, of holders that one JVM works for."""
+        """Leases that have not expired, whose holders one JVM serves."""
         of_jvm = (leases.c.host == host) & (leases.c.boot_id == boot_id) & (leases.c.jvm_pid == jvm_pid)
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
@@ -110,7 +110,7 @@ class LeaseStore:
             return [_record(row, now_ms) for row in rows]
 
     def current(self, stream_id: str) -> LeaseRecord | None:
-        """The lease of a stream, run out or not; None where nobody holds it."""
+        """The lease of a stream, expired or not; None if it is not held."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:
@@ -119,19 +119,19 @@ class LeaseStore:
 
     @contextmanager
     def held(self, lease: LeaseRecord) -> Iterator[None]:
-        """Nobody takes the lease over while this lasts: for one short step outside of the catalog.
+        """Prevent a take-over of the lease during one short step outside of the catalog.
 
-        A take-over waits for the transaction. PostgreSQL ends one whose client does nothing in it for longer than a
-        call may take; SQLite does not.
+        A take-over waits for the transaction. PostgreSQL ends a transaction that is idle for longer
+        than a call may take; SQLite does not.
 
         Raises:
-            LeaseLostError: The lease is not held any more; the step was not begun.
+            LeaseLostError: The lease is no longer held; the step was not begun.
         """
         with self._database.writing_under(lease):
             yield
 
     def check(self, stream_id: str, token: int) -> None:
-        """Make sure that a token is still that of the stream's writer.
+        """Check that a token is still that of the stream's writer.
 
         Raises:
             LeaseLostError: It is not.
@@ -149,7 +149,7 @@ def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
         f"{name} is missing" for name in _NEEDED if values["execution_id"] is not None and values[name] is None
     ]
     if troubles:
-        # Taken for one that has run out, it would let in a second writer.
+        # Treating it as expired would let a second writer in.
         raise CatalogError(
             f"The lease of stream {row.stream_id!r} cannot be read: {'; '.join(troubles)}. Bring the catalog back "
             "from a "

@@ -1,4 +1,4 @@
-"""Registering again what a catalog that was lost knew of a stream: all of it in one transaction, or nothing."""
+"""Rebuild a lost catalog: register a stream and its snapshots again in one transaction."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 
 @dataclass(frozen=True)
 class RebuiltStream:
-    """What is registered of a stream that the catalog knows nothing of.
+    """What to register for a stream that the catalog does not know.
 
     Attributes:
         snapshots: Its snapshots.
-        next_number: Above every number that is in use.
-        live_directory: Where its query stood, or None.
-        live_generation: The highest number of a live directory in its place.
+        next_number: A number greater than all that are in use.
+        live_directory: The live directory of its query, or None.
+        live_generation: The highest number of a live directory there.
         timeline: Its current timeline.
-        restored_snapshot_id: The snapshot that this timeline began with, where known.
-        begins: Of a timeline, the one it goes on from and the batch where that was left.
-        plan: What the state is kept for, where known.
+        restored_snapshot_id: The snapshot that this timeline began with, if known.
+        begins: For each timeline, its parent timeline and the batch at which it branched off.
+        plan: The plan that its state belongs to, if known.
     """
 
     snapshots: Sequence[SnapshotRecord]
@@ -47,7 +47,7 @@ class RebuildStore:
         """Register snapshots of a stream that the catalog knows.
 
         Raises:
-            LeaseLostError: The lease is not held any more; nothing was changed.
+            LeaseLostError: The lease is no longer held; nothing was changed.
         """
         with self._database.writing_under(lease) as connection:
             for snapshot in added:
@@ -55,13 +55,13 @@ class RebuildStore:
             raise_counter(connection, lease.stream_id, next_number)
 
     def register(self, lease: LeaseRecord, rebuilt: RebuiltStream) -> None:
-        """Register a stream's snapshots, where its query stood, and its timelines.
+        """Register a stream's snapshots, live directory and timelines.
 
-        What held the stream's lease in the catalog before is not known, so its query is fenced off before the next
+        The previous holder of the stream's lease is unknown, so its query is fenced before the next
         start.
 
         Raises:
-            LeaseLostError: The lease is not held any more; nothing was changed.
+            LeaseLostError: The lease is no longer held; nothing was changed.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:

@@ -1,4 +1,4 @@
-"""What the catalog records: frozen values, and the states they can be in."""
+"""Records of the catalog: frozen values and their status enums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.recovery_records import StateOrigin
 
 
 class StartCause(StrEnum):
-    """Who began an execution."""
+    """Who started an execution."""
 
     MANUAL = "MANUAL"
     RESTART_IN_PLACE = "RESTART_IN_PLACE"
@@ -20,9 +20,9 @@ class StartCause(StrEnum):
 
 
 class ExecutionStatus(StrEnum):
-    """Where an execution is: STARTING → RUNNING → one of the others.
+    """Status of an execution: STARTING → RUNNING → one of the others.
 
-    BROKEN is never stored: it is what a row that cannot be read is listed as.
+    BROKEN is never stored: it is the status of a row that cannot be read.
     """
 
     STARTING = "STARTING"
@@ -35,9 +35,9 @@ class ExecutionStatus(StrEnum):
 
 
 class SnapshotStatus(StrEnum):
-    """Where a snapshot is: IN_PROGRESS → COMPLETED or FAILED; COMPLETED → DELETING → DELETED.
+    """Status of a snapshot: IN_PROGRESS → COMPLETED or FAILED; COMPLETED → DELETING → DELETED.
 
-    BROKEN is never stored: it is what a row that cannot be read is listed as.
+    BROKEN is never stored: it is the status of a row that cannot be read.
     """
 
     IN_PROGRESS = "IN_PROGRESS"
@@ -61,9 +61,9 @@ class SnapshotTrigger(StrEnum):
 class HoldKind(StrEnum):
     """Why a snapshot is held.
 
-    USE: Somebody reads it; the hold runs out unless its reader renews it.
-    TAG: A person keeps it, until the tag is released.
-    REFERENCE: Something that is not over names it: a request, a restore, an upgrade.
+    USE: A process reads it; the hold expires unless the reader renews it. TAG: A user keeps it
+    until the tag is released.
+    REFERENCE: An unfinished request, restore or upgrade refers to it.
     """
 
     USE = "USE"
@@ -72,7 +72,7 @@ class HoldKind(StrEnum):
 
 
 class RequestKind(StrEnum):
-    """What is asked of a stream."""
+    """What a request asks of a stream."""
 
     CHECKPOINT = "CHECKPOINT"
     SAVEPOINT = "SAVEPOINT"
@@ -84,9 +84,9 @@ class RequestKind(StrEnum):
 
 
 class RequestStatus(StrEnum):
-    """Where a request is: PENDING → ACCEPTED → COMPLETED or FAILED; PENDING or ACCEPTED → WITHDRAWN.
+    """Status of a request: PENDING → ACCEPTED → COMPLETED or FAILED; PENDING or ACCEPTED → WITHDRAWN.
 
-    BROKEN is never stored: it is what a row that cannot be read is listed as.
+    BROKEN is never stored: it is the status of a row that cannot be read.
     """
 
     PENDING = "PENDING"
@@ -98,7 +98,7 @@ class RequestStatus(StrEnum):
 
 
 class EventType(StrEnum):
-    """What the event outbox tells of."""
+    """Types of events in the outbox."""
 
     EXECUTION_STARTED = "EXECUTION_STARTED"
     EXECUTION_RUNNING = "EXECUTION_RUNNING"
@@ -127,20 +127,21 @@ class StreamRecord:
         stream_id: Stable id.
         name: Name of its query.
         asset_key: Dagster asset key as a user string.
-        options: What operators want to see of its options.
-        live_directory: Spark's checkpoint location now, or None before the first start and after a cancellation
-            that deleted it.
-        live_generation: Number of that directory; rises with each new one.
-        timeline: Rises with each rewind or restore; snapshots of an earlier one are not recovered from by themselves.
-        restored_snapshot_id: The snapshot the timeline began with.
-        preferred_savepoint_id: What `preferred-savepoint` means.
-        pending_restore: A restore whose sinks are still to be rolled back.
+        options: Its options, for display.
+        live_directory: Spark's current checkpoint location, or None before the first start and
+            after a cancellation that deleted it.
+        live_generation: Number of that directory; increases with each new one.
+        timeline: Increases with each rewind or restore; automatic recovery does not use snapshots
+            that an earlier timeline took after the branch.
+        restored_snapshot_id: The snapshot that the timeline began with.
+        preferred_savepoint_id: The savepoint that `preferred-savepoint` resolves to.
+        pending_restore: A restore whose sinks have not been rolled back yet.
         next_number: Number of the next attempt.
-        plan: What the state in the live directory is kept for, as the query that was started last has it; None or
-            empty where that is not known.
-        accepted_plan: Fingerprint of another plan that a person lets go on from that state.
-        origin: Where the state in the live directory came from, or None where that is not known.
-        broken: Why the row could not be read as it is, or None.
+        plan: The plan that the state in the live directory belongs to, from the last started query;
+            None or empty if unknown.
+        accepted_plan: Fingerprint of another plan that a user allowed to continue from that state.
+        origin: Where the state in the live directory came from, or None if unknown.
+        broken: Why the row could not be fully read, or None.
     """
 
     stream_id: str
@@ -167,14 +168,15 @@ class ExecutionRecord:
     """One attempt to run a stream.
 
     Attributes:
-        settled: Whether nothing is left to do for it: restarted, or its retention applied.
+        settled: Whether it needs no further work: it was restarted, or its retention was applied.
         recovery: What it started from.
-        progress: The newest figures of its query.
-        code_version: Version of the code that it runs, as its owner names it.
-        application: The Spark application it runs in: its `id`, `master`, and `page` where it has one.
-        boot_id: The boot of its machine.
-        process_start_ticks: When the kernel says that its process started.
-        broken: Why the row could not be read as it is, or None.
+        progress: The newest progress of its query.
+        code_version: Version of the code that it runs, as configured.
+        application: The Spark application in which it runs: its `id`, `master`, and `page` if it
+            has one.
+        boot_id: Boot id of its machine.
+        process_start_ticks: Start time of its process as the kernel reports it.
+        broken: Why the row could not be fully read, or None.
     """
 
     execution_id: str
@@ -201,7 +203,7 @@ class ExecutionRecord:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who asks for a lease: enough to prove later that it has ended."""
+    """Identity of a process that acquires a lease, with enough detail to prove later that it has ended."""
 
     execution_id: str
     run_id: str
@@ -215,12 +217,13 @@ class Holder:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """Who is the one writer of a stream.
+    """The lease of a stream and its holder.
 
     Attributes:
-        token: Rises with each change of holder; an older one is worth nothing.
-        expired: Whether it had run out on the database's clock when it was read.
-        predecessor_unproven: Whether a holder before may still write, and its query is not fenced off yet.
+        token: Increases with each change of holder; earlier tokens are invalid.
+        expired: Whether it had expired by the database's clock when it was read.
+        predecessor_unproven: Whether a previous holder may still write and its query has not been
+            fenced yet.
     """
 
     stream_id: str
@@ -248,16 +251,19 @@ class SnapshotRecord:
         kind: "CHECKPOINT" or "SAVEPOINT".
         number: Number of the attempt; the n of `chk-<n>`.
         location: URL of its folder, once completed.
-        full_bytes: Bytes a restore reads.
-        incremental_bytes: Bytes that were written for it.
-        rows: Input rows since the snapshot before, as far as its execution saw them.
-        duration_ms: From the attempt's begin to its completion.
-        label: A person's name for a savepoint.
-        claimed: Whether a start has claimed it: the stream owns it and deletes it as it does a checkpoint.
-        schedule: Name of the schedule that took it, or None: nobody's history but that schedule's deletes it.
-        verified_at_ms: When its bytes and its completeness were last verified, or None.
-        verified_problem: What that verification found; None where it can be restored, or was never verified.
-        broken: Why the row could not be read as it is, or None.
+        full_bytes: Number of bytes that a restore reads.
+        incremental_bytes: Number of bytes written for it.
+        rows: Input rows since the previous snapshot, as far as its execution saw them.
+        duration_ms: Time from the start of the attempt to its completion.
+        label: Name that a user gave it.
+        claimed: Whether a start has claimed it: the stream owns it and deletes it like a
+            checkpoint.
+        schedule: Name of the schedule that took it, or None. Only that schedule's history deletes
+            it.
+        verified_at_ms: When its bytes and completeness were last verified, or None.
+        verified_problem: The problem that verification found; None if it can be restored or was
+            never verified.
+        broken: Why the row could not be fully read, or None.
     """
 
     snapshot_id: str
@@ -292,14 +298,14 @@ class SnapshotRecord:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What its state is kept for; empty where that is not known."""
+        """The plan that its state belongs to; empty if unknown."""
         plan = self.properties.get("plan")
         return plan if isinstance(plan, dict) else {}
 
 
 @dataclass(frozen=True)
 class CompletedSnapshot:
-    """What is known of a snapshot once it is whole in storage; see `SnapshotRecord` for each."""
+    """Facts about a snapshot once it is complete in storage; see `SnapshotRecord` for each."""
 
     location: str
     batch_id: int | None = None
@@ -316,13 +322,13 @@ class CompletedSnapshot:
 
 @dataclass(frozen=True)
 class HoldRecord:
-    """What keeps a snapshot from being deleted.
+    """A hold that protects a snapshot from deletion.
 
     Attributes:
         stream_id: The stream of the snapshot.
-        holder: Who holds it, for a person.
-        request_id: The request whose answer ends it, for a REFERENCE that is one.
-        expires_at_ms: When it runs out unless it is renewed, for USE.
+        holder: Who holds it, as text for people.
+        request_id: The request whose answer releases it, for a REFERENCE by a request.
+        expires_at_ms: When it expires unless it is renewed, for USE.
     """
 
     hold_id: str
@@ -350,12 +356,12 @@ class RunFailure:
 
 @dataclass(frozen=True)
 class SnapshotTally:
-    """What several checkpoints amount to.
+    """Totals over several checkpoints.
 
     Attributes:
-        count: How many.
+        count: Number of checkpoints.
         rows: Input rows, as far as their executions saw them.
-        incremental_bytes: Bytes that were written for them.
+        incremental_bytes: Number of bytes written for them.
     """
 
     count: int
@@ -365,14 +371,14 @@ class SnapshotTally:
 
 @dataclass(frozen=True)
 class SnapshotHistory:
-    """What the snapshots of a stream tell of its health.
+    """Health indicators of a stream from its snapshots.
 
     Attributes:
         newest: The newest restorable snapshot.
-        verified: The snapshot that was verified last; its bytes may be gone by now.
-        failures: Attempts that failed since the newest snapshot.
+        verified: The snapshot that was verified last; it may have been deleted since.
+        failures: Number of failed attempts since the newest snapshot.
         last_failure: Why the last of them failed.
-        bytes_before: Full bytes of the first snapshot in the window that was asked for.
+        bytes_before: Full bytes of the first snapshot in the requested window.
     """
 
     newest: SnapshotRecord | None = None
@@ -384,10 +390,10 @@ class SnapshotHistory:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """Something that was asked of a stream, and its answer.
+    """A request to a stream, and its answer.
 
     Attributes:
-        broken: Why the row could not be read as it is, or None.
+        broken: Why the row could not be fully read, or None.
     """
 
     request_id: str
@@ -405,17 +411,18 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A driver that was launched and goes on without its launcher.
+    """A driver that runs independently of the process that launched it.
 
     Attributes:
-        request_id: The START request it answers.
+        request_id: The START request that it answers.
         run_id: The run that launched it.
-        host: Where its process was started: that of the driver, or of a submission that hands it to a cluster.
-        boot_id: The boot of that machine.
-        pid: That process.
-        process_start_ticks: When the kernel says that it started, to tell it from a later one with the same number.
+        host: Host of its process: the driver itself, or the submission that hands it to a cluster.
+        boot_id: Boot id of that machine.
+        pid: Id of that process.
+        process_start_ticks: Start time of the process as the kernel reports it, which distinguishes
+            it from a later process with the same id.
         command: Its command line.
-        log: File with everything it prints.
+        log: File with its output.
     """
 
     request_id: str
@@ -432,7 +439,7 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class EventRecord:
-    """Something that happened, in the order in which it was committed."""
+    """An event of the outbox."""
 
     sequence: int
     stream_id: str

@@ -1,4 +1,4 @@
-"""The points that recoveries have failed at: the memory that ends a recovery, across processes."""
+"""Failed recovery points of streams, recorded across processes so that a recovery ends once all points failed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.recovery_records import PointFailure
 from dagster_ckpt.catalog.tables import recovery_failures
 
-# What Spark says may hold a whole stack.
+# A message of Spark's may contain a whole stack trace.
 _LONGEST_DETAIL = 4_000
 
 
 class RecoveryStore:
-    """What the catalog knows of recoveries that failed."""
+    """Failed recoveries."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -42,14 +42,15 @@ class RecoveryStore:
             execution_id: The execution that failed there.
             point: Name of the point.
             error: Class of the error.
-            detail: What was found, for a person.
-            is_certain: Whether another try cannot do better.
+            detail: What was found, as text for people.
+            is_certain: Whether a retry cannot succeed.
             batch_id: The batch of that point, or None.
-            rewound_batches: How many batches going back there costs, or None where that is not known.
-            rewound_ms: How much time, or None.
+            rewound_batches: Number of batches that going back there reprocesses, or None if
+                unknown.
+            rewound_ms: The same as a time span, or None.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -79,7 +80,7 @@ class RecoveryStore:
             )
 
     def of_stream(self, stream_id: str) -> list[PointFailure]:
-        """Failures since the last checkpoint that came after one, or since a person last started the stream."""
+        """Failures that no later checkpoint and no start by a user has resolved, oldest first."""
         counting = (recovery_failures.c.stream_id == stream_id) & recovery_failures.c.is_over.is_(False)
         with self._database.reading() as connection:
             rows = connection.execute(
@@ -88,7 +89,7 @@ class RecoveryStore:
         return [_record(row) for row in rows]
 
     def of_streams(self, stream_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
-        """The same of several streams, by one query; one without a failure is left out."""
+        """Like `of_stream` for several streams, in one query; streams without a failure are omitted."""
         counting = recovery_failures.c.stream_id.in_(stream_ids) & recovery_failures.c.is_over.is_(False)
         query = select(recovery_failures).where(counting)
         found: dict[str, list[PointFailure]] = {}
@@ -98,10 +99,10 @@ class RecoveryStore:
         return found
 
     def forget(self, lease: LeaseRecord) -> None:
-        """Let every point count as not yet tried: a person has looked after the stream.
+        """Treat every point as not yet tried, after a user intervened.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         of_stream = recovery_failures.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:

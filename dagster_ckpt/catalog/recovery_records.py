@@ -1,4 +1,4 @@
-"""Where the state of a stream came from, and the points that a recovery has failed at: frozen values."""
+"""Frozen values: origin of a stream's state, and failed recovery points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class OriginKind(StrEnum):
     """What the state in a live directory was made from.
 
-    NOTHING: The query began without state.
+    NOTHING: The query started with empty state.
     SNAPSHOT: A checkpoint or savepoint.
     DIRECTORY: Another live directory, at one of its batches.
     FORK: Another stream.
@@ -27,19 +27,20 @@ class OriginKind(StrEnum):
 class StateOrigin:
     """Where the state in a stream's live directory came from.
 
-    A directory that is lost before its first checkpoint is made again from here.
+    If a directory is lost before its first checkpoint, it is re-created from here.
 
     Attributes:
         kind: What it was made from.
-        batch_id: The batch it stood at; None where it began without state.
+        batch_id: The batch that the state was at; None if the query started with empty state.
         snapshot_id: The snapshot, for SNAPSHOT.
-        location: Where that snapshot is.
+        location: Location of that snapshot.
         snapshot_kind: "CHECKPOINT" or "SAVEPOINT".
-        snapshot_number: The number of that snapshot.
+        snapshot_number: Number of that snapshot.
         query_id: The query id in that snapshot.
-        directory: The stream's live directory before; for DIRECTORY the one it was made from.
-        sinks: The sinks that were written to where it comes from, as Spark names them, for SNAPSHOT.
-        earlier: What `directory` itself came from, for DIRECTORY: an origin of another kind.
+        directory: The stream's previous live directory; for DIRECTORY the one that it was made
+            from.
+        sinks: The sinks that the snapshot's query wrote to, as Spark names them, for SNAPSHOT.
+        earlier: The origin of `directory` itself, for DIRECTORY; never of kind DIRECTORY.
     """
 
     kind: OriginKind
@@ -55,12 +56,12 @@ class StateOrigin:
 
     @staticmethod
     def nothing(directory: str | None) -> StateOrigin:
-        """A query that began without state, where the stream had this live directory before."""
+        """A query that started with empty state; `directory` is the stream's previous live directory."""
         return StateOrigin(OriginKind.NOTHING, directory=directory)
 
     @staticmethod
     def of_directory(directory: str, batch_id: int | None, before: StateOrigin | None) -> StateOrigin:
-        """Made from a live directory at a batch, which itself came from `before`."""
+        """State made from a live directory at a batch, whose own origin is `before`."""
         root = before.earlier if before is not None and before.kind is OriginKind.DIRECTORY else before
         return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
 
@@ -75,10 +76,10 @@ class StateOrigin:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> StateOrigin:
-        """Read what `as_record` wrote.
+        """Parse the result of `as_record`.
 
         Raises:
-            ValueError: It is not that.
+            ValueError: It is not such a record.
         """
         values = dict(record)
         earlier = values.pop("earlier", None)
@@ -98,18 +99,18 @@ class StateOrigin:
 
 @dataclass(frozen=True)
 class PointFailure:
-    """A recovery that failed at one of the points that a stream could go on from.
+    """A recovery that failed at one of the stream's recovery points.
 
     Attributes:
-        ordinal: Rises with each failure of the stream.
+        ordinal: Increases with each failure of the stream.
         execution_id: The execution that failed there.
         point: Name of the point, as `RecoveryPoint` makes it.
         error: Class of the error.
-        detail: What was found, for a person.
-        is_certain: Whether another try cannot do better.
+        detail: What was found, as text for people.
+        is_certain: Whether a retry cannot succeed.
         batch_id: The batch of that point, or None.
-        rewound_batches: How many batches going back there costs, or None where that is not known.
-        rewound_ms: How much time, or None.
+        rewound_batches: Number of batches that going back there reprocesses, or None if unknown.
+        rewound_ms: The same as a time span, or None.
         at_ms: When.
     """
 

@@ -1,4 +1,4 @@
-"""Requests to streams: what operators ask, and what the stream's own process answers."""
+"""Requests to streams: submitted by operators, answered by the stream's own process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class RequestStore:
-    """The queue of requests. One that cannot be read is listed as UNKNOWN, which nobody carries out."""
+    """The queue of requests. One that cannot be read is listed as UNKNOWN, and never carried out."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -33,18 +33,19 @@ class RequestStore:
         request_id: str | None = None,
         holding: str | None = None,
     ) -> RequestRecord:
-        """Ask something of a stream.
+        """Submit a request to a stream.
 
         Args:
             stream_id: The stream.
-            kind: What is asked.
+            kind: The kind of request.
             arguments: Details, as JSON.
-            origin: Who asks, for a person to read.
-            request_id: Its id, where the same may be asked twice: one that is there is returned as it is.
-            holding: A snapshot that must not be deleted until the request is answered or taken back.
+            origin: Who asks, as text for people.
+            request_id: Its id, to make the call idempotent: an existing request is returned
+                unchanged.
+            holding: A snapshot that must not be deleted until the request is answered or withdrawn.
 
         Raises:
-            SnapshotNotFoundError: That snapshot has been deleted, or is being deleted.
+            SnapshotNotFoundError: The snapshot has been deleted, or is being deleted.
         """
         request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
@@ -68,7 +69,7 @@ class RequestStore:
         """One request.
 
         Raises:
-            CatalogError: There is none of this id.
+            CatalogError: No request has this id.
         """
         found = self.find(request_id)
         if found is None:
@@ -76,42 +77,42 @@ class RequestStore:
         return found
 
     def find(self, request_id: str | None) -> RequestRecord | None:
-        """One request, or None where there is none of this id."""
+        """One request, or None if no request has this id."""
         with self._database.reading() as connection:
             row = connection.execute(select(requests).where(requests.c.request_id == request_id)).one_or_none()
         return _record(row) if row is not None else None
 
     def pending(self, stream_id: str) -> list[RequestRecord]:
-        """Requests that nobody has taken up, oldest first."""
+        """Requests that have not been accepted, oldest first."""
         pending = (requests.c.stream_id == stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(pending).order_by(requests.c.created_at_ms))
             return [_record(row) for row in rows]
 
     def starts_to_launch(self) -> list[RequestRecord]:
-        """Starts of every stream that nobody has answered, oldest first: one query, however many streams there are."""
+        """Unanswered start requests of all streams, oldest first, in one query."""
         waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(waiting).order_by(requests.c.created_at_ms))
-            # One whose arguments cannot be read is UNKNOWN: nobody can say where it is to start from.
+            # A request with unreadable arguments is UNKNOWN: where to start from is lost.
             return [request for request in map(_record, rows) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
-        """Take a request up, as the stream's writer; False if it was withdrawn or taken up meanwhile.
+        """Accept a request, as the stream's writer; returns False if it was withdrawn or accepted concurrently.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
             return self._move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
-        """Take a request back; False if it is answered already.
+        """Withdraw a request; returns False if it was already answered.
 
         Args:
             request_id: The request.
-            only_pending: One that was taken up is left, too.
+            only_pending: Do not withdraw a request that was accepted.
         """
         allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else _OPEN)
         with self._database.writing() as connection:
@@ -126,17 +127,17 @@ class RequestStore:
         snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Answer a request, as the stream's writer; False if it is answered or withdrawn already.
+        """Answer a request, as the stream's writer; returns False if it was already answered or withdrawn.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(_OPEN)
         with self._database.writing_under(lease) as connection:
             return self._answer(connection, request_id, answerable, status, snapshot_id=snapshot_id, error=error)
 
     def fail_start(self, request_id: str, error: str) -> bool:
-        """Answer a start that never came about, as the one who launched it; False if it is answered already."""
+        """Fail a start request, as its launcher, because it did not start; returns False if it was already answered."""
         unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(_OPEN)
         with self._database.writing() as connection:
             return self._answer(connection, request_id, unanswered, RequestStatus.FAILED, error=error)
@@ -178,8 +179,8 @@ def _record(row: Row[Any]) -> RequestRecord:
     values["status"] = read_enum(values["status"], RequestStatus, RequestStatus.BROKEN, "status", troubles)
     arguments = read_dict(values["arguments"], "arguments", troubles)
     if arguments is None:
-        # What it asked for is lost: a savepoint without its folder, or a start without its snapshot, is another
-        # request.
+        # The request's details are lost, and without them it is a different request: a savepoint
+        # without its folder, or a start without its snapshot.
         values["kind"] = RequestKind.UNKNOWN
     values["arguments"] = arguments or {}
     return RequestRecord(**values, broken="; ".join(troubles) or None)

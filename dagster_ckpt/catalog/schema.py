@@ -1,4 +1,4 @@
-"""Bringing a database to the tables of this version, by Alembic, safely when many processes start at once."""
+"""Create or migrate the catalog's tables with Alembic, safely when many processes start concurrently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagster_ckpt.errors import CatalogError
 if TYPE_CHECKING:
     from alembic.config import Config
 
-# Any number that other users of the same PostgreSQL server are unlikely to lock.
+# An arbitrary number that other users of the PostgreSQL server are unlikely to lock.
 _ADVISORY_LOCK = 7_246_019_381
 
 
@@ -30,17 +30,17 @@ def alembic_config() -> Config:
 
 @cache
 def newest_revision() -> str | None:
-    """The revision of this version's tables. Sensors open a catalog every few seconds; the scripts do not change."""
+    """The schema revision of this version. Cached, because sensors open a catalog every few seconds."""
     from alembic.script import ScriptDirectory  # noqa: PLC0415
 
     return ScriptDirectory.from_config(alembic_config()).get_current_head()
 
 
 def upgrade(database: Database) -> None:
-    """Bring a database to the newest tables; one that has them is left alone.
+    """Migrate a database to the newest schema; a current database is unchanged.
 
     Raises:
-        CatalogError: It was made by a newer version of this package, or cannot be used.
+        CatalogError: It was created by a newer version of this package, or cannot be used.
     """
     from alembic.migration import MigrationContext  # noqa: PLC0415
 

@@ -1,8 +1,7 @@
-"""Questions about the snapshots of many streams, each asked in one query, however many the streams are.
+"""Queries about the snapshots of many streams, one query for all of them.
 
-Every one begins at the streams and goes to an index from there: what it costs grows with the streams that it is asked
-    about,
-not with their histories.
+Each query starts from the streams and uses an index from there, so its cost grows with the number
+of streams and not with the length of their histories.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _sized = snapshots.alias("sized")
 
 
 def _newest_restorable(wanted: Any) -> Any:
-    """A column of the snapshot that a stream would be recovered from."""
+    """A column of the snapshot that a recovery of the stream would use."""
     return (
         select(wanted)
         .where(_restorable.c.stream_id == streams.c.stream_id, _restorable.c.status == SnapshotStatus.COMPLETED.value)
@@ -38,11 +37,11 @@ def _newest_restorable(wanted: Any) -> Any:
 
 
 def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """The timelines that one goes back to, each with the last batch that belongs to its past.
+    """The ancestors of a timeline, each with the last batch that belongs to its history.
 
     Args:
         timeline: The timeline.
-        begins: By timeline, the one that it went on from, and after which batch.
+        begins: For each timeline, its parent and the batch after which it branched off.
     """
     past: dict[int, int] = {}
     to_batch: int | None = None
@@ -56,7 +55,7 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
 
 
 def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
-    """The snapshot that each of these streams would be recovered from."""
+    """The snapshot that a recovery of each of these streams would use."""
     return (
         select(snapshots)
         .select_from(streams.join(snapshots, snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)))
@@ -65,11 +64,10 @@ def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
 
 
 def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
-    """What tells of the health of each of these streams.
+    """Health indicators of each of these streams.
 
-    Columns: stream_id; newest and verified, which are ids of snapshots; failures and last_failure, since the newest
-        one; and
-    bytes_before, of the first snapshot since `since_ms`.
+    Columns: stream_id; newest and verified, which are ids of snapshots; failures and last_failure,
+    since the newest one; and bytes_before, of the first snapshot since `since_ms`.
     """
     newest_number = func.coalesce(_newest_restorable(_restorable.c.number), 0)
     failed_since = and_(
@@ -106,15 +104,16 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
 
 
 def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
-    """What the checkpoints amount to that were completed in spans of events.
+    """Totals over the checkpoints that were completed in given spans of events.
 
     Args:
         spans: Stream, the sequence before the first event, and that of the last.
 
-    Columns: place, which is that of the span in the list; taken; rows; incremental_bytes. A span without any is left
-    out.
+    Columns: place, the index of the span in the list; taken; rows; incremental_bytes. Spans without
+    checkpoints are omitted.
     """
-    # Written out: a `values()` of hundreds of rows takes longer to be compiled, at each call, than to be answered.
+    # Literal rows: compiling a `values()` of hundreds of rows in each call takes longer than the
+    # query itself.
     rows = ", ".join(f"({place}, :stream_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
     query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {rows}) {_TALLY}")
     return query.bindparams(**{f"stream_{place}": stream_id for place, (stream_id, _, _) in enumerate(spans)})

@@ -1,4 +1,4 @@
-"""Checkpoints and savepoints."""
+"""Snapshots: checkpoints and savepoints."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoun
 
 CHECKPOINT = "CHECKPOINT"
 SAVEPOINT = "SAVEPOINT"
-# What an operator takes without a lease; a run's snapshots carry its execution.
+# Savepoints that an operator takes without a lease; a run's snapshots carry its execution.
 _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SAVEPOINT)
 _FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
 
 
 class SnapshotStore:
-    """What the catalog knows of snapshots. A row that cannot be read is listed as BROKEN, never left out."""
+    """Snapshots. A row that cannot be read is listed as BROKEN, never omitted."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -54,10 +54,10 @@ class SnapshotStore:
         request_id: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that an execution takes a snapshot; its number is used up by that.
+        """Record that an execution starts a snapshot; this consumes its number.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number + 1)
@@ -76,20 +76,20 @@ class SnapshotStore:
             )
 
     def complete(self, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
-        """Record that a snapshot of an execution is whole in storage.
+        """Record that a snapshot of an execution is complete in storage.
 
         Raises:
-            LeaseLostError: The lease is not held any more: the snapshot is not recorded.
-            CatalogError: It is not in progress any more.
+            LeaseLostError: The lease is no longer held: the snapshot is not recorded.
+            CatalogError: It is no longer in progress.
         """
         with self._database.writing_under(lease) as connection:
             return self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
 
     def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str) -> None:
-        """Record that a snapshot of an execution was not taken; one that is completed stays as it is.
+        """Record that a snapshot of an execution failed; a completed one is unchanged.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
             self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason)
@@ -105,7 +105,7 @@ class SnapshotStore:
         label: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that a savepoint of a stream that does not run is being taken. Nobody's lease is needed for that."""
+        """Record that a savepoint of a stopped stream is being taken. This needs no lease."""
         with self._database.writing() as connection:
             return self._begin(
                 connection,
@@ -122,16 +122,16 @@ class SnapshotStore:
             )
 
     def complete_of_stopped(self, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
-        """Record that such a savepoint is whole in storage; never a snapshot of an execution.
+        """Record that a savepoint of a stopped stream is complete in storage.
 
         Raises:
-            CatalogError: It is not in progress any more.
+            CatalogError: It is no longer in progress.
         """
         with self._database.writing() as connection:
             return self._complete(connection, snapshot_id, _OF_STOPPED, facts)
 
     def fail_of_stopped(self, snapshot_id: str, reason: str) -> None:
-        """Record that such a savepoint was not taken; one that is completed stays as it is."""
+        """Record that a savepoint of a stopped stream failed; a completed one is unchanged."""
         with self._database.writing() as connection:
             self._fail(connection, snapshot_id, _OF_STOPPED, reason)
 
@@ -139,7 +139,7 @@ class SnapshotStore:
         """Record that a snapshot was verified.
 
         Args:
-            snapshot_id: The snapshot; one that the catalog does not know is passed over.
+            snapshot_id: The snapshot; one that the catalog does not know is ignored.
             problem: Why it cannot be restored, or None.
         """
         with self._database.writing() as connection:
@@ -150,22 +150,23 @@ class SnapshotStore:
             )
 
     def give_to_job(self, snapshot_id: str) -> None:
-        """Record that a savepoint is the stream's own from now on, which deletes it as it does a checkpoint."""
+        """Record that the stream now owns a savepoint and deletes it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
             connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(claimed=True))
 
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot are being deleted: nobody recovers from it any more.
+        """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
 
         Args:
             snapshot_id: The snapshot.
-            lease: The lease of the run or retention that deletes it; None where an operator does, beside any writer.
+            lease: The lease of the run or retention that deletes it; None if an operator does.
 
         Raises:
-            SnapshotHeldError: Something holds it; nothing was changed. What is being deleted already is not held.
-            SnapshotNotFoundError: There is none of this id.
-            LeaseLostError: The lease is not held any more: the snapshot stays as it is.
+            SnapshotHeldError: A hold protects it; nothing was changed. Not raised if it is already
+                being deleted.
+            SnapshotNotFoundError: No snapshot has this id.
+            LeaseLostError: The lease is no longer held: the snapshot is unchanged.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -179,15 +180,15 @@ class SnapshotStore:
             )
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot are gone, and why; told once, however many passes deleted it.
+        """Record that the bytes of a snapshot were deleted, and why. Repeated deletion passes write only one event.
 
         Args:
             snapshot_id: The snapshot.
             reason: Why.
-            lease: As it was for `mark_deleting`.
+            lease: As for `mark_deleting`.
 
         Raises:
-            LeaseLostError: The lease is not held any more: the next pass goes on.
+            LeaseLostError: The lease is no longer held: the next pass continues.
         """
         with self._database.writing_as(lease) as connection:
             present = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
@@ -206,7 +207,7 @@ class SnapshotStore:
         """One snapshot.
 
         Raises:
-            SnapshotNotFoundError: There is none of this id.
+            SnapshotNotFoundError: No snapshot has this id.
         """
         with self._database.reading() as connection:
             return _get(connection, snapshot_id)
@@ -220,31 +221,32 @@ class SnapshotStore:
             query = query.where(snapshots.c.kind == kind)
         if status is not None:
             query = query.where(snapshots.c.status == status.value)
-        # A row of that status in which something else cannot be read is BROKEN, not of that status.
+        # A row with this status in which something else cannot be read is BROKEN and does not
+        # count.
         return [snapshot for snapshot in self._all(query) if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
-        """The snapshot of a stream that is or was at a location, in any state; of several the newest."""
+        """The snapshot of a stream that is or was at a location, in any state; the newest if there are several."""
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)
 
     def completed(self, stream_id: str) -> list[SnapshotRecord]:
-        """Snapshots of a stream that a person may name as a starting point, newest first."""
+        """Snapshots of a stream that a user may name as a starting point, newest first."""
         return self.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
-        """The newest completed checkpoint: what the next one may share bytes with."""
+        """The newest completed checkpoint, with which the next one may share bytes."""
         return next(iter(self.of_stream(stream_id, kind=CHECKPOINT, status=SnapshotStatus.COMPLETED)), None)
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """These snapshots, as far as the catalog knows them."""
+        """The snapshots with these ids that the catalog knows."""
         return {
             snapshot.snapshot_id: snapshot
             for snapshot in self._all(select(snapshots).where(snapshots.c.snapshot_id.in_(snapshot_ids)))
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """What the checkpoints of a stream amount to that were completed in a span of events, by one query.
+        """Totals over the checkpoints of streams that were completed in spans of events, in one query.
 
         Args:
             spans: Stream, the sequence before the first event, and that of the last.
@@ -261,16 +263,16 @@ class SnapshotStore:
         ]
 
     def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """The newest restorable snapshot of each of these streams that has one, by one query."""
+        """The newest restorable snapshot of each of these streams that has one, in one query."""
         with self._database.reading() as connection:
             return {row.stream_id: _record(row) for row in connection.execute(queries.newest_restorable(stream_ids))}
 
     def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
-        """What the snapshots of streams tell of their health, by two queries where the windows are alike.
+        """Health indicators of streams from their snapshots, in two queries if the windows are equal.
 
         Args:
-            windows: By stream, the begin of the window in which its snapshots are compared in size, ms since the epoch.
-                One that never started has an empty history.
+            windows: For each stream, the start of the window for comparing snapshot sizes, ms since
+                the epoch. A stream that never started has an empty history.
         """
         told: list[Row[Any]] = []
         with self._database.reading() as connection:
@@ -290,10 +292,10 @@ class SnapshotStore:
         }
 
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
-        """Snapshots that an automatic recovery may take, newest first.
+        """Snapshots that an automatic recovery may use, newest first.
 
-        They are those of the stream's current timeline, the one that this timeline began with, and those of the
-        timelines it goes back to, up to the batch where each was left.
+        These are the snapshots of the stream's current timeline, the one that this timeline began
+        with, and those of its ancestors, up to the batch where each ancestor was left.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
@@ -340,7 +342,8 @@ class SnapshotStore:
                 f"{snapshot.status.value}. Take another one."
             )
         if snapshot.kind == CHECKPOINT:
-            # It was taken after a batch of a query that runs: what recoveries failed at before is over.
+            # It was taken after a batch of a running query, so earlier recovery failures no longer
+            # count.
             of_stream = recovery_failures.c.stream_id == snapshot.stream_id
             connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
         self._record_event(

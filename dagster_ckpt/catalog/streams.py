@@ -1,4 +1,4 @@
-"""Streams."""
+"""Streams, their live directories and timelines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dagster_ckpt.errors import CatalogError, StreamNotFoundError
 
 
 class StreamStore:
-    """What the catalog knows of streams."""
+    """Streams."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def ensure(self, stream_id: str, *, name: str, asset_key: str, options: dict[str, Any]) -> StreamRecord:
-        """Make a stream known, or refresh its name, asset key and options."""
+        """Register a stream, or update its name, asset key and options."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             described = {"name": name, "asset_key": asset_key, "options": as_text(options), "updated_at_ms": now_ms}
@@ -35,79 +35,79 @@ class StreamStore:
 
         Raises:
             StreamNotFoundError: It was never started.
-            CatalogError: Its row says that a restore is to be finished, and not how.
+            CatalogError: Its row says that a restore is pending, but its details cannot be read.
         """
         with self._database.reading() as connection:
             return _get(connection, stream_id)
 
     def all(self) -> list[StreamRecord]:
-        """Every stream, by id; one whose row cannot be read is among them, and says so in `broken`."""
+        """All streams, by id; one whose row cannot be read is included with `broken` set."""
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
-        """Record that nothing of a restore is left to do.
+        """Record that a restore is finished.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """Record that the stream has no live directory any more; its files may be deleted from now on.
+        """Record that the stream no longer has a live directory; its files may now be deleted.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Let the stream's counter be at a number; one that is further already stays.
+        """Raise the stream's counter to a number; a higher counter is unchanged.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number)
 
     def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
-        """Record what `preferred-savepoint` means: a person's choice, whoever runs the stream."""
+        """Record which savepoint `preferred-savepoint` resolves to: a user's choice, which needs no lease."""
         with self._database.writing() as connection:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Let another plan go on from a stream's state, once: a person has seen what is different.
+        """Allow another plan to continue from a stream's state, once, after a user accepted the differences.
 
         Args:
             stream_id: The stream.
-            fingerprint: That of the plan.
-            lease: The lease of the stream, where a run records what its start was told.
+            fingerprint: Fingerprint of the plan.
+            lease: The lease of the stream, if a run records an option of its start.
 
         Raises:
             StreamNotFoundError: It was never started.
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """Record what the query that is about to start keeps state for; None: not known.
+        """Record the plan of the query that is about to start; None means unknown.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
         """
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """Take the next number of the stream's counter, for a snapshot that no coordinator counts.
+        """Allocate the next number of the stream's counter, for a snapshot outside of a coordinator.
 
         Args:
             stream_id: The stream.
-            lease: Its lease, where its run takes the snapshot.
+            lease: Its lease, if its run takes the snapshot.
 
         Raises:
-            LeaseLostError: The lease is not held any more.
+            LeaseLostError: The lease is no longer held.
             StreamNotFoundError: It was never started.
         """
         with self._database.writing_as(lease) as connection:
@@ -128,23 +128,23 @@ class StreamStore:
         claims: bool = False,
         plan: Mapping[str, Any] | None = None,
     ) -> StreamRecord:
-        """Make another directory the stream's live one; its generation rises.
+        """Switch the stream to another live directory; its generation increases.
 
         Args:
             lease: The lease of the stream.
-            live_directory: The new directory, which stands ready.
-            origin: Where the state in it came from; None where that is not known.
-            restored_snapshot_id: The snapshot it was made from: a new timeline begins with it.
-            pending_restore: What is still to be done before the query may start. With it, and without a
-                snapshot, a new timeline begins with nothing.
-            claims: From now on the stream owns that snapshot, also where it is a savepoint.
-            plan: What the state in the new directory is kept for, empty where that is not known; None: the same as
-                in the one before.
+            live_directory: The new directory, which is ready for use.
+            origin: Where the state in it came from; None if unknown.
+            restored_snapshot_id: The snapshot that it was made from: a new timeline begins with it.
+            pending_restore: What remains to be done before the query may start. If set without a
+                snapshot, a new timeline begins with empty state.
+            claims: The stream takes ownership of that snapshot, even if it is a savepoint.
+            plan: The plan that the state in the new directory belongs to, empty if unknown; None
+                means the same as before.
 
         Raises:
-            LeaseLostError: The lease is not held any more; nothing was changed.
-            CatalogError: A holder before may still live, and nobody has fenced its query off: nobody would find the
-                directory that it runs in any more.
+            LeaseLostError: The lease is no longer held; nothing was changed.
+            CatalogError: A previous holder may be alive and its query is not fenced: the directory
+                in which it runs would be forgotten.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -197,13 +197,13 @@ class StreamStore:
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
-    """Let a stream's counter be at a number, in a transaction of its writer; one that is further already stays."""
+    """Raise a stream's counter to a number, in a transaction of its writer; a higher counter is unchanged."""
     behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
     connection.execute(streams.update().where(behind).values(next_number=number))
 
 
 def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> None:
-    """Let the timeline that is about to begin know which one it goes on from, and from where."""
+    """Record the parent of the timeline that is about to begin, and where it branches off."""
     now = connection.execute(select(streams.c.timeline).where(streams.c.stream_id == stream_id)).scalar_one()
     parent = now
     if origin.kind is OriginKind.SNAPSHOT:
@@ -230,7 +230,7 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
     unreadable: list[str] = []
     cells(row, streams, unreadable)
     if unreadable:
-        # Without its directory or its timeline a stream would look like one that never ran.
+        # Without its directory or timeline, a stream would look as if it had never run.
         raise CatalogError(
             f"The catalog cannot read its row of stream {stream_id!r}: {'; '.join(unreadable)}. Bring the catalog "
             "back from "
@@ -238,7 +238,8 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
         )
     stream = _record(row)
     if stream.pending_restore is None and row.pending_restore is not None:
-        # Read as "nothing is pending" it would start the query on sinks that are not rolled back.
+        # Treated as "nothing is pending", it would start the query on sinks that are not rolled
+        # back.
         raise CatalogError(
             f"Stream {stream_id!r} has a restore to finish, and the catalog cannot read which: {stream.broken}. Bring "
             "the "

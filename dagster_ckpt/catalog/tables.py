@@ -1,4 +1,4 @@
-"""The tables. Times are ms since the epoch; JSON is text that this package reads and writes itself."""
+"""Table definitions. Times are ms since the epoch; JSON is text that this package reads and writes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from dagster_ckpt.config.redaction import without_secrets
 
 
 class Sentence(TypeDecorator[str]):
-    """Text for people, of which nobody knows what was put into it: it is kept without its secrets."""
+    """Free text for people, which may contain secrets: it is redacted when it is stored."""
 
     impl = Text
     cache_ok = True
 
     @property
     def python_type(self) -> type[str]:
-        """What a cell holds."""
+        """Python type of a cell."""
         return str
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's
-        """What is kept of a text."""
+        """Redact a text before it is stored."""
         return None if value is None else without_secrets(value)
 
 
@@ -60,17 +60,18 @@ streams = Table(
     Column("restored_snapshot_id", String(64)),
     Column("preferred_savepoint_id", String(64)),
     Column("pending_restore", Text),
-    # What the state is kept for, and the fingerprint of another plan that a person lets go on from it.
+    # The plan that the state belongs to, and the fingerprint of another plan that a user allowed to
+    # continue from it.
     Column("plan", Text),
     Column("accepted_plan", String(80)),
-    # Where the state in the live directory came from: JSON of a StateOrigin.
+    # Origin of the state in the live directory: JSON of a StateOrigin.
     Column("origin", Text),
     Column("next_number", Integer, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
 )
 
-# One row: which deployment this catalog is the record of. Each snapshot carries it.
+# One row: the id of the deployment that this catalog belongs to. Each snapshot carries it.
 deployment = Table("deployment", metadata, Column("deployment_id", String(64), primary_key=True))
 
 executions = Table(
@@ -78,7 +79,7 @@ executions = Table(
     metadata,
     Column("execution_id", String(64), primary_key=True),
     Column("stream_id", ForeignKey(_STREAM), nullable=False),
-    # Wall clocks of two executions may be equal; this orders them.
+    # Orders executions whose wall clock times may be equal.
     Column("ordinal", Integer, nullable=False),
     Column("run_id", Text, nullable=False),
     Column("cause", String(32), nullable=False),
@@ -106,13 +107,13 @@ leases = Table(
     "leases",
     metadata,
     Column("stream_id", ForeignKey(_STREAM), primary_key=True),
-    # Empty once released; the row stays, so that tokens go on rising.
+    # Empty once released; the row is kept so that tokens keep increasing.
     Column("execution_id", String(128)),
     Column("run_id", Text),
     Column("token", BigInteger, nullable=False),
     Column("host", Text),
     Column("pid", BigInteger),
-    # The kernel's own count, which no clock moves.
+    # The kernel's own counter, which changes of the clock do not affect.
     Column("process_start_ticks", BigInteger),
     Column("boot_id", Text),
     Column("jvm_pid", BigInteger),
@@ -120,7 +121,8 @@ leases = Table(
     Column("acquired_at_ms", BigInteger),
     Column("renewed_at_ms", BigInteger),
     Column("expires_at_ms", BigInteger),
-    # Kept when the lease is released: a holder before may still live, and its query is not fenced off yet.
+    # Kept when the lease is released: a previous holder may be alive, and its query is not fenced
+    # yet.
     Column("predecessor_unproven", Boolean, nullable=False, server_default=false()),
 )
 
@@ -152,7 +154,8 @@ snapshots = Table(
     Column("created_at_ms", BigInteger, nullable=False),
     Column("completed_at_ms", BigInteger),
     Column("claimed", Boolean, nullable=False, server_default=false()),
-    # Name of the schedule that took it, where one did: its history holds for these savepoints and for no others.
+    # Name of the schedule that took it, if any: the schedule's history applies only to its own
+    # savepoints.
     Column("schedule", Text),
     Column("verified_at_ms", BigInteger),
     Column("verified_problem", Sentence),
@@ -193,7 +196,7 @@ requests = Table(
     Index("ix_requests_status_kind", "status", "kind"),
 )
 
-# What each timeline began with: snapshots of an earlier one up to that batch are its past too.
+# Origin of each timeline: snapshots of its parent up to that batch belong to its history too.
 timelines = Table(
     "timelines",
     metadata,
@@ -216,7 +219,7 @@ recovery_failures = Table(
     Column("batch_id", BigInteger),
     Column("rewound_batches", BigInteger),
     Column("rewound_ms", BigInteger),
-    # A checkpoint that came after it, or a person, has ended what it was about.
+    # A later checkpoint, or a user, has resolved the failure.
     Column("is_over", Boolean, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
 )
@@ -225,7 +228,7 @@ desired_states = Table(
     "desired_states",
     metadata,
     Column("stream_id", ForeignKey(_STREAM), primary_key=True),
-    # Empty: as the asset's definition says.
+    # Empty: the asset's definition decides.
     Column("desired", String(16)),
     Column("generation", Integer, nullable=False),
     Column("reached", Integer, nullable=False),
@@ -267,7 +270,8 @@ events = Table(
     Index("ix_events_stream_id_sequence", "stream_id", "sequence"),
 )
 
-# One row. Whoever writes an event holds it until the commit, so sequences rise in the order of commits.
+# One row. A transaction that writes an event locks it until the commit, so sequence numbers follow
+# the commit order.
 event_counter = Table(
     "event_counter",
     metadata,

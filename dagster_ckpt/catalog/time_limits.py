@@ -1,7 +1,8 @@
-"""How long a call to the catalog may take: less than the life of a lease, so that no holder outlives it in a call.
+"""Time limits of catalog calls: shorter than a lease, so that a holder's lease cannot expire during a call.
 
-A holder counts itself out after most of its lease's life; what is left is the limit of a call. A call that begins right
-before that moment has ended, one way or the other, when the lease runs out.
+A holder treats its lease as lost after most of the lease's life; the rest is the limit of a call. A
+call that begins right before that moment has therefore ended, successfully or not, when the lease
+expires.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from typing import Any
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import Engine
 
-# Life of a lease without a renewal.
+# Time to live of a lease without a renewal.
 DEFAULT_TTL_MS = 30_000
-# Share of it after which a holder that could not renew counts itself out.
+# Share of it after which a holder that could not renew treats its lease as lost.
 GIVE_UP_AFTER = 0.8
-# Tables are made while no lease is held, and by one process at a time: the others wait for it.
+# Migrations run without a lease and in one process at a time, while the others wait.
 MIGRATION_S = 60.0
-# Less would fail on any busy machine. Leases so short are for tests.
+# A shorter limit would fail on any busy machine. Leases this short are for tests.
 _SHORTEST_S = 0.5
-# What libpq takes less than this for.
+# libpq raises shorter timeouts to this value.
 _SHORTEST_CONNECT_S = 2
 
 _deadline: ContextVar[float | None] = ContextVar("deadline of the catalog call", default=None)
 
 
 def call_limit_s(ttl_ms: int) -> float:
-    """How long a call may take, in seconds, connecting included, where leases live for so long."""
+    """Time limit of a call in seconds, including connecting, for leases with this time to live."""
     return max(ttl_ms / 1000 * (1 - GIVE_UP_AFTER), _SHORTEST_S)
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Let what is done with connections here end after so many seconds, by an error of the driver."""
+    """End database calls in this context after the given time with an error of the driver."""
     before = _deadline.set(time.monotonic() + seconds)
     try:
         yield
@@ -45,17 +46,17 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def limit_transaction(connection: Connection, seconds: float) -> None:
-    """Let the server, too, wait for so long in this transaction, where that is longer than usual."""
+    """Raise the server's limit, too, for this transaction, if that is longer than usual."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(_settings(seconds, is_local=True)))
 
 
 def limit_connections(engine: Engine) -> None:
-    """Make an engine's connections keep the limit that `limited` sets.
+    """Make the connections of an engine obey the limit that `limited` sets.
 
-    On the client's side: a server, a proxy or a network that answers nothing at all ends the call. On the server's: a
-    statement that nobody waits for any more ends as well, and so does a transaction whose client was frozen, which
-    holds the rows that every other writer needs.
+    On the client, a call ends if the server, a proxy or the network does not respond. On the
+    server, a statement ends that no client waits for, and so does a transaction whose client froze
+    while holding rows that every other writer needs.
     """
     if engine.dialect.name == "sqlite":
         event.listen(engine, "do_connect", _connect_to_sqlite)
@@ -85,10 +86,10 @@ def _connect_to_postgresql(connection_class: Any | None) -> Callable[..., Any]:
     def connect(_dialect: object, _record: object, args: list[Any], options: dict[str, Any]) -> Any:
         limit_s = _remaining_s()
         if limit_s <= 0 and connection_class is not None:
-            # The connection that was used before took all the time there was.
+            # The previous connection used up the available time.
             raise connection_class.overdue()
         options["connect_timeout"] = max(_SHORTEST_CONNECT_S, int(limit_s))
-        # For drivers that have no limit on this side: a network that takes nothing any more ends the call.
+        # For drivers without a client-side limit: a call ends if the network accepts no more data.
         options.update(keepalives=1, keepalives_idle=2, keepalives_interval=1, keepalives_count=3)
         options["tcp_user_timeout"] = round(limit_s * 1000)
         return None if connection_class is None else connection_class.connect(*args, **options)
@@ -100,7 +101,7 @@ def _limited_connection() -> Any:
     import psycopg  # noqa: PLC0415 - there only where the catalog is in PostgreSQL
 
     class LimitedConnection(psycopg.Connection[Any]):
-        """A connection each of whose waits ends at the deadline. It is of no use after that, and closed."""
+        """A connection whose waits end at the deadline. It is then unusable and closed."""
 
         @staticmethod
         def overdue() -> Exception:
@@ -121,7 +122,7 @@ class _OverdueError(Exception):
 
 
 def _until(waiting: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
-    # Psycopg looks up ten times a second: then it sends 0, for nothing is ready.
+    # Psycopg checks ten times a second: it then sends 0, because nothing is ready.
     try:
         wants = next(waiting)
         while True:

@@ -1,1 +1,1 @@
-"""Alembic migrations of the catalog, part of the package so that an installed wheel can migrate."""
+"""Alembic migrations of the catalog. They are part of the package so that an installed wheel can migrate."""

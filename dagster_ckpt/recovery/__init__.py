@@ -1,4 +1,4 @@
-"""What a start begins from, and how its live directory is prepared: resume, restore, rewind, fork, retention.
+"""Decides what a start continues from and prepares its live directory: resume, restore, rewind, fork; and retention.
 
-Facts are gathered (`facts.py`), a plan is decided (`planning.py`, pure), and `prepare.py` carries it out.
+`facts.py` gathers facts, `planning.py` (pure) decides on a plan, and `prepare.py` carries it out.
 """

@@ -1,7 +1,8 @@
-"""Which failures mean that the state a query was started on is damaged, so that an older point may do better. Pure.
+"""Classifies failures that mean the state a query was started on is damaged, so that an older point may work. Pure.
 
-What Spark says is known from real damage done to real live directories: `tests/lifecycle/damages.yaml`. A trouble that
-may pass, such as a storage that does not answer, is no damage, wherever it shows.
+Spark's messages are known from real damage to real live directories:
+`tests/lifecycle/damages.yaml`. A transient problem, such as an unavailable storage, is never
+damage, wherever it occurs.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ _OF_SOMETHING_ELSE = (
     *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
     *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),
 )
-# Spark's error conditions that a damaged live directory, or the log of a file sink, shows itself by.
+# Spark's error conditions for a damaged live directory or file sink log.
 _CONDITION = re.compile(
     r"\[(CANNOT_LOAD_STATE_STORE|MALFORMED_LOG_FILE|BATCH_METADATA_NOT_FOUND|CONCURRENT_STREAM_LOG_UPDATE"
     r"|STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY|STREAMING_CHECKPOINT_MISSING_METADATA_FILE"
     r"|CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED|INVALID_CHANGE_LOG_READER_VERSION|STATE_STORE_INVALID_[A-Z_]+)"
     r"(\.[A-Z_]+)?\]"
 )
-# Where Spark reads a log or a note of its own: what fails there without a condition is a file that it cannot read.
+# Frames in which Spark reads a log or metadata file. A failure there without a condition means an
+# unreadable file.
 _READS_A_LOG = re.compile(
     r"(OffsetSeqLog\.deserialize|CommitLog\S*\.(readCommitMetadata|deserialize)|CompactibleFileStreamLog\.deserialize"
     r"|HDFSMetadataLog\.\S*(getExistingBatch|applyFnToBatch)|StreamMetadata\$\.read|SchemaReader|OperatorStateMetadata"
@@ -65,9 +67,9 @@ class Damage:
     """What is wrong with a point that a query was started on.
 
     Attributes:
-        error: Class of the error: the same for the same trouble.
-        detail: What was found, for a person.
-        is_certain: Whether another try cannot do better.
+        error: Class of the error, the same for the same problem.
+        detail: What was found, for a message.
+        is_certain: Whether a retry cannot succeed.
     """
 
     error: str
@@ -76,7 +78,7 @@ class Damage:
 
 
 def damage_of(error: Exception) -> Damage | None:
-    """What a start that failed with an error says of the point it began from; None where it says nothing."""
+    """The damage that a failed start reveals in the point it started from; None if it reveals none."""
     if isinstance(error, _OF_SOMETHING_ELSE):
         return None
     if isinstance(error, _OF_A_POINT):
@@ -85,10 +87,10 @@ def damage_of(error: Exception) -> Damage | None:
 
 
 def damage_in(trace: str) -> Damage | None:
-    """What the failure of a query says of the state it was started on; None where it says nothing.
+    """The damage that a query's failure reveals in the state it was started on; None if it reveals none.
 
     Args:
-        trace: The exception as Spark's JVM prints it, with the causes and their frames.
+        trace: The exception as printed by Spark's JVM, with causes and frames.
     """
     if _MAY_PASS.search(trace):
         return None

@@ -1,9 +1,10 @@
-"""Attempts whose process died before the catalog knew how they ended.
+"""Attempts whose process died before the catalog recorded how they ended.
 
-A process may die between the publication of `_metadata` and the catalog's record of it, or in the middle of an upload.
-Such a row says IN_PROGRESS. The next start of the stream, or housekeeping where it does not run, settles it: a snapshot
-that is whole in storage is registered, any other attempt has failed. A snapshot that became whole after its attempt had
-been recorded as failed is deleted: nothing refers to it.
+A process may die between publishing `_metadata` and recording it in the catalog, or during an
+upload. The row then stays IN_PROGRESS. The next start of the stream, or housekeeping if it is not
+running, settles it: a snapshot that is complete in storage is registered, any other attempt has
+failed. A snapshot that was completed after its attempt had been recorded as failed is deleted:
+nothing refers to it.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
-    """Settle the attempts of every execution before the one that holds the lease, and of savepoints that nobody takes.
+    """Settle the attempts of all executions before the lease holder's, and abandoned savepoint attempts.
 
-    Call it before that execution begins an attempt of its own. Whoever began the others can record nothing any more,
-    as each of its writes needs the lease.
+    Call it before that execution begins its own attempts. Processes that began the others can no
+    longer record anything, because each of their writes needs the lease.
 
     Args:
         stream: The stream.
         lease: Its lease.
 
     Returns:
-        What was done, a sentence each.
+        One message per action.
 
     Raises:
-        LeaseLostError: The lease is not held any more.
-        StorageAccessError: The storage cannot be reached; the rest is settled by the next start.
+        LeaseLostError: The lease is no longer held.
+        StorageAccessError: The storage cannot be reached; the next start settles the rest.
     """
     done = []
     for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS):
@@ -63,10 +64,10 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
 
 
 def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
-    """Numbers of the attempts whose process may live: whatever they have written belongs to them, however old it is.
+    """Numbers of the attempts whose process may be alive: it owns everything that it wrote, however old.
 
-    One of an execution lives as long as the holder of the lease is not proven to have ended. A savepoint of a stopped
-    stream, which needs no lease, lives as long as its process holds it.
+    An execution's attempt is alive as long as the lease holder is not proven to have ended. A
+    savepoint of a stopped stream, which needs no lease, is alive as long as its process holds it.
     """
     begun = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS)
     lease = stream.catalog.leases.current(stream.stream_id) if begun else None
@@ -80,18 +81,19 @@ def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
 
 
 def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
-    """Whether the process that takes a savepoint without a lease may live: it holds the attempt soon after its begin.
+    """Whether the process that takes a savepoint without a lease may be alive.
 
-    One that lives all the same, because the catalog was away from it for longer, finds its attempt settled and says so.
+    It holds the attempt soon after it began. If the process is alive but the catalog was unavailable
+    to it for longer, it finds its attempt settled and reports that.
     """
     is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
     return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
 
 
 def settle_while_stopped(stream: StreamHandle) -> list[str]:
-    """Settle dead attempts of a stream that does not run, and delete what was completed after it was given up.
+    """Settle dead attempts of a stopped stream, and delete snapshots completed after their attempt had failed.
 
-    Does nothing while the stream runs: its start has settled what was before it.
+    Does nothing while the stream is running: its start has already settled earlier attempts.
 
     Raises:
         StorageAccessError: The storage cannot be reached.
@@ -107,7 +109,7 @@ def settle_while_stopped(stream: StreamHandle) -> list[str]:
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         try:
             done = settle_dead_attempts(stream, lease.record)
-            # A holder that may still live could be publishing it at this moment.
+            # A holder that may still be alive could be publishing it right now.
             return done + (_delete_failed(stream, lease) if acquired.predecessor_ended else [])
         except LeaseLostError:
             return []
@@ -129,7 +131,7 @@ def _delete_failed(stream: StreamHandle, lease: LeaseKeeper) -> list[str]:
 
 
 def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
-    """Checkpoints in storage whose attempt this catalog has as failed; what it does not know is left alone."""
+    """Checkpoints in storage whose attempt the catalog has as failed, without those unknown to it."""
     failed = {
         snapshot.number: snapshot
         for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.FAILED)
@@ -148,7 +150,7 @@ def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
 
 
 def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
-    """Where a snapshot is whole in storage, or None."""
+    """Location and manifest of a snapshot that is complete in storage, or None."""
     if snapshot.kind == SnapshotKind.CHECKPOINT:
         places = [each for each in stream.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{snapshot.number}")]
     else:
@@ -164,10 +166,10 @@ def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Man
     try:
         manifest = stream.store.manifest(location)
     except StorageAccessError:
-        # Nothing can be said of it: a later look settles the attempt.
+        # The outcome is unknown: a later call settles the attempt.
         raise
     except CkptError:
-        # What lies there is damaged, or of a format that this version does not know: it must not stop a start.
+        # A damaged file or an unknown format must not block a start.
         return None
     return manifest if manifest.header.snapshot_id == snapshot.snapshot_id else None
 

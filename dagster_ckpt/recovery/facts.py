@@ -1,4 +1,4 @@
-"""Looking at the catalog, the storage and the live directory: everything a recovery plan is made from."""
+"""Reads the catalog, the storage and the live directory for everything that a recovery plan depends on."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def recovery_facts(
     remembers: bool = True,
     output: NamedOutput | None = None,
 ) -> RecoveryFacts:
-    """Look at everything a recovery plan is made from; nothing is changed.
+    """Gather everything that a recovery plan depends on. Changes nothing.
 
     Args:
         stream: The stream.
-        start_from: What was asked for.
-        predecessor_ended: Whether the execution before can write nothing any more.
-        is_automatic: Whether nobody asked for this start.
-        remembers: Take into account what recoveries have failed at. A person's start begins without that.
-        output: Where the query about to start writes; None where that cannot be seen.
+        start_from: The requested starting point.
+        predecessor_ended: Whether the previous execution can write nothing more.
+        is_automatic: Whether no user requested this start.
+        remembers: Whether to consider earlier recovery failures; a start by a user ignores them.
+        output: Where the query to start will write; None if that is unknown.
 
     Raises:
-        SnapshotNotFoundError: The snapshot named is of another stream.
-        SnapshotCorruptError: The snapshot named cannot be read.
+        SnapshotNotFoundError: The named snapshot belongs to another stream.
+        SnapshotCorruptError: The named snapshot cannot be read.
         StorageAccessError: The storage or the live directory cannot be reached.
     """
     catalog = stream.catalog
@@ -51,7 +51,7 @@ def recovery_facts(
     unlisted = unlisted_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
     failures = catalog.recoveries.of_stream(stream.stream_id) if remembers else []
-    # The catalog may be another one than that of the state that lies there.
+    # The state may belong to another catalog.
     is_unheard_of = record.live_generation == 0 and not listed
     return RecoveryFacts(
         stream=record,
@@ -78,9 +78,10 @@ def recovery_facts(
 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
-    """Whether all executions in a live directory have ended by a decision, and the power was not lost since."""
+    """Whether all executions in a live directory ended deliberately, without a reboot since then."""
     in_it = [each for each in executions if each.live_directory == live_directory]
-    # What failed once may have failed because of damage that is still there, whoever cancelled the next attempt.
+    # An earlier failure may be due to damage that still exists, even if the next attempt was
+    # cancelled.
     ends = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
     return bool(in_it) and all(each.status in ends and each.boot_id == boot_id() for each in in_it)
 

@@ -1,7 +1,8 @@
-"""Forking: another stream goes on from where this one stood, as a query of its own. The original may run meanwhile.
+"""Forking: another stream continues from this one's state as an independent query. The original may be running.
 
-Order makes a crash harmless, as in `prepare`: the directory is built aside, the forked output gets its log, and one
-catalog transaction makes both the new stream's. What is checked at its first start is noted there until it has started.
+The order of the steps makes a crash harmless, as in `prepare`: the directory is built under a
+temporary name, the forked output gets its log, and one catalog transaction assigns both to the new
+stream. What its first start must check is recorded in the catalog until that start has succeeded.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 @dataclass(frozen=True)
 class Fork:
-    """A stream that was made of another one.
+    """A stream forked from another one.
 
     Attributes:
         stream_id: The new stream.
         of_stream_id: The original.
-        source: What it was made of, in words.
+        source: Description of what it was forked from.
         batch_id: The batch it resumes after.
         query_id: Its own query id.
         live_directory: Its live directory.
-        outputs: Folders of the original's file sinks to those that were given their rows.
-        parent_outputs: Folders of the original's file sinks; the fork may not write there.
-        of_deployment: The deployment of the original, where it is another one: see `import_snapshot`.
+        outputs: Folders of the original's file sinks, mapped to the folders that received their rows.
+        parent_outputs: Folders of the original's file sinks; the fork must not write there.
+        of_deployment: The deployment of the original, if it is another one: see `import_snapshot`.
     """
 
     stream_id: str
@@ -72,27 +73,31 @@ def fork(
     outputs: Mapping[str, str] | None = None,
     replace_state: bool = False,
 ) -> Fork:
-    """Let a stream go on from where another one stood; its next start, from `latest`, begins there.
+    """Fork another stream's state into a stream; its next start, from `latest`, continues there.
 
     Args:
-        original: The stream to fork; it may run, and is left as it is.
-        stream: The stream that is to go on; it must not run.
-        start_from: Where: `latest` (its newest committed batch), `batch-<n>`, or a snapshot.
-        origin: Who asks, as the lease shows it meanwhile.
-        outputs: Folder of a file sink of the original to the folder of the fork's: its readers then see the rows of
-            the original up to here too. Without it the fork's folder holds only what came after.
-        replace_state: Give up what the stream itself has committed.
+        original: The stream to fork. It may be running and is not changed.
+        stream: The stream that continues from it; it must not be running.
+        start_from: The state to fork: `latest` (its newest committed batch), `batch-<n>`, or a
+            snapshot.
+        origin: Who requests the fork, as shown by the lease.
+        outputs: Folders of the original's file sinks, mapped to folders of the fork, whose readers then
+            also see the original's rows up to the fork. Without it the fork's folder contains only
+            what comes after.
+        replace_state: Discard what the stream itself has committed.
 
     Raises:
         StreamNotFoundError: The original was never started.
-        LeaseHeldError: The stream runs.
-        LeaseLostError: The stream was started meanwhile.
-        RequestFailedError: The stream has committed batches of its own, or the original has a restore to finish.
-        NothingCommittedError: The original has nothing to go on from.
+        LeaseHeldError: The stream is running.
+        LeaseLostError: The stream was started in the meantime.
+        RequestFailedError: The stream has already committed batches, or the original has an
+            unfinished restore.
+        NothingCommittedError: The original has no committed state.
         SnapshotNotFoundError: The original has no snapshot of that name.
-        LiveDirectoryError: The original's live directory is not whole, or the batch is not retained there.
+        LiveDirectoryError: The original's live directory is incomplete, or the batch is not retained
+            there.
         SharedSinkError: An output is not the original's, or its folder is in use.
-        RestoreError: The snapshot makes no directory that Spark could start in.
+        RestoreError: The snapshot cannot be restored to a directory that Spark could start in.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
@@ -123,16 +128,16 @@ def fork(
 
 @dataclass(frozen=True)
 class TakenUp:
-    """The state of another stream, in a live directory that stands ready.
+    """The state of another stream in a prepared live directory.
 
     Attributes:
         live_directory: The directory.
         of_stream_id: The other stream.
-        batch_id: The batch it stands at.
+        batch_id: The batch of the state.
         query_id: Its own query id.
         logs: Folders of the other stream's file sinks, each with its log up to the batch.
-        given: Folders that were given the rows of some of them.
-        noted: What else the first start has to know.
+        given: Folders that received the rows of some of them.
+        noted: Further information for the first start.
     """
 
     live_directory: str
@@ -150,7 +155,7 @@ class TakenUp:
 
     @property
     def pending(self) -> dict[str, Any]:
-        """What is noted until the first start, which checks where it writes."""
+        """What the catalog keeps until the first start, which checks where it writes."""
         return {
             "fork_of": self.of_stream_id,
             "batch_id": self.batch_id,
@@ -170,19 +175,19 @@ def take_up(
     replace_state: bool,
     plan: Mapping[str, Any],
 ) -> TakenUp:
-    """Let a stream go on from state that is not its own; its next start, from `latest`, begins there.
+    """Assign another stream's state to a stream; its next start, from `latest`, continues there.
 
     Args:
-        stream: The stream; it must not run.
-        build: Makes its new live directory.
-        holder: Who holds its lease meanwhile.
-        replace_state: Give up what the stream itself has committed.
-        plan: What the state is kept for, empty where that is not known.
+        stream: The stream; it must not be running.
+        build: Creates its new live directory.
+        holder: The holder of its lease during the operation.
+        replace_state: Discard what the stream itself has committed.
+        plan: Description of the plan that wrote the state; empty if unknown.
 
     Raises:
-        LeaseHeldError: The stream runs.
-        LeaseLostError: The stream was started meanwhile.
-        RequestFailedError: The stream has committed batches of its own.
+        LeaseHeldError: The stream is running.
+        LeaseLostError: The stream was started in the meantime.
+        RequestFailedError: The stream has already committed batches.
     """
     above = stream.token_in_use(stream.register())
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
@@ -195,7 +200,7 @@ def take_up(
                 "from "
                 "elsewhere gives that up: ask for it with replace_state, or name another stream."
             )
-        # While the directory that a lost holder's query runs in is still known as the stream's.
+        # Do this while the catalog still has the directory in which a lost holder's query runs.
         fence_predecessor(stream, acquired, still_mine=lease.check)
         made = build(stream.new_live_directory(record.live_generation, lease.record.token), lease.step)
         stream.catalog.streams.switch_live_directory(
@@ -226,7 +231,7 @@ def _plan(original: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
 
 
 def _state_plan(original: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:
-    """What the state that a fork takes along is kept for."""
+    """Description of the plan that wrote the forked state."""
     return (
         plan.snapshot.plan if plan.snapshot is not None else original.catalog.streams.get(original.stream_id).plan or {}
     )
@@ -270,18 +275,18 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Give folders the rows that those of another stream have up to a batch; may be cut off and done again.
+    """Copy the rows of another stream's folders up to a batch into new folders. Can be interrupted and repeated.
 
     Args:
         logs: The folders of the stream, each with its log up to the batch.
-        outputs: Some of them to the folders that are given their rows.
+        outputs: Some of them, mapped to the folders that receive their rows.
         batch_id: The batch.
-        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
-        may_link: Link files on one disk, so that they share their bytes; else copy them.
+        still_mine: Entered around each file change; raises if this process is no longer the writer.
+        may_link: Hard-link files on the same disk, so that they share their bytes; otherwise copy them.
 
     Raises:
-        SharedSinkError: A folder is none of the stream's, or the folder for its rows is in use.
-        RestoreError: A log names a file that is gone, or that lies elsewhere.
+        SharedSinkError: A folder is not one of the stream's, or the folder for its rows is in use.
+        RestoreError: A log names a file that is missing or lies elsewhere.
         SinkRollbackError: A log cannot be written.
         StorageAccessError: A file cannot be read or written.
     """
@@ -319,5 +324,5 @@ def _logs_of_snapshot(stream: StreamHandle, location: str) -> dict[str, list[Sin
     current = [
         path for path in map(file_sink_path, stream.catalog.executions.last_sinks(stream.stream_id)) if path is not None
     ]
-    # Where the original writes now is as little the fork's as where it wrote then.
+    # The fork may not write to the original's current folders either.
     return logs | {path: [] for path in current if path not in logs}

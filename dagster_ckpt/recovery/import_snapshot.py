@@ -1,7 +1,8 @@
-"""Importing: a stream goes on from a snapshot of another deployment, as a query of its own.
+"""Importing: a stream continues from a snapshot of another deployment as an independent query.
 
-Nothing in this catalog can hold that snapshot, so the import reads all of it at once and keeps no reference to it. Of
-the other deployment it only reads: the snapshot and, where that is asked for, the rows of its output.
+This catalog cannot hold that snapshot, so the import reads all of it at once and keeps no reference
+to it. It only reads from the other deployment: the snapshot and, if requested, the rows of its
+output.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from dagster_ckpt.stream.snapshot_names import describe_snapshot
 from dagster_ckpt.stream.start_from import is_location
 from dagster_ckpt.stream.unregistered import DEPLOYMENT, foreign_snapshot
 
-# Of the ids of imported queries: each is made of the deployment, the stream and the directory, so that what an import
-# that was cut off has left is known again.
+# Namespace for the query ids of imports. Each is derived from deployment, stream and directory, so
+# that the remains of an interrupted import are recognized.
 _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 
@@ -38,9 +39,9 @@ class _MovedSink:
     """A sink of the snapshot, and where the importing query writes instead.
 
     Attributes:
-        name: The sink as the snapshot names it: a folder, or what Spark calls it.
-        old: The folder or table that this says; None where it says none.
-        new: The folder, table or topic that takes its place.
+        name: The sink as the snapshot names it: a folder, or Spark's name for it.
+        old: The folder or table in that name; None if it contains none.
+        new: The folder, table or topic that replaces it.
     """
 
     name: str
@@ -57,31 +58,35 @@ def import_snapshot(
     with_rows: bool = False,
     replace_state: bool = False,
 ) -> Fork:
-    """Let a stream go on from a snapshot of another deployment; its next start, from `latest`, begins there.
+    """Import a snapshot of another deployment into a stream; its next start, from `latest`, continues there.
 
-    The snapshot and the original's output are read and left as they are; the storage of the stream has to reach them.
-    Cut off at any point, the stream stands where it stood, and the import can be made again.
+    The snapshot and the original's output are only read; the stream's storage must be able to reach
+    them. If the import is interrupted at any point, the stream is unchanged and the import can be
+    repeated.
 
     Args:
-        stream: The stream that is to go on; it must not run.
-        location: Where the snapshot is: a checkpoint or savepoint of another catalog.
-        outputs: Each sink that the snapshot names, to the folder, table or topic that the stream writes to instead. A
-            file sink is named by its folder. The stream's first start is refused where its query names another place.
-        origin: Who asks, as the lease shows it meanwhile.
-        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders. Without it these
-            hold only what comes after.
-        replace_state: Give up what the stream itself has committed.
+        stream: The stream that continues from it; it must not be running.
+        location: Location of the snapshot: a checkpoint or savepoint of another catalog.
+        outputs: Each sink that the snapshot names, mapped to the folder, table or topic that the stream
+            writes to instead. A file sink is named by its folder. The stream's first start is refused
+            if its query writes anywhere else.
+        origin: Who requests the import, as shown by the lease.
+        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
+            Without it these contain only what comes after.
+        replace_state: Discard what the stream itself has committed.
 
     Raises:
-        OptionError: That is no location.
-        SnapshotNotFoundError: There is no snapshot, or it is of this deployment.
-        SnapshotCorruptError: It misses data or was altered.
-        SharedSinkError: A sink is not mapped, or to a place of the original or of something else.
-        LeaseHeldError: The stream runs.
-        LeaseLostError: The stream was started meanwhile.
-        RequestFailedError: The stream has committed batches of its own.
-        LiveDirectoryError: The stream's storage or live directories are in use by a deployment that is not this one.
-        RestoreError: The snapshot makes no directory that Spark could start in, or a file of the output is gone.
+        OptionError: The value is not a location.
+        SnapshotNotFoundError: There is no snapshot, or it belongs to this deployment.
+        SnapshotCorruptError: It lacks data or was altered.
+        SharedSinkError: A sink is not mapped, or is mapped to a location of the original or of
+            something else.
+        LeaseHeldError: The stream is running.
+        LeaseLostError: The stream was started in the meantime.
+        RequestFailedError: The stream has already committed batches.
+        LiveDirectoryError: The stream's storage or live directories are in use by another deployment.
+        RestoreError: The snapshot cannot be restored to a directory that Spark could start in, or a
+            file of the output is missing.
         StorageAccessError: Something cannot be read or written.
     """
     snapshot = foreign_snapshot(stream, location)
@@ -120,11 +125,12 @@ def import_snapshot(
 
 
 def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_MovedSink]:
-    """Each sink of a snapshot with its new place.
+    """Each sink of a snapshot with its new location.
 
     Raises:
-        SharedSinkError: One has none, what is mapped is no sink of the snapshot, or two have one place.
-        SnapshotCorruptError: The snapshot does not say which sinks there are.
+        SharedSinkError: A sink is not mapped, a mapped name is no sink of the snapshot, or two sinks
+            have the same new location.
+        SnapshotCorruptError: The snapshot does not name its sinks.
     """
     named = _sinks_of(snapshot)
     asked = {old.strip(): new.strip() for old, new in outputs.items()}
@@ -163,10 +169,10 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
 def _refuse_taken(
     stream: StreamHandle, snapshot: SnapshotRecord, sinks: Sequence[_MovedSink], logs: Mapping[str, Sequence[SinkEntry]]
 ) -> None:
-    """Refuse a new place that is the original's, or that something else writes to.
+    """Refuse a new location that belongs to the original, or that something else writes to.
 
     Raises:
-        SharedSinkError: One is.
+        SharedSinkError: There is one.
     """
     originals = [sink.old or sink.name for sink in sinks]
     others = list(_places_of_others(stream))
@@ -211,7 +217,7 @@ def _meet(sink: _MovedSink, place: str) -> bool:
 
 
 def _places_of_others(stream: StreamHandle) -> Iterator[str]:
-    """Where other streams of the catalog wrote last, or will by a fork or an import that was not started yet."""
+    """Where other streams of the catalog wrote last, or will write after a fork or import that has not started yet."""
     for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
         yield sink_place(sink) or sink
     for other in stream.catalog.streams.all():
@@ -220,7 +226,7 @@ def _places_of_others(stream: StreamHandle) -> Iterator[str]:
 
 
 def _refuse_anothers_place(stream: StreamHandle) -> None:
-    """Refuse to import into a stream whose folders are in use, though this catalog knows of no start of it.
+    """Refuse to import into a stream whose folders are in use although this catalog knows no start of it.
 
     Raises:
         LiveDirectoryError: They are.
@@ -229,7 +235,8 @@ def _refuse_anothers_place(stream: StreamHandle) -> None:
         stream.stream_id
     ):
         return
-    # One that an import was cut off in is recognized by its query id, and left: the next one builds its own.
+    # The directory of an interrupted import is recognized by its query id and ignored: the next
+    # import builds its own.
     directories = [
         built.live.url
         for built in stream.live_directories()

@@ -1,4 +1,4 @@
-"""What a recovery is planned from, and the plan: frozen values."""
+"""The facts a recovery is planned from, and the plan: frozen values."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True)
 class PassedPoint:
-    """A point that a recovery passes over.
+    """A point that a recovery skips.
 
     Attributes:
-        name: What a person calls it.
+        name: Its name, for messages.
         why: What is wrong with it.
-        rewound_batches: How many committed batches are between where the stream stood and it; None where unknown.
-        rewound_ms: How much time is; None where unknown.
+        rewound_batches: Committed batches between it and the stream's current state; None if unknown.
+        rewound_ms: The time between them; None if unknown.
     """
 
     name: str
@@ -46,19 +46,20 @@ class RecoveryPlan:
     """The decision and its reason.
 
     Attributes:
-        kind: What is done.
-        reason: One sentence for a person.
+        kind: The kind of start.
+        reason: One sentence for messages.
         snapshot: The snapshot to restore, for RESTORE.
-        from_batch: The batch the live directory stands at, where known.
-        to_batch: The batch the query will stand at, where known; below `from_batch` it is a rewind.
-        new_query_id: Whether the query goes on as another one, for RESTORE and REWIND.
-        claims: Whether the stream owns the snapshot from now on, for RESTORE.
-        donor: A live directory whose files may be linked, for RESTORE; None: all is read from the snapshot.
-        directory: The live directory to go back in, for REWIND; None: the stream's own.
-        point: Name of the point that is gone on from, for what is remembered of it; None for an empty start.
-        passed: Better points that are passed over, the best one first.
-        rewound_ms: Time between the point that is gone back to and the last sign of life of the query, at most so much
-            is processed again; None where one of them is not known.
+        from_batch: The current batch of the live directory, if known.
+        to_batch: The batch the query will resume after, if known; below `from_batch` it is a rewind.
+        new_query_id: Whether the query continues under a new query id, for RESTORE and REWIND.
+        claims: Whether the stream takes ownership of the snapshot, for RESTORE.
+        donor: A live directory whose files may be linked, for RESTORE; None: everything is read from
+            the snapshot.
+        directory: The live directory to rewind, for REWIND; None: the stream's current one.
+        point: Name of the point to continue from, to remember failures of it; None for an empty start.
+        passed: Better points that are skipped, the best one first.
+        rewound_ms: Time between the chosen point and the query's last sign of life: the maximum that is
+            processed again. None if one of them is unknown.
     """
 
     kind: RecoveryKind
@@ -76,13 +77,13 @@ class RecoveryPlan:
 
     @property
     def rewound_batches(self) -> int:
-        """How many committed batches will be processed again."""
+        """Number of committed batches that will be processed again."""
         if self.from_batch is None or self.to_batch is None:
             return 0
         return max(0, self.from_batch - self.to_batch)
 
     def as_record(self) -> dict[str, object]:
-        """The plan as the catalog keeps it."""
+        """The plan as stored in the catalog."""
         return {
             "kind": self.kind.value,
             "reason": self.reason,
@@ -100,10 +101,10 @@ class RecoveryPlan:
 
 @dataclass(frozen=True)
 class UnknownState:
-    """What lies in the places of a stream that its catalog knows no start of, each in a few words.
+    """What exists in the folders of a stream that its catalog knows no start of, each described briefly.
 
     Attributes:
-        directories: Live directories that hold batches.
+        directories: Live directories that contain batches.
         snapshots: Checkpoints and savepoints.
         sinks: Logs of the file sinks that these snapshots name, and of the one that the query names.
     """
@@ -121,26 +122,32 @@ class RecoveryFacts:
     """What is known when a stream starts.
 
     Attributes:
-        stream: The stream as the catalog has it.
-        live: State of the stream's current live directory; None where it never had one.
+        stream: The stream's record in the catalog.
+        live: State of the stream's current live directory; None if it never had one.
         snapshots: Restorable snapshots of the current timeline, newest first.
-        all_snapshots: Every completed snapshot of the stream, and the one at a location named: what an explicit name
-            may mean.
-        last_batch: The newest batch any execution reported as committed in that directory, or None.
+        all_snapshots: Every completed snapshot of the stream, and the one at a named location: the
+            candidates for an explicit name.
+        last_batch: The newest batch that any execution reported as committed in that directory, or
+            None.
         has_run: Whether a query was ever started in that directory.
-        predecessor_ended: Whether the execution before can write nothing any more.
+        predecessor_ended: Whether the previous execution can write nothing more.
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
-        start_from: What was asked for.
-        retained: Batches that the live directory can be rewound to, ascending; looked for where one is asked for.
-        ended_in_order: Whether each execution in the live directory has a recorded end that was no failure, in this
-            boot of this machine.
-        failures: What recoveries have failed at since the last good checkpoint, oldest first.
-        origin_batch_is_retained: Whether the directory that the live one was made from still has its batch.
-        origin_snapshot_is_gone: Whether the snapshot that the live directory was made from is known to be deleted.
-        is_automatic: Whether nobody asked for this start: a snapshot that is known to be broken is not tried then.
-        depth: At how many points beside the live directory a recovery looks; None: at all there are.
-        unknown: What lies in the places of a stream that its catalog knows no start of.
-        last_sign_ms: When a query in the live directory last gave a sign of life, by the clock of the catalog.
+        start_from: The requested starting point.
+        retained: Batches that the live directory can be rewound to, ascending; only determined if one
+            is requested.
+        ended_in_order: Whether every execution in the live directory has a recorded end that was not a
+            failure, in this boot of this machine.
+        failures: Recovery failures since the last good checkpoint, oldest first.
+        origin_batch_is_retained: Whether the directory from which the live one was created still has
+            its batch.
+        origin_snapshot_is_gone: Whether the snapshot from which the live directory was created is known
+            to be deleted.
+        is_automatic: Whether no user requested this start: snapshots known to be broken are then not
+            tried.
+        depth: Number of points that a recovery considers besides the live directory; None: all.
+        unknown: What exists in the folders of a stream that its catalog knows no start of.
+        last_sign_ms: When a query in the live directory last showed a sign of life, by the catalog's
+            clock.
     """
 
     stream: StreamRecord
@@ -163,20 +170,20 @@ class RecoveryFacts:
     last_sign_ms: int | None = None
 
     def batches_since(self, batch_id: int | None) -> int | None:
-        """Committed batches between a batch and where the stream stands; None where one of them is not known."""
+        """Committed batches between a batch and the stream's current state; None if one of them is unknown."""
         if batch_id is None or self.live_batch is None:
             return None
         return max(0, self.live_batch - batch_id)
 
     def time_since(self, snapshot: SnapshotRecord | None) -> int | None:
-        """Time between a snapshot and the last sign of life of the query, ms; None where one of them is not known."""
+        """Milliseconds between a snapshot and the query's last sign of life; None if one of them is unknown."""
         if snapshot is None or not snapshot.created_at_ms or self.last_sign_ms is None:
             return None
         return max(0, self.last_sign_ms - snapshot.created_at_ms)
 
     @property
     def live_batch(self) -> int | None:
-        """The batch that the stream stands at, as far as that is known."""
+        """The stream's current batch, as far as known."""
         if self.live is not None and self.live.status is LiveStatus.GOOD:
             return self.live.batch_id
         return self.last_batch

@@ -1,4 +1,4 @@
-"""Compares the query about to run with the one that wrote the state: its plan and its state backend."""
+"""Compares the query to start with the one that wrote the state: their plans and state backends."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _NOTHING = "nothing"
 
 
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    """What is different for the state, each difference as one line.
+    """Differences between two plans that affect the state, one line each.
 
     Args:
-        before: The plan that the state was made by.
-        after: The plan that is to go on from it.
+        before: The plan that wrote the state.
+        after: The plan that would continue from it.
 
     Returns:
-        Nothing where the state means to both the same.
+        Empty if the state means the same to both.
     """
     if before.as_record() == after.as_record():
         return ()
@@ -49,13 +49,13 @@ def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[s
 
 
 def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
-    """Refuse a start whose code means by the state something else than the code before.
+    """Refuse a start whose code interprets the state differently from the code that wrote it.
 
     Args:
         stream_id: The stream.
-        differences: What is different.
-        came_from: What the state is that the start goes on from.
-        fingerprint: That of the plan of the code.
+        differences: The differences.
+        came_from: Description of the state that the start would continue from.
+        fingerprint: Fingerprint of the new code's plan.
 
     Raises:
         PlanChangedError: Always.
@@ -70,7 +70,7 @@ def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from:
 
 
 def describe_differences(differences: Sequence[str]) -> str:
-    """Differences as one text."""
+    """Differences as one string."""
     return "Differences: " + "; ".join(differences) + "."
 
 
@@ -99,7 +99,7 @@ def _in_operator(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[
 
 
 def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
-    """Keys and values: what Spark finds by place, whatever it is called."""
+    """Compare keys and values, which Spark finds by position, not by name."""
     for index in range(max(len(old), len(new))):
         was = " ".join(old[index]) if index < len(old) else _NOTHING
         now = " ".join(new[index]) if index < len(new) else _NOTHING
@@ -126,18 +126,18 @@ def _described(operator: PlanOperator) -> str:
 
 
 def check_backend(stream: StreamHandle, plan: RecoveryPlan) -> Sequence[str]:
-    """Hold the stream's state backend against the state that the plan starts from, before anything is changed.
+    """Compare the stream's state backend with the state that the plan starts from, before anything is changed.
 
     Args:
-        stream: The stream; where it has no backend nothing is checked.
-        plan: What is about to be done.
+        stream: The stream; without a backend nothing is checked.
+        plan: The recovery to carry out.
 
     Returns:
-        What Spark keeps of the settings the query was begun with, each as a sentence for the run's log.
+        Settings that Spark keeps from the query's first start, one message each for the run's log.
 
     Raises:
         StateBackendChangeError: The backend cannot read the state.
-        LiveDirectoryError: What says so is damaged.
+        LiveDirectoryError: The file that records the backend is damaged.
     """
     if stream.backend is None:
         return ()
@@ -159,7 +159,8 @@ def _pinned(stream: StreamHandle, plan: RecoveryPlan) -> PinnedState:
 
 
 def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
-    # A damaged name is no change of the backend: a recovery goes back to the next point, a change is refused.
+    # A damaged name is not a change of the backend: a recovery goes back to the next point, while a
+    # change is refused.
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     if plan.kind is not RecoveryKind.RESTORE and live is not None:
         check_pinned_provider(LiveDirectory(live))
@@ -167,13 +168,13 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How a plan differs from the one that made a state.
+    """How a plan differs from the one that wrote a state.
 
     Attributes:
-        differences: What is different, each as one line.
-        came_from: What the state is, for a person.
-        fingerprint: That of the new plan.
-        is_accepted: Whether a person has accepted exactly this plan beforehand.
+        differences: The differences, one line each.
+        came_from: Description of the state, for messages.
+        fingerprint: Fingerprint of the new plan.
+        is_accepted: Whether a user has already accepted exactly this plan.
     """
 
     differences: tuple[str, ...]
@@ -183,15 +184,16 @@ class PlanChange:
 
 
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
-    """Compare the plan of a query that is about to start with that of the state it would go on from.
+    """Compare the plan of a query to start with that of the state it would continue from.
 
     Args:
         record: The stream.
-        recovery: Where it would begin.
-        new: The plan of the query; None where that cannot be seen.
+        recovery: Where it would start.
+        new: The plan of the query; None if unknown.
 
     Returns:
-        None where the state means to both the same, where there is none, or where one of the plans is not known.
+        None if the state means the same to both, if there is no state, or if one of the plans is
+        unknown.
     """
     snapshot = recovery.snapshot if recovery.kind is RecoveryKind.RESTORE else None
     came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"
@@ -206,22 +208,22 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 def check_plan(
     stream: StreamHandle, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
 ) -> tuple[str, ...]:
-    """Let a start pass only if its code means by the state what the code before meant, or a person accepts the change.
+    """Pass a start only if its code interprets the state like the code that wrote it, or if the change is accepted.
 
-    What is accepted holds for the restarts of a start that fails before it is recorded.
+    Acceptance also holds for restarts of a start that fails before it is recorded.
 
     Args:
         stream: The stream.
-        recovery: Where it is about to begin; nothing is changed yet.
-        new: The plan of the query that is about to start.
+        recovery: Where it is about to start; nothing has been changed yet.
+        new: The plan of the query to start.
         lease: The lease of the stream.
-        accept: A person says that a change is meant.
+        accept: A user accepts a change.
 
     Returns:
-        What was accepted, each as a sentence for the run's log.
+        The accepted changes, one message each for the run's log.
 
     Raises:
-        PlanChangedError: The plan is another one, and nobody accepted that.
+        PlanChangedError: The plan differs, and the change is not accepted.
     """
     change = plan_change(stream.catalog.streams.get(stream.stream_id), recovery, new)
     if change is None:

@@ -38,12 +38,12 @@ from dagster_ckpt.stream.start_from import StartPoint
 
 @dataclass(frozen=True)
 class RewindDistance:
-    """What lies between two snapshots of one timeline.
+    """The distance between two snapshots of one timeline.
 
     Attributes:
-        batches: Committed batches between them; None where a snapshot does not tell its batch.
-        rows: Input rows that the catalog noted between them; None where a snapshot has no figure.
-        span_ms: Time between their completions, ms; None where that is not known.
+        batches: Committed batches between them; None if a snapshot does not record its batch.
+        rows: Input rows that the catalog recorded between them; None if a snapshot has no figure.
+        span_ms: Milliseconds between their completions; None if unknown.
     """
 
     batches: int | None
@@ -58,11 +58,11 @@ class RewindDistance:
 
 
 def distance_passed_over(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the newest snapshot, or None where it is the newest itself.
+    """How far `chosen` is behind the newest snapshot, or None if it is the newest.
 
     Args:
-        snapshots: Restorable snapshots of one timeline, newest first; `chosen` is among them.
-        chosen: The snapshot that a recovery takes.
+        snapshots: Restorable snapshots of one timeline, newest first, including `chosen`.
+        chosen: The snapshot that a recovery uses.
     """
     newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
@@ -70,7 +70,7 @@ def distance_passed_over(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRe
     rows = [snapshot.rows for snapshot in newer if snapshot.rows is not None]
     return RewindDistance(
         batches=_difference(newer[0].batch_id, chosen.batch_id),
-        # A snapshot counts the rows since the one before it.
+        # A snapshot counts the rows since the previous one.
         rows=sum(rows) if len(rows) == len(newer) else None,
         span_ms=_difference(newer[0].completed_at_ms, chosen.completed_at_ms),
     )
@@ -100,12 +100,12 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
     """Decide what an execution starts from.
 
     Raises:
-        SnapshotNotFoundError: The snapshot asked for does not exist, or none exists.
-        LiveDirectoryError: The live directory is lost or broken and there is no snapshot; the
-            message says how to start empty on purpose. Or the batch asked for is not retained there. Or the
-            catalog does not know what lies in the places of the stream.
-        RecoveryExhaustedError: Every point that the stream could go on from has failed.
-        StateAtRiskError: State would be given up, and nobody confirmed that.
+        SnapshotNotFoundError: The requested snapshot does not exist, or there is none.
+        LiveDirectoryError: The live directory is lost or broken and there is no snapshot; the message
+            says how to start empty on purpose. Or the requested batch is not retained there. Or the
+            stream's folders contain state that the catalog does not know.
+        RecoveryExhaustedError: Every point that the stream could continue from has failed.
+        StateAtRiskError: State would be discarded without confirmation.
     """
     if facts.start_from.point is StartPoint.EMPTY:
         refuse_unconfirmed(facts)
@@ -186,10 +186,10 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def _donor(facts: RecoveryFacts) -> Donor | None:
-    """The live directory, as far as a restore may link its files; a broken one gives nothing."""
+    """The live directory, if a restore may link its files; a broken one is not used."""
     if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
-    # Who names a snapshot has a reason not to trust what is there now.
+    # A user who names a snapshot has a reason not to trust the current files.
     is_named = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
     is_trusted = facts.ended_in_order and facts.predecessor_ended and not is_named
     check = DonorCheck.IDENTITY if is_trusted else DonorCheck.DIGEST
@@ -215,13 +215,14 @@ def _from_good_live_directory(facts: RecoveryFacts, live: LiveState) -> Recovery
 
 
 def _can_be_finished(facts: RecoveryFacts, pending: Mapping[str, object]) -> bool:
-    # An empty start has no directory yet. What was restored or rewound may be lost before its query starts.
+    # An empty start has no directory yet. A restored or rewound one may get lost before its query
+    # starts.
     is_empty_start = "location" not in pending and "batch_id" not in pending
     return is_empty_start or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
 
 
 def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPlan:
-    """Go on from the best point there is beside the live directory."""
+    """Continue from the best point besides the live directory."""
     failed = failed_points(facts.failures)
     points = recovery_points(
         facts.stream,
@@ -277,7 +278,8 @@ def _in_order(facts: RecoveryFacts) -> list[SnapshotRecord]:
 
 
 def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | None:
-    # A person may try: what was found may have been repaired, and every file is compared with its digest.
+    # A user may try: the snapshot may have been repaired, and every file is compared with its
+    # digest.
     problem = point.snapshot.verified_problem if point.snapshot is not None and facts.is_automatic else None
     return None if problem is None else f"a verification found it broken: {problem}"
 
@@ -317,7 +319,7 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
             point=live_point(stream.live_directory) if kind is RecoveryKind.RESUME else None,
         )
     if began_empty and live.status is LiveStatus.MISSING and not facts.has_run:
-        # The first start switched to it, and its query could not be started: nothing is lost.
+        # The first start switched to it but could not start its query: nothing is lost.
         return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
     raise LiveDirectoryError(
         f"Stream {stream.stream_id!r} cannot be recovered by itself: {why} ({stream.live_directory}), and the "

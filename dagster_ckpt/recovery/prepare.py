@@ -1,11 +1,13 @@
-"""Carrying out a recovery plan: at the end a live directory stands ready for Spark.
+"""Carries out a recovery plan, so that a live directory is ready for Spark.
 
-Order makes a crash harmless. The new directory is built aside and renamed; one catalog transaction
-makes it the stream's directory and notes that sinks are still to be rolled back; then the sinks are rolled
-back, which may be done twice; then the note is cleared. What is cut off is finished by the next start.
+The order of the steps makes a crash harmless. The new directory is built under a temporary name and
+renamed; one catalog transaction makes it the stream's directory and records that sinks must still
+be rolled back; then the sinks are rolled back, which can be repeated; then that record is cleared.
+The next start finishes what was interrupted.
 
-A start that has lost its lease changes nothing of its successor's: it builds under a name that carries its token, the
-catalog refuses its writes, and each file of a sink's log is changed while the catalog holds its lease.
+A start that has lost its lease changes nothing of its successor's: it builds under a name with its
+own token, the catalog refuses its writes, and it changes the files of a sink's log only while the
+catalog holds its lease.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class PreparedStart:
 
     Attributes:
         live: The live directory.
-        rolled_back: Paths of the file sinks that were brought back to the restored batch.
-        may_repeat: Descriptions of sinks that cannot be rolled back from here.
+        rolled_back: Paths of the file sinks that were rolled back to the restored batch.
+        may_repeat: Descriptions of sinks that this process cannot roll back.
     """
 
     live: LiveDirectory
@@ -59,24 +61,25 @@ def prepare(
     *,
     watch: Watch = unwatched,
 ) -> PreparedStart:
-    """Make the live directory that the plan asks for.
+    """Create the live directory that the plan requires.
 
     Args:
         stream: The stream.
-        plan: What to do.
+        plan: The recovery to carry out.
         lease: The lease of the stream.
-        output: Where the query about to start writes; no other sink is changed. None where that cannot be seen: then
-            it is taken to be what the stream is known to write to.
-        watch: Called while files are laid, and before anything is switched to; what it raises ends the start, and
-            nothing has changed.
+        output: Where the query to start will write; no other sink is changed. None if unknown: the
+            stream's known sinks are assumed.
+        watch: Called while files are written and before the stream is switched to the new directory. If
+            it raises, the start ends and nothing has changed.
 
     Raises:
-        LeaseLostError: Another execution is the writer now; what is its own was left as it is.
-        SnapshotCorruptError: The snapshot misses data or was altered; the live directory is as it was.
-        LiveDirectoryError: The live directory is not whole at the batch to go back to.
-        SharedSinkError: The query would write where another does, or where its own log does not stand where it stands.
-        RowsAtRiskError: A sink has a batch that the query has not, and it cannot be brought back.
-        RestoreError: The snapshot makes no directory that Spark could start in.
+        LeaseLostError: Another execution is the writer now; nothing of it was changed.
+        SnapshotCorruptError: The snapshot lacks data or was altered; the live directory is unchanged.
+        LiveDirectoryError: The live directory is incomplete at the batch to go back to.
+        SharedSinkError: The query would write to another query's folder, or to one whose log does not
+            match the query's state.
+        RowsAtRiskError: A sink has a batch that the query does not have, and cannot be rolled back.
+        RestoreError: The snapshot cannot be restored to a directory that Spark could start in.
         SinkRollbackError: A file sink could not be rolled back; the next start tries again.
         StorageAccessError: Something could not be read or written; the next start tries again.
     """
@@ -95,7 +98,8 @@ def prepare(
         origin = _origin_of_rewound(record, rewound, plan.to_batch)
         return _rewind(stream, origin, live, sinks=sinks, lease=lease, fork=plan.new_query_id, watch=watch)
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
-        # A sink that has the batch in flight passes over it: its state has to come along.
+        # A sink that already has the batch in flight skips it, so the state of that batch must be
+        # carried along.
         made = clone(LiveDirectory(record.live_directory), live, carry_state=True, watch=watch)
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
         stream.catalog.streams.switch_live_directory(lease.record, live.url, origin=origin)
@@ -113,24 +117,25 @@ def restore_into(
     is_scratch: bool = False,
     watch: Watch = unwatched,
 ) -> None:
-    """Make a live directory of a snapshot, without making it the stream's own.
+    """Restore a snapshot to a live directory without making it the stream's own.
 
-    Every byte is compared with the digest that the snapshot has of it, whichever place it comes from.
+    Every byte is compared with its digest in the snapshot, wherever it comes from.
 
     Args:
-        stream: The stream whose storage holds the snapshot.
-        location: Where the snapshot is.
-        live: Where the directory is to be; nothing may be there.
-        new_query_id: An id of the query's own, so that it can run beside the original; None keeps that of the snapshot.
-        donor: A good live directory whose files are linked where they are as the snapshot has them. None: all is read
-            from the snapshot.
-        is_scratch: It is deleted after a look, so it need not outlive a loss of power.
+        stream: The stream whose storage contains the snapshot.
+        location: Location of the snapshot.
+        live: The directory to create; it must not exist.
+        new_query_id: A separate query id, so that the query can run alongside the original; None keeps
+            that of the snapshot.
+        donor: A good live directory whose files are linked if they match the snapshot. None: everything
+            is read from the snapshot.
+        is_scratch: The directory is temporary, so it need not survive a power loss.
         watch: See `materialize`.
 
     Raises:
-        SnapshotNotFoundError: No snapshot is there.
-        SnapshotCorruptError: It misses data or was altered.
-        RestoreError: It makes no directory that Spark could start in.
+        SnapshotNotFoundError: There is no snapshot.
+        SnapshotCorruptError: It lacks data or was altered.
+        RestoreError: It cannot be restored to a directory that Spark could start in.
     """
 
     def fill(filler: Filler) -> None:
@@ -143,7 +148,7 @@ def restore_into(
 
 
 def _go_on(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
-    """Start where the query stopped, or would have: only a batch that sinks have and the query has not is undone."""
+    """Continue where the query stopped. Only a batch that sinks have and the query does not have is undone."""
     _begin_logs(sinks, lease.step)
     return PreparedStart(live, tuple(settle_in_flight(live, sinks.to_settle, still_mine=lease.step)))
 
@@ -208,14 +213,14 @@ def _rewind(
             "brought back "
             f"to batch {batch_id}. Start it once with start_from=latest, or go back to a snapshot, which names them."
         )
-    # Refuses before anything is changed where a sink cannot follow.
+    # Raises before anything is changed if a sink cannot be rolled back.
     own_past(_allowed(wrote_to, sinks), batch_id)
-    # For a table that has just the next batch and cannot be brought back.
+    # For a table that already has the next batch and cannot be rolled back.
     has_tables = any(file_sink_path(sink) is None for sink in wrote_to)
     clone(old, live, at_batch=batch_id, carry_state=has_tables, watch=watch)
     if fork:
         give_query_id(live, str(uuid.uuid4()))
-    # What was the past of the old timeline up to here is the past of the new one.
+    # The new timeline inherits the old one's snapshots up to this batch.
     past = [
         snapshot
         for snapshot in stream.catalog.snapshots.restorable(stream.stream_id)
@@ -232,7 +237,7 @@ def _rewind(
 
 
 def _allowed(sinks: Sequence[str], survey: Survey) -> list[str]:
-    """Of the sinks that a stream wrote to, the file sinks whose log may be brought back."""
+    """The file sinks among a stream's previous sinks whose log may be rolled back."""
     return [sink for sink in sinks if (path := file_sink_path(sink)) is not None and survey.allows(path)]
 
 
@@ -247,7 +252,8 @@ def _finish_restore(stream: StreamHandle, record: StreamRecord, sinks: Survey, l
     rolled_back, may_repeat = _roll_back_pending(stream, pending, sinks, lease.step)
     _begin_logs(sinks, lease.step)
     if "fork_of" not in pending:
-        # A fork is finished once its query was started: where it writes is seen only then.
+        # A fork is finished only when its query has started: before that, where it writes is
+        # unknown.
         stream.catalog.streams.restore_finished(lease.record)
     else:
         # It may have been killed in its first batch.
@@ -256,14 +262,15 @@ def _finish_restore(stream: StreamHandle, record: StreamRecord, sinks: Survey, l
 
 
 def _origin_of_rewound(before: StreamRecord, old: str, batch_id: int) -> StateOrigin:
-    # A directory that was made from `old`, and is made again from it, has what `old` came from in its own origin.
+    # If the directory was created from `old` and is created from it again, its own origin records
+    # what `old` came from.
     known = before.origin
     is_made_again = known is not None and known.directory == old
     return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
 
 
 def _out_of_the_fence(stream: StreamHandle, record: StreamRecord, lease: LeaseKeeper) -> StreamRecord:
-    """The stream in a directory that a query may start in: what was restored may be fenced for whoever restored it."""
+    """The stream with a directory that a query may start in: the restored one may be fenced."""
     if record.live_directory is None or LiveDirectory(record.live_directory).fenced_at() is None:
         return record
     fenced = LiveDirectory(record.live_directory)
@@ -284,7 +291,7 @@ def _out_of_the_fence(stream: StreamHandle, record: StreamRecord, lease: LeaseKe
 def _start_empty(
     stream: StreamHandle, before: StreamRecord, live: LiveDirectory, *, sinks: Survey, lease: LeaseKeeper
 ) -> PreparedStart:
-    # What earlier executions wrote has to go out of sight too: a file sink passes over batch numbers it knows.
+    # Hide what earlier executions wrote as well: a file sink skips batch numbers that it knows.
     wrote_to = sinks_written(stream)
     record = stream.catalog.streams.switch_live_directory(
         lease.record,
@@ -328,10 +335,10 @@ def _roll_back_to_snapshot(
 
 
 def snapshot_location(snapshot: SnapshotRecord) -> str:
-    """Where a snapshot is.
+    """The location of a snapshot.
 
     Raises:
-        SnapshotCorruptError: The catalog does not say.
+        SnapshotCorruptError: The catalog has no location for it.
     """
     if snapshot.location is None:
         raise SnapshotCorruptError(

@@ -1,7 +1,8 @@
-"""The points that a recovery can go on from, in the order in which it tries them, and which of them have failed. Pure.
+"""The points that a recovery can continue from, in the order it tries them, and those that failed. Pure.
 
-The live directory is tried first, then these: snapshots from the newest on, and in between, by its batch, what the live
-directory was made from. A point that failed is not tried a third time with the same error.
+The live directory is tried first, then these: snapshots from the newest to the oldest and, ordered
+by batch among them, what the live directory was created from. A point that failed twice with the
+same error is not tried a third time.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
 from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
 
-# The third try is the one too many.
+# Number of tries; a third one is not made.
 TRIES = 2
 
 
 @dataclass(frozen=True)
 class RecoveryPoint:
-    """Something that a stream can go on from when its live directory is of no use.
+    """A point that a stream can continue from if its live directory is unusable.
 
     Attributes:
-        name: The same at each look.
-        batch_id: The batch it stands at, where known.
+        name: A stable name.
+        batch_id: Its batch, if known.
         snapshot: The snapshot, or None for a live directory.
-        directory: A live directory that the stream had before, to be gone back in to `batch_id`; None for a snapshot.
+        directory: An earlier live directory of the stream to rewind to `batch_id`; None for a snapshot.
     """
 
     name: str
@@ -35,27 +36,27 @@ class RecoveryPoint:
 
 
 def live_point(directory: str) -> str:
-    """Name of the point that a live directory itself is."""
+    """Name of the point for a live directory itself."""
     return f"live:{directory}"
 
 
 def finish_point(directory: str) -> str:
-    """Name of the point that a restore into a live directory is whose sinks are still to be rolled back."""
+    """Name of the point for a restore into a live directory whose sinks must still be rolled back."""
     return f"finish:{directory}"
 
 
 def snapshot_point(snapshot_id: str) -> str:
-    """Name of the point that a snapshot is."""
+    """Name of the point for a snapshot."""
     return f"snapshot:{snapshot_id}"
 
 
 def batch_point(directory: str, batch_id: int) -> str:
-    """Name of the point that a batch of a live directory is."""
+    """Name of the point for a batch of a live directory."""
     return f"batch:{batch_id}:{directory}"
 
 
 def point_of_origin(origin: StateOrigin | None) -> str | None:
-    """Name of the point that a live directory was made from, or None where it was made from none."""
+    """Name of the point that a live directory was created from, or None."""
     if origin is None:
         return None
     if origin.kind is OriginKind.SNAPSHOT and origin.snapshot_id is not None:
@@ -66,10 +67,10 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
 
 
 def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
-    """The points that are not tried any more, each with the reason.
+    """The points that are no longer tried, each with the reason.
 
     Args:
-        failures: What recoveries failed at, oldest first.
+        failures: Recovery failures, oldest first.
     """
     tries = Counter((failure.point, failure.error) for failure in failures)
     return {
@@ -82,13 +83,15 @@ def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
 def recovery_points(
     stream: StreamRecord, snapshots: Sequence[SnapshotRecord], *, batch_is_retained: bool, snapshot_is_gone: bool
 ) -> list[RecoveryPoint]:
-    """What a stream can go on from, in the order in which it is to be tried; its live directory is not among them.
+    """The points that a stream can continue from, in the order to try them, without its live directory.
 
     Args:
         stream: The stream, with the origin of its live directory.
-        snapshots: Snapshots to recover from, in the order in which they are to be tried.
-        batch_is_retained: Whether the directory that the live one was made from still has its batch.
-        snapshot_is_gone: Whether the snapshot that the live directory was made from is known to be deleted.
+        snapshots: Snapshots to recover from, in the order to try them.
+        batch_is_retained: Whether the directory from which the live one was created still has its
+            batch.
+        snapshot_is_gone: Whether the snapshot from which the live directory was created is known to be
+            deleted.
     """
     points = [
         RecoveryPoint(snapshot_point(snapshot.snapshot_id), snapshot.batch_id, snapshot=snapshot)
@@ -111,7 +114,7 @@ def recovery_points(
 
 
 def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRecord | None:
-    """The snapshot that a state came from, also where the catalog does not list it."""
+    """The snapshot that a state came from, even if the catalog does not list it."""
     if origin.snapshot_id is None or origin.location is None:
         return None
     return SnapshotRecord(
@@ -130,7 +133,7 @@ def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRec
 
 
 def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
-    """Put a point before the first that stands at an earlier batch."""
+    """Insert a point before the first one with an earlier batch."""
     batch_id = -1 if point.batch_id is None else point.batch_id
     place = next((at for at, other in enumerate(points) if _batch(other) < batch_id), len(points))
     points.insert(place, point)

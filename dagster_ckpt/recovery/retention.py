@@ -1,7 +1,7 @@
-"""What is kept of a stream's checkpoints: while it runs, and when it has come to an end.
+"""Retention of a stream's checkpoints, while it runs and when it has ended.
 
-Deletion always goes in one order: mark in the catalog, delete the bytes, forget the row. A
-deletion that fails stays visible as DELETING and is tried again by the next pass.
+Deletion always follows one order: mark in the catalog, delete the bytes, forget the row. A failed
+deletion stays visible as DELETING, and the next pass retries it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dagster_ckpt.stream.snapshot_names import describe_snapshot, is_owned_by_st
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000
-# So many of the live directories that a stream had are looked at for where they were.
+# Number of the stream's former live directories whose location is checked.
 _MADE = 100
 
 
@@ -39,14 +39,14 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        deleted: Snapshots whose bytes are gone.
+        deleted: Snapshots whose bytes were deleted.
         kept: Snapshots that stay, each with the reason.
-        held: Snapshots that somebody still uses; a later pass deletes them.
-        failed: Snapshots whose deletion failed; they are tried again by the next pass.
+        held: Snapshots still in use; a later pass deletes them.
+        failed: Snapshots whose deletion failed; the next pass retries them.
         live_directory_deleted: The live directory that was deleted, or None.
-        swept: Objects that nothing needs any more and that were removed, each with the reason.
-        settled: Attempts whose process had died, each with what became of it.
-        dry_run: Nothing was done: the report says what would be.
+        swept: Objects that nothing needed any more and that were removed, each with the reason.
+        settled: Attempts whose process had died, each with the outcome.
+        dry_run: Nothing was done: the report says what would be done.
     """
 
     deleted: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class RetentionReport:
     dry_run: bool = False
 
     def and_then(self, later: RetentionReport) -> RetentionReport:
-        """This pass and a later one as one report."""
+        """Combine this report with that of a later pass."""
         return RetentionReport(
             deleted=(*self.deleted, *later.deleted),
             kept=(*self.kept, *later.kept),
@@ -72,7 +72,7 @@ class RetentionReport:
         )
 
     def messages(self) -> list[str]:
-        """The report for a log."""
+        """The report as log messages."""
         would = "would have " if self.dry_run else ""
         lines = [f"{would}deleted {name}" for name in self.deleted]
         lines += [f"kept {name}" for name in self.kept]
@@ -87,14 +87,14 @@ class RetentionReport:
 
 
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
-    """The checkpoints that `num_retained` no longer has room for, oldest first: by number, never by a clock.
+    """The checkpoints that exceed `num_retained`, oldest first: ordered by number, never by a clock.
 
     Args:
         stream: The stream.
-        protected: Locations that attempts under way build on; they are left for a later pass.
+        protected: Locations that pending attempts build on; they are left for a later pass.
     """
     tagged = stream.catalog.holds.tagged(stream.stream_id)
-    # What a person keeps takes nobody's place.
+    # Tagged checkpoints do not count towards the limit.
     snapshots = [snapshot for snapshot in _completed(stream) if snapshot.snapshot_id not in tagged]
     snapshots.sort(key=lambda snapshot: (snapshot.timeline, snapshot.number or 0))
     by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
@@ -124,15 +124,16 @@ def discard(
 ) -> RetentionReport:
     """Delete snapshots: mark, delete the bytes, forget.
 
-    What is marked nobody builds on any more, so a deletion that goes on after its lease was lost takes nothing from a
-    successor; it ends at the next snapshot all the same.
+    Nothing builds on a marked snapshot any more, so a deletion that continues after its lease was
+    lost takes nothing from a successor. It ends at the next snapshot anyway.
 
     Args:
         stream: The stream.
-        snapshots: What to delete.
-        reason: Why, as the catalog's event will say.
-        lease: The lease under which they are deleted; None where an operator does that, beside any writer.
-        protected: Locations whose bytes must survive, beyond every snapshot the store lists.
+        snapshots: The snapshots to delete.
+        reason: The reason recorded in the catalog's event.
+        lease: The lease under which they are deleted; None if an operator deletes them, alongside any
+            writer.
+        protected: Further locations whose bytes must be kept, besides every snapshot the store lists.
 
     Raises:
         LeaseLostError: Another execution is the writer now; the rest is left to it.
@@ -159,35 +160,36 @@ def discard(
         except SnapshotHeldError as error:
             (held if error.passes else kept).append(f"{describe_snapshot(snapshot)}: {error}")
         except (CkptError, OSError) as error:
-            # One snapshot that cannot be deleted keeps none of the others.
+            # If one snapshot cannot be deleted, continue with the others.
             failed.append(f"{describe_snapshot(snapshot)}: {error}")
     return RetentionReport(deleted=tuple(deleted), kept=tuple(kept), held=tuple(held), failed=tuple(failed))
 
 
 def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> bool:
-    # A catalog that was copied names the checkpoints of the one it was copied from. Savepoints go where people say.
+    # A copied catalog names the checkpoints of the original one. Savepoints may be anywhere.
     return snapshot.kind == SnapshotKind.CHECKPOINT.value and not stream.store.is_own(location)
 
 
 def apply_terminal_retention(stream: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
-    """Keep or delete what the configured clean-up says for the state the stream ended in.
+    """Keep or delete checkpoints according to the clean-up option for the state in which the stream ended.
 
-    Savepoints are never touched, unless a start has claimed them. Where the live directory is not whole, the newest
-    snapshot is kept even if the policy would delete it: the stream may need it. Cancelling under
-    DELETE_ON_CANCELLATION is the one case where everything goes, as was asked.
+    Savepoints are never deleted unless a start has claimed them. If the live directory is
+    incomplete, the newest snapshot is kept even if the policy would delete it, because the stream
+    may need it. Only cancelling under DELETE_ON_CANCELLATION deletes everything, as requested.
 
     Args:
         stream: The stream.
-        execution_id: The execution that ended; it is settled at the end.
+        execution_id: The execution that ended; it is settled afterwards.
         state: How it ended.
 
     Returns:
-        What was deleted and kept, with reasons. Nothing is deleted where a newer execution
-        of the stream has begun, or is about to: it holds the lease, and the execution stays to be settled.
+        What was deleted and kept, with reasons. Nothing is deleted if a newer execution of the stream
+        has begun or is about to: it holds the lease, and the execution remains unsettled.
     """
     run_id = stream.catalog.executions.get(execution_id).run_id
     try:
-        # A start that comes meanwhile must not go on in what is deleted. It sees whose end it waits for.
+        # A start that comes in the meantime must not use what is being deleted. The lease shows it
+        # whose end it waits for.
         acquired = acquire(stream.catalog, stream.stream_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
     except LeaseHeldError as error:
         return RetentionReport(kept=(f"everything: {error}",))
@@ -224,7 +226,7 @@ def _apply_terminal_retention(
             for snapshot in guarded
         )
         report = report.and_then(RetentionReport(kept=kept))
-    # What is not over yet is looked at again by the next pass, as long as the execution is not settled.
+    # If something remains, the execution stays unsettled, so that the next pass looks at it again.
     is_over = not report.failed and not report.held
     gone = delete_live_directories(stream, acquired, lease) if drop_live and is_over else None
     if is_over:
@@ -233,13 +235,13 @@ def _apply_terminal_retention(
 
 
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
-    """Settle attempts and finish deletions that were cut off, and remove bytes that crashed attempts left behind.
+    """Settle attempts and finish deletions that were interrupted, and remove bytes left by crashed attempts.
 
     Args:
         stream: The stream.
-        older_than_ms: Bytes that are younger by the storage's clock stay, as do those of attempts under way.
-            Default: six hours, or twice what an attempt may take.
-        dry_run: Say what would be done, and do nothing.
+        older_than_ms: Bytes younger than this by the storage's clock stay, as do those of pending
+            attempts. Default: six hours, or twice the checkpoint timeout if that is longer.
+        dry_run: Report what would be done without doing it.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout_ms)
@@ -257,18 +259,19 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
 
 
 def _forgotten_live_directories(stream: StreamHandle) -> str | None:
-    """Delete what a JVM's last uploads have written into live directories after their deletion."""
+    """Delete what a JVM's last uploads wrote into live directories after their deletion."""
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
-        # Housekeeping comes by cron, also to a stream that nobody has started yet.
+        # The housekeeping schedule also covers streams that were never started.
         return None
     if record.live_directory is not None or stream.catalog.leases.current(stream.stream_id) is not None:
         return None
     if not _own_live_directories(stream, record):
         return None
     try:
-        # A start that comes meanwhile waits for this, or has a higher token and directories of its own.
+        # A start that comes in the meantime waits for this, or has a higher token and its own
+        # directories.
         acquired = acquire(
             stream.catalog, stream.stream_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None)
         )
@@ -282,13 +285,14 @@ def _forgotten_live_directories(stream: StreamHandle) -> str | None:
 
 
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
-    """Delete every live directory of a stream and forget it; returns the folder, or None if there was none.
+    """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
-    Where a holder before may still live, its query is fenced off first, and what is fenced stays: nobody finds the
-    directory of that query any more once it is forgotten, and without its fence the query would write on.
+    If a previous holder may still be alive, its query is fenced first, and fenced directories stay:
+    once a directory is forgotten nothing else can fence its query, which would keep writing without
+    the fence.
 
     Raises:
-        LeaseLostError: Another execution is the writer now; its directories are left as they are.
+        LeaseLostError: Another execution is the writer now; its directories are not touched.
     """
     if not acquired.predecessor_ended:
         put_up_fence(stream, acquired, still_mine=lease.check, is_followed=False)
@@ -303,7 +307,7 @@ def _delete_live_directories(
 ) -> str | None:
     built = [each.live for each in _own_live_directories(stream, record) if each.token <= lease.record.token]
     if record.live_directory is not None and not _is_in(stream.live_folder, record.live_directory):
-        # It was made before the stream was configured to another folder.
+        # It was created before the stream was configured to use another folder.
         built.append(LiveDirectory(record.live_directory))
     if spares_fenced:
         built = [live for live in built if live.fenced_at() is None]
@@ -319,7 +323,8 @@ def _delete_live_directories(
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
     """The live directories in the stream's folder, if the catalog knows that the stream has run there.
 
-    Else they are of another deployment, or of this one before its catalog was lost: nobody gave them up.
+    Otherwise they belong to another deployment, or to this one before its catalog was lost, and
+    must not be deleted.
     """
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
@@ -336,14 +341,15 @@ def _is_in(folder: str, url: str) -> bool:
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete the live directories that starts before have left behind, finished or not.
+    """Delete the live directories that earlier starts left behind, finished or not.
 
-    The one before this is kept where it is fenced: without its fence, a query that still runs there would plan again.
+    The previous one is kept if it is fenced: without its fence, a query that still runs there would
+    plan further batches.
 
     Args:
         stream: The stream.
-        current: The one that is in use.
-        lease: The lease of the stream. What was made under a higher token is a successor's, and stays.
+        current: The directory in use.
+        lease: The lease of the stream. Directories with a higher token belong to a successor and stay.
 
     Raises:
         LeaseLostError: Another execution is the writer now.
@@ -384,7 +390,7 @@ def _still_needed(stream: StreamHandle, checkpoints: Sequence[SnapshotRecord]) -
 
 
 def _rollback_snapshot(stream: StreamHandle) -> str | None:
-    """The snapshot that an upgrade under way would be rolled back to."""
+    """The snapshot that an upgrade in progress would be rolled back to."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
     return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None

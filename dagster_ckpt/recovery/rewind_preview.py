@@ -1,4 +1,4 @@
-"""What a start would undo and do again, looked up beforehand. Nothing is changed; the query may run meanwhile."""
+"""Determines in advance what a start would undo and process again. Changes nothing; the query may be running."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class RowCount:
     """Rows that are processed again.
 
     Attributes:
-        rows: How many, or None where nothing tells.
-        is_exact: False where they are at least so many.
+        rows: Their number, or None if unknown.
+        is_exact: False if the number is a lower bound.
     """
 
     rows: int | None
@@ -48,18 +48,18 @@ class RowCount:
 
 @dataclass(frozen=True)
 class RewindPreview:
-    """What a start would undo and do again.
+    """What a start would undo and process again.
 
     Attributes:
         plan: What the start would do.
         rows: Input rows that are processed again.
-        sources: What is read again, by source, where offsets tell.
-        span_ms: Processing time that is gone through again, or None where it is not known.
-        left: Snapshots later than the batch, newest first: they stay on the timeline that is left.
+        sources: What is read again, by source, if the offsets show it.
+        span_ms: Processing time that is repeated, or None if unknown.
+        left: Snapshots after the batch, newest first: they stay on the timeline that is left.
         sinks: What each sink will do.
-        undone_since_ms: When the first undone batch may have been written at the earliest, ms since the epoch; None
-            where that is not known.
-        way_back: What will be kept of where the stream stands; None where nothing is left behind.
+        undone_since_ms: The earliest time at which the first undone batch may have been written, in ms
+            since the epoch; None if unknown.
+        way_back: How the current state will be preserved; None if nothing is left behind.
     """
 
     plan: RecoveryPlan
@@ -83,12 +83,12 @@ class RewindPreview:
 
     @property
     def losing(self) -> tuple[SinkForecast, ...]:
-        """Sinks that could lose rows, as far as it is proven."""
+        """Sinks that are proven, or not proven not, to lose rows."""
         return tuple(sink for sink in self.sinks if sink.effect in (SinkEffect.LOSE, SinkEffect.UNPROVEN))
 
     @property
     def downstream(self) -> str:
-        """What this means for those who read the output."""
+        """What this means for readers of the output."""
         if not self.undoes:
             return "Nothing that was committed is undone."
         snapshots = f", with {len(self.left)} snapshots reported since" if self.left else ""
@@ -99,7 +99,7 @@ class RewindPreview:
         )
 
     def messages(self) -> list[str]:
-        """The preview for a log."""
+        """The preview as log messages."""
         lines = [self.plan.reason]
         if self.batches:
             span = "unknown" if self.span_ms is None else iso_duration(self.span_ms)
@@ -115,17 +115,17 @@ class RewindPreview:
 def preview_rewind(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> RewindPreview:
-    """Look up what a planned start would undo and do again.
+    """Determine what a planned start would undo and process again.
 
     Args:
         stream: The stream.
-        facts: What the plan was made from.
-        plan: The plan. One that undoes nothing has a preview with those sinks only that have a batch already which the
-            query has not committed, or that it may not write to.
-        output: Where the query about to start writes; None where that cannot be seen.
+        facts: The facts that the plan is based on.
+        plan: The plan. For one that undoes nothing, the preview contains only sinks that already have a
+            batch which the query has not committed, or that the query must not write to.
+        output: Where the query to start will write; None if unknown.
 
     Raises:
-        SnapshotNotFoundError: The snapshot is gone.
+        SnapshotNotFoundError: The snapshot no longer exists.
         SnapshotCorruptError: The snapshot cannot be read.
         StorageAccessError: The snapshot or the live directory cannot be reached.
     """
@@ -166,19 +166,20 @@ def _is_judged(sink: str, told: Sequence[SinkForecast]) -> bool:
 
 
 def _is_one_of(sink: str, sinks: Sequence[str]) -> bool:
-    """Whether a file sink is among others, however each spells its folder."""
+    """Whether a file sink is among others, even if they spell its folder differently."""
     path = file_sink_path(sink)
     others = [other for other in map(file_sink_path, sinks) if other is not None]
     return path is not None and any(same_folder(path, other) for other in others)
 
 
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
-    """Let a start pass only where no row can be lost, or where that was accepted.
+    """Pass a start only if no row can be lost, or if that was accepted.
 
     Raises:
         RowsAtRiskError: A sink could lose rows.
-        SharedSinkError: A sink is another's, or not where the query stands; accepting a loss does not help.
-        SinkRollbackError: A sink has to be rolled back and cannot be; accepting a loss does not help.
+        SharedSinkError: A sink belongs to another query, or does not match the query's state; accepting
+            a loss does not help.
+        SinkRollbackError: A sink must be rolled back and cannot be; accepting a loss does not help.
     """
     refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
     if refused:
@@ -202,14 +203,14 @@ def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bo
 
 
 def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[str]:
-    """Sinks the query wrote to when the snapshot was taken, and those it writes to now."""
+    """The sinks the query wrote to when the snapshot was taken, and its current ones."""
     then = list(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else []
     now = dict.fromkeys(sinks_written(stream))
     return [*then, *(sink for sink in now if sink not in then and not _is_one_of(sink, then))]
 
 
 def _sinks_that_go_on(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
-    """What sinks do that have a batch already which the query has not committed."""
+    """Forecasts for sinks that already have a batch which the query has not committed."""
     live = facts.stream.live_directory
     if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.ADOPT):
         return ()
@@ -227,7 +228,7 @@ def _properties(stream: StreamHandle, snapshot: SnapshotRecord) -> Mapping[str, 
 
 
 def _snapshot_files(stream: StreamHandle, plan: RecoveryPlan) -> dict[str, bytes]:
-    """The few small files of the snapshot that tell of sinks and sources."""
+    """The few small files of the snapshot that describe its sinks and sources."""
     if plan.snapshot is None:
         return {}
     files: dict[str, bytes] = {}
@@ -264,7 +265,7 @@ def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str
 
 
 def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance | None) -> int | None:
-    """Batches after the one that stays were written after that was planned, or after its snapshot was begun."""
+    """Later batches were written after the last kept batch was planned, or after its snapshot was begun."""
     if plan.to_batch is None:
         return facts.stream.created_at_ms
     if apart is not None and apart.earlier_at_ms:
@@ -280,7 +281,7 @@ def _query_id(plan: RecoveryPlan, live: LiveDirectory | None) -> str | None:
 
 def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
     if plan.kind is RecoveryKind.REWIND:
-        # Its planned offsets are retained, and exactly they are replayed.
+        # Its planned offsets are retained, so exactly that batch is replayed.
         return to_batch + 1
     carried = plan.snapshot.properties.get("in_flight_batch") if plan.snapshot is not None else None
     return carried if isinstance(carried, int) else None
@@ -293,7 +294,7 @@ def _rows(
         return RowCount(0, is_exact=True)
     if apart is not None and apart.sources and all(source.rows is not None for source in apart.sources):
         return RowCount(sum(source.rows or 0 for source in apart.sources), is_exact=True)
-    # Also the snapshots that made room for newer ones: the catalog remembers their figures.
+    # Include subsumed snapshots: the catalog remembers their figures.
     taken = [
         snapshot
         for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)
@@ -303,7 +304,7 @@ def _rows(
     counted, before = 0, None
     found = False
     for snapshot in taken:
-        # A snapshot counts the rows since the one before it.
+        # A snapshot counts the rows since the previous one.
         if before is not None and before >= to_batch and (snapshot.batch_id or 0) <= (plan.from_batch or 0):
             counted += snapshot.rows or 0
             found = True

@@ -1,4 +1,4 @@
-"""Keeping the way back: before a start goes behind what was committed, where the stream stood is kept by a name."""
+"""Preserves the way back: before a start rewinds committed batches, the current state is kept under a name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND)
 
 
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
-    """Whether a start that a person names goes behind what was committed."""
+    """Whether a starting point named by a user discards committed batches."""
     return plan.kind in _REWINDS and start_from.point is not StartPoint.LATEST and plan.rewound_batches > 0
 
 
 def announce_way_back(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
-    """What is said beforehand of how one can go back to where the stream stands; None where nothing is left behind."""
+    """Announcement of how to come back to the current state; None if nothing is left behind."""
     if not leaves_something_behind(plan, start_from):
         return None
     if start_from.no_safety_savepoint:
@@ -32,20 +32,20 @@ def announce_way_back(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
 def keep_way_back(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom, lease: LeaseRecord
 ) -> str | None:
-    """Before a rewind, take a savepoint of where the stream stood; where that cannot be, tag its newest snapshot.
+    """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
 
     Args:
         stream: The stream.
-        facts: What the plan was made from.
-        plan: What will be done.
-        start_from: What was asked for.
+        facts: The facts that the plan is based on.
+        plan: The recovery to carry out.
+        start_from: The requested starting point.
         lease: The lease of the stream.
 
     Returns:
-        What was kept, for a person; None where nothing is left behind, or nobody wants it.
+        Message about what was kept; None if nothing is left behind, or if it was declined.
 
     Raises:
-        LeaseLostError: The lease is not held any more.
+        LeaseLostError: The lease is no longer held.
         RestoreError: Nothing could be kept; nothing was changed.
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
@@ -64,7 +64,7 @@ def keep_way_back(
     newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:
         if facts.live is None or facts.live.status is not LiveStatus.GOOD:
-            # There is nothing that one could come back to.
+            # There is no state to come back to.
             return None
         raise RestoreError(
             f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: no savepoint could be "

@@ -1,4 +1,4 @@
-"""Looking at the sinks of a start: the facts that the guard decides from, and what its verdicts mean for a person."""
+"""Inspects the sinks of a start: the facts that the guard decides on, and the meaning of its verdicts for users."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ BEFORE_THE_FIRST_BATCH = -1
 
 @dataclass(frozen=True)
 class Aim:
-    """Where a start brings the query, as the sinks see it.
+    """Where a start brings the query, from the sinks' point of view.
 
     Attributes:
         start: The kind of start.
-        batch_id: The batch it goes on after; -1 is before the first.
-        location: The snapshot it goes back to, if any.
-        snapshot_id: Its id, where the catalog has it.
+        batch_id: The batch it continues after; -1 is before the first.
+        location: The snapshot it restores, if any.
+        snapshot_id: Its id, if the catalog has it.
         sinks: The sinks that the stream wrote to before, as Spark names them.
         originals: Folders of the stream that a fork comes from.
-        is_unfinished: It was judged before, and was cut off while sinks were brought back.
+        is_unfinished: The start was judged before and was interrupted while sinks were rolled back.
         log_names: Names of the entries of a log that ends at the batch.
-        noted_batch: The batch of the snapshot; None: the one it goes on after.
-        mapped: Places that an import maps sinks to, the only ones that its query may write to; None for no import.
+        noted_batch: The batch of the snapshot; None: the one it continues after.
+        mapped: Locations that an import maps sinks to, the only ones that its query may write to; None
+            if there is no import.
     """
 
     start: Start
@@ -52,7 +53,7 @@ class Aim:
     mapped: Sequence[str] | None = None
 
     def is_mapped(self, place: str) -> bool:
-        """Whether a query may write to a place as far as an import says."""
+        """Whether an import, if any, allows the query to write to a location."""
         return self.mapped is None or _is_among(place, self.mapped)
 
 
@@ -62,10 +63,10 @@ class Survey:
 
     Attributes:
         aim: Where it brings the query.
-        judgements: One for each folder that the query names, or that the stream or the snapshot is known to have
-            written.
-        to_settle: Sinks that are asked for the batch in flight where the query goes on.
-        log_names: Names of the entries of a log that ends at the batch, where one is known.
+        judgements: One for each folder that the query names, or that the stream or the snapshot is
+            known to have written.
+        to_settle: Sinks to check for the batch in flight if the query continues.
+        log_names: Names of the entries of a log that ends at the batch, if known.
     """
 
     aim: Aim
@@ -74,23 +75,23 @@ class Survey:
     log_names: tuple[str, ...] = ()
 
     def allows(self, path: str) -> bool:
-        """Whether the log of a folder may be brought back."""
+        """Whether the log of a folder may be rolled back."""
         return any(each.verdict is Verdict.ROLL_BACK and same_folder(each.path, path) for each in self.judgements)
 
     def of(self, verdict: Verdict) -> list[str]:
-        """Folders with a verdict."""
+        """The folders with a verdict."""
         return [each.path for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
-        """What there is to tell of folders that are not just gone on in or brought back."""
+        """Forecasts for folders that are not simply continued or rolled back."""
         told = [_forecast(each, self.aim) for each in self.judgements]
         return [each for each in told if each is not None]
 
     def refuse(self, stream_id: str) -> None:
-        """Let a start pass only where no folder is another's.
+        """Pass a start only if no folder belongs to another query.
 
         Raises:
-            SharedSinkError: One is.
+            SharedSinkError: A folder does.
         """
         _refuse(
             self.judgements,
@@ -111,13 +112,13 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 
 
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
-    """Look at the sinks that a planned start meets, and decide what is done with each. Nothing is changed.
+    """Inspect the sinks of a planned start and decide what is done with each. Changes nothing.
 
     Args:
         stream: The stream.
         plan: What the start does.
-        output: Where the query about to start writes; None where that cannot be seen: then it is taken to be what the
-            stream is known to write to.
+        output: Where the query to start will write; None if unknown: the stream's known sinks are
+            assumed.
 
     Raises:
         SnapshotCorruptError: The snapshot cannot be read.
@@ -128,10 +129,10 @@ def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput |
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """Refuse to delete files in the folders that a stream wrote to last, where one of them is not its own any more.
+    """Refuse to delete files in the folders that a stream last wrote to, if one no longer belongs to it.
 
     Raises:
-        SharedSinkError: One is not.
+        SharedSinkError: One does not.
         SnapshotCorruptError: The newest snapshot cannot be read.
         LiveDirectoryError: The log of a sink cannot be read.
         StorageAccessError: A sink, the snapshot or the live directory cannot be reached.
@@ -151,15 +152,15 @@ def refuse_to_clean(stream: StreamHandle) -> None:
 
 
 def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
-    """Refuse to give a folder the rows of another one where it is not free for them.
+    """Refuse to copy rows of a folder to a folder that is in use.
 
     Args:
-        logs: The logs of all folders of the stream that the rows come from, up to the batch.
-        outputs: Of these a folder, and the one that is given its rows.
+        logs: The logs of all folders of the original stream, up to the batch.
+        outputs: Pairs of one of these folders and the folder that receives its rows.
         batch_id: The batch.
 
     Raises:
-        SharedSinkError: One is not free.
+        SharedSinkError: A target folder is in use.
         RestoreError: A log names a file that lies elsewhere.
         LiveDirectoryError: A log cannot be read.
         StorageAccessError: A folder cannot be reached.
@@ -216,17 +217,17 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         judgements.append(Judgement(output.place, Verdict.REFUSE, Refusal.NOT_MAPPED))
     names = next(([entry.name for entry in log] for log in noted.values() if log), list(aim.log_names))
     to_settle = [f"FileSink[{path}]" for path in named.folders]
-    # A table that the query wrote to is asked by its own id.
+    # A table that the query wrote to is checked under its own id.
     to_settle += [sink for sink in last_sinks if file_sink_path(sink) is None]
     return Survey(aim, tuple(judgements), tuple(to_settle), tuple(names))
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
-    """Refuse to write files where another stream that runs writes: also before it has written anything there.
+    """Refuse to write files where another running stream writes, even before this one has written anything there.
 
     Args:
         stream: The stream.
-        output: Where its query is about to write; None where that cannot be seen.
+        output: Where its query is about to write; None if unknown.
 
     Raises:
         SharedSinkError: Another stream writes there.
@@ -248,7 +249,7 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
 
 
 def sink_logs_of_snapshot(stream: StreamHandle, location: str) -> dict[str, list[SinkEntry]]:
-    """The logs that a snapshot holds of its file sinks, by folder.
+    """The logs of file sinks contained in a snapshot, by folder.
 
     Raises:
         SnapshotCorruptError: The snapshot cannot be read.

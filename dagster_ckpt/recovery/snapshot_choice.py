@@ -1,4 +1,4 @@
-"""Which snapshot to go back to, where a live directory cannot be gone on in."""
+"""Chooses the snapshot to go back to if a live directory is unusable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SnapshotChoice:
 
     Attributes:
         snapshot: The newest one that can be restored, or None.
-        replayed_batches: How many committed batches would be processed again; None where that is not known.
+        replayed_batches: Committed batches that would be processed again; None if unknown.
         passed_over: Newer ones that cannot be restored.
     """
 
@@ -39,7 +39,7 @@ class SnapshotChoice:
 
     @property
     def message(self) -> str:
-        """The choice, for a person."""
+        """The choice as one sentence."""
         if self.snapshot is None:
             tried = f" ({len(self.passed_over)} were tried)" if self.passed_over else ""
             return f"There is no snapshot of this stream that can be restored{tried}."
@@ -47,7 +47,7 @@ class SnapshotChoice:
         return f"Use {describe_snapshot(self.snapshot)} (start_from={self.snapshot.snapshot_id}){replay}."
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data."""
+        """The choice as plain data."""
         return {
             "snapshot_id": self.snapshot.snapshot_id if self.snapshot else None,
             "location": self.snapshot.location if self.snapshot else None,
@@ -68,9 +68,10 @@ def choose_snapshot(
 
     Args:
         snapshots: Completed snapshots of the stream's timeline.
-        newest_batch: The newest batch the query is known to have committed; None where nobody knows. A snapshot of a
-            later one belongs to another past of the stream.
-        problems: What is wrong with a snapshot; asked from the newest on, until one has none.
+        newest_batch: The newest batch that the query is known to have committed; None if unknown. A
+            snapshot of a later batch belongs to another history of the stream.
+        problems: Returns what is wrong with a snapshot; called from the newest on, until one has no
+            problems.
     """
     passed_over: list[PassedOver] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):
@@ -87,5 +88,5 @@ def choose_snapshot(
 
 
 def _age(snapshot: SnapshotRecord) -> tuple[int, int]:
-    """Rises with what a snapshot holds; one that does not tell its batch comes before batch 0."""
+    """Sort key that increases with a snapshot's content; one without a batch sorts before batch 0."""
     return (-1 if snapshot.batch_id is None else snapshot.batch_id, -1 if snapshot.number is None else snapshot.number)

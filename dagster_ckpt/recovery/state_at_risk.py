@@ -1,4 +1,4 @@
-"""Refusing a start that would begin without the state that there is. Pure."""
+"""Refuses starts that would discard existing state. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.stream.snapshot_names import describe_snapshot
 from dagster_ckpt.stream.start_from import StartPoint
 
-# So many things are listed in a message.
+# Maximum number of items listed in a message.
 _SHOWN = 12
 
 
 def refuse_to_forget(facts: RecoveryFacts) -> None:
-    """Refuse to begin a stream that the catalog knows no start of, where something of it is there.
+    """Refuse to start a stream that the catalog knows no start of if state of it exists.
 
     Raises:
-        LiveDirectoryError: Something is there.
+        LiveDirectoryError: State exists.
     """
     is_named = facts.start_from.point is StartPoint.NAMED
     found = [*facts.unknown.directories, *(() if is_named else facts.unknown.snapshots)]
@@ -37,7 +37,7 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
 
 
 def refuse_unconfirmed(facts: RecoveryFacts) -> None:
-    """Refuse an empty start that would give up state, unless a person has confirmed that.
+    """Refuse an empty start that would discard state, unless the user confirmed it.
 
     Raises:
         StateAtRiskError: It would.

@@ -1,4 +1,4 @@
-"""What lies in the places of a stream that its catalog knows no start of: the catalog may be another one, or new."""
+"""Looks for state of a stream that its catalog knows no start of: the catalog may be a different or a new one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dagster_ckpt.stream.handle import StreamHandle
 
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
-    """Look for live directories, checkpoints, savepoints and sink logs of a stream. Nothing is changed.
+    """Look for live directories, checkpoints, savepoints and sink logs of a stream. Changes nothing.
 
     Args:
         stream: The stream.
-        output: Where the query about to start writes; None where that cannot be seen.
+        output: Where the query to start will write; None if unknown.
 
     Raises:
         StorageAccessError: The storage or the live folder cannot be reached.
@@ -32,7 +32,7 @@ def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> Un
         folders += _folders(header)
     for location in stream.store.savepoints():
         header = _header(stream, location)
-        # The folder may hold savepoints of other streams.
+        # The folder may contain savepoints of other streams.
         if header is not None and header.stream_id == stream.stream_id:
             snapshots.append(f"savepoint {location}")
             folders += _folders(header)

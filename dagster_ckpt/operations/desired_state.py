@@ -1,7 +1,7 @@
-"""Deciding what brings a stream to what it is meant to be. Pure: the row, what is seen, the policy in; one step out.
+"""Decides the next step towards a stream's desired state. Pure: row, observation and policy in, one step out.
 
-What a person does with a stream by hand counts as what is wanted, from then on: a stream that somebody cancelled is not
-started again behind their back, and one that somebody started is not stopped.
+What a user does with a stream by hand becomes its desired state: a stream that a user cancelled is
+not started again, and one that a user started is not stopped.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
     """Decide the next step for one stream.
 
     Args:
-        row: What is wanted, and how far it is.
-        declared: What the asset's definition says; counts where nobody has said anything else. None: not managed.
-        policy: How it goes over to another code version.
-        seen: What it is.
+        row: The desired state and the progress towards it.
+        declared: The state in the asset's definition, used unless an operator set another one. None:
+            not managed.
+        policy: How it is upgraded to another code version.
+        seen: The observed state.
     """
     desired = row.desired or declared
     if not seen.is_alive and row.alert is not None and row.alert.startswith(NOT_STOPPED):
@@ -70,7 +71,7 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
 def is_steady(
     row: DesiredRecord, declared: DesiredState | None, execution: ExecutionRecord | None, code_version: str | None
 ) -> bool:
-    """Whether a stream needs no closer look: what was reached is still so, as far as the catalog shows at a glance."""
+    """Whether a stream needs no closer look: it is still in its desired state, as far as its catalog rows show."""
     desired = row.desired or declared
     if desired is None:
         return row.upgrade is None or row.upgrade.phase.is_over
@@ -146,7 +147,7 @@ def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: Seen) -> Decisi
 
 
 def _is_refused(upgrade: UpgradeRecord, seen: Seen) -> bool:
-    # Where a rollback failed a person has to say where the stream goes on, whatever code there is.
+    # After a failed rollback a user must decide where the stream continues, with any code version.
     is_same = upgrade.to_version == seen.code_version or upgrade.phase is UpgradePhase.ROLLBACK_FAILED
     return upgrade.phase.refuses and is_same
 

@@ -1,4 +1,4 @@
-"""The doctor at a stream's live directory: what is wrong, how far back it is good, and which snapshot to use."""
+"""Diagnoses a stream's live directory: what is wrong, how far back it is intact, and which snapshot to use."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dagster_ckpt.stream.handle import StreamHandle
 
 @dataclass(frozen=True)
 class StreamExamination:
-    """What the doctor says of a stream.
+    """The result of examining a stream.
 
     Attributes:
         stream_id: The stream.
-        diagnosis: Of its live directory.
-        choice: The snapshot to use, should it be given up.
+        diagnosis: The diagnosis of its live directory.
+        choice: The snapshot to use if the live directory must be abandoned.
     """
 
     stream_id: str
@@ -32,7 +32,7 @@ class StreamExamination:
 
     @property
     def messages(self) -> list[str]:
-        """The outcome for a person, in a few sentences."""
+        """The result in a few sentences."""
         diagnosis = self.diagnosis
         if diagnosis.can_resume:
             first = "Spark can go on in the live directory as it is; no snapshot is needed."
@@ -50,7 +50,7 @@ class StreamExamination:
         return [first, second, self.choice.message]
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data."""
+        """The result as plain data."""
         return {
             "stream_id": self.stream_id,
             "messages": self.messages,
@@ -62,19 +62,19 @@ class StreamExamination:
 def examine_live_directory(
     stream: StreamHandle, *, url: str | None = None, deep: bool = True, deep_snapshots: bool = False
 ) -> StreamExamination:
-    """Examine a stream's live directory, whether a query runs in it or not; nothing is changed.
+    """Examine a stream's live directory, whether or not a query is running in it. Changes nothing.
 
     Args:
         stream: The stream.
         url: Another directory than the stream's own, such as an old `live-<k>-<token>` or a copy.
         deep: Read the content of every state file that a resume needs.
-        deep_snapshots: Compare every byte of the snapshot that is named with its digest; otherwise lengths and
-            completeness.
+        deep_snapshots: Compare every byte of the recommended snapshot with its digest; otherwise check
+            lengths and completeness.
 
     Raises:
         StreamNotFoundError: The stream was never started.
         NothingCommittedError: The stream has no live directory.
-        StorageAccessError: Something cannot be reached, so nothing can be said of it.
+        StorageAccessError: The storage cannot be reached, so there is no result.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     location = url or record.live_directory
@@ -110,7 +110,7 @@ def _known_snapshot(stream: StreamHandle, snapshots: Sequence[SnapshotRecord]) -
         except StorageAccessError:
             raise
         except CkptError:
-            # What is wrong with it is said where a snapshot is chosen.
+            # Its problems are reported when a snapshot is chosen.
             continue
         return KnownSnapshot(snapshot.location or "", manifest.header.batch_id, list(manifest.files))
     return None

@@ -1,4 +1,4 @@
-"""Is a stream well? Judgements of what the catalog knows: figures in, findings out. Pure."""
+"""Judges a stream's health from catalog data. Pure: facts in, findings out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MINUTE_MS = 60_000
 
 
 class HealthCheck(StrEnum):
-    """What is looked at; the value names the asset check."""
+    """The health checks; the value is the name of the asset check."""
 
     RESTORABILITY = "restorability"
     CHECKPOINT_AGE = "checkpoint_age"
@@ -32,7 +32,7 @@ class HealthCheck(StrEnum):
 
 
 class Verdict(StrEnum):
-    """How it is. UNKNOWN: nobody can say, which is not the same as well."""
+    """The result of a check. UNKNOWN: it cannot be evaluated, which is not the same as PASS."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -45,23 +45,23 @@ class HealthFacts:
     """What is known of a stream.
 
     Attributes:
-        running_since_ms: When its running execution began, or None where it does not run.
+        running_since_ms: When its running execution began, or None if it is not running.
         newest: The snapshot that it would be recovered from, or None.
         verified: The snapshot that was verified last, or None.
         failures: Attempts that failed since the newest snapshot.
         last_failure: Why the last of them failed.
         bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`, or None.
-        sources: Its sources, as the last batch reported them; None where none has.
+        sources: Its sources, as the last batch reported them; None if none has.
         rows_per_second: Speed of the last batch, or None.
-        desired: What it is meant to be and how far its last upgrade is; None where nobody has said anything.
-        heartbeat_at_ms: When the process of its running query last told anything; None where none runs.
-        process: That process, for a person to find it.
-        inactivity: What that query is doing and for how long; None where its process does not tell.
-        down: Why it does not run although it should; None where it runs, or need not.
-        down_since_ms: Since when.
-        failed_runs: How many of its executions failed lately, since the newest snapshot completed.
+        desired: Its desired state and the progress of its last upgrade; None if no state was set.
+        heartbeat_at_ms: Last heartbeat of the process of its running query; None if none is running.
+        process: Description of that process, to find it.
+        inactivity: What that query is doing and for how long; None if its process does not report it.
+        down: Why it is not running although it should; None if it is running or need not.
+        down_since_ms: Since when it is down.
+        failed_runs: How many of its executions failed recently, since the newest snapshot completed.
         last_end: Why the last of them failed.
-        unrestorable: Why a recovery could not go on from `newest`; None where none has failed there.
+        unrestorable: Why a recovery could not continue from `newest`; None if none has failed there.
     """
 
     running_since_ms: int | None = None
@@ -85,13 +85,13 @@ class HealthFacts:
 
 @dataclass(frozen=True)
 class Finding:
-    """How one thing is.
+    """The result of one check.
 
     Attributes:
-        check: What was looked at.
-        verdict: How it is.
-        message: Why, for a person.
-        figures: What it was judged by.
+        check: The check.
+        verdict: The result.
+        message: The reason, for users.
+        figures: The figures it is based on.
     """
 
     check: HealthCheck
@@ -101,13 +101,13 @@ class Finding:
 
 
 def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
-    """Judge a stream: one finding for each `HealthCheck`, in their order.
+    """Judge a stream: one finding per `HealthCheck`, in their order.
 
     Args:
         facts: What is known of it.
         options: Its checkpointing options.
         settings: The thresholds.
-        now_ms: The time now, ms since the epoch.
+        now_ms: The current time, in ms since the epoch.
     """
     return [
         restorability(facts, settings, now_ms=now_ms),
@@ -122,12 +122,12 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """The worst of several verdicts."""
+    """The worst verdict of several findings."""
     return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
 
 
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether a snapshot was proven to be restorable lately."""
+    """Whether a snapshot was recently proven to be restorable."""
     finding = _finding_of(HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
@@ -160,7 +160,7 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
         return finding(Verdict.PASS, "periodic checkpoints are off, and no age is set")
     if limit_ms is None:
         limit_ms = max(options.interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
-    # A stream that was only just started could not take a snapshot yet.
+    # A stream that was just started could not take a snapshot yet.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
     age_ms = now_ms - max(taken_ms, facts.running_since_ms)
     figures = {"checkpoint_age_ms": age_ms, "max_checkpoint_age_ms": limit_ms}
@@ -171,14 +171,14 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
 
 
 def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Verdict:
-    """A restart has as long as the time between two checkpoints."""
+    """A restart may take as long as the time between two checkpoints."""
     grace_ms = options.interval_ms or MINUTE_MS
     is_over = facts.down_since_ms is None or now_ms - facts.down_since_ms >= grace_ms
     return Verdict.ERROR if is_over else Verdict.WARN
 
 
 def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    """How many attempts have failed since one succeeded."""
+    """How many attempts have failed since the last success."""
     finding = _finding_of(HealthCheck.CONSECUTIVE_FAILURES)
     figures = {"consecutive_failures": facts.failures}
     if facts.failures < settings.failures_to_warn:
@@ -188,7 +188,7 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
 
 
 def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether its query makes batches, or rests because there is nothing to do."""
+    """Whether the query completes batches, or is idle."""
     finding = _finding_of(HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should run and does not: {facts.down}")
@@ -208,7 +208,7 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
 
 
 def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int) -> Finding:
-    """Whether the query of a process that reports moves."""
+    """Whether the query of a process that sends heartbeats makes progress."""
     finding = _finding_of(HealthCheck.PROGRESS)
     still = facts.inactivity
     if still is None:
@@ -235,7 +235,7 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int) -> Finding:
 
 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    """Whether the state grows without a bound."""
+    """Whether the state grows without bound."""
     finding = _finding_of(HealthCheck.SIZE_GROWTH)
     size = facts.newest.full_bytes if facts.newest is not None else None
     if size is None:
@@ -277,7 +277,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings) -> Finding:
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the sources still have what a recovery from the newest snapshot reads again."""
+    """Whether the sources still retain every record that a recovery from the newest snapshot would re-read."""
     finding = _finding_of(HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
         return finding(Verdict.UNKNOWN, "there is no snapshot to be recovered from")
@@ -306,7 +306,7 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
 
 
 def desired_state(facts: HealthFacts) -> Finding:
-    """Whether it is being brought to what it is meant to be, and its last upgrade went through."""
+    """Whether it is moving towards its desired state, and its last upgrade succeeded."""
     finding = _finding_of(HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:

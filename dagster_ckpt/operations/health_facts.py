@@ -1,4 +1,4 @@
-"""What the catalog knows of the health of many streams, in few queries."""
+"""Gathers health facts of many streams from the catalog in few queries."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 
 
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
-    """Everything that streams are judged by. Reads the catalog only: no storage, no source, no running query.
+    """Gather the facts for health checks. Reads only the catalog: no storage, no source, no running query.
 
     Args:
         catalog: The catalog.
-        settings: The thresholds by stream id; these streams are looked at.
-        now_ms: The time now, ms since the epoch.
+        settings: The thresholds by stream id; selects the streams.
+        now_ms: The current time, in ms since the epoch.
     """
     stream_ids: Sequence[str] = list(settings)
     executions = catalog.executions.latest_of(stream_ids)
@@ -76,7 +76,7 @@ def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
 
 
 def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
-    """Why a stream does not run although it should: its last run failed, or it was said to be RUNNING."""
+    """Why a stream is not running although it should: its last run failed, or its desired state is RUNNING."""
     if execution is not None and execution.status in _ALIVE:
         return None
     if execution is not None and execution.status is ExecutionStatus.FAILED:
@@ -87,6 +87,6 @@ def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) 
 
 
 def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:
-    # One that is being started may be restoring for hours, and tells nothing meanwhile.
+    # An execution that is starting may restore for hours and sends no heartbeat in the meantime.
     is_running = execution is not None and execution.status is ExecutionStatus.RUNNING
     return execution.heartbeat_at_ms if execution is not None and is_running else None

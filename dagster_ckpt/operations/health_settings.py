@@ -1,4 +1,4 @@
-"""From when on something about a stream is not well."""
+"""Thresholds of the health checks."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ DAY_MS = 24 * HOUR_MS
 
 @dataclass(frozen=True)
 class HealthSettings:
-    """From when on something is not well.
+    """Thresholds of the health checks.
 
     Attributes:
-        max_checkpoint_age_ms: Recovery point objective: the newest snapshot may be so old; half of it warns. None: the
-            rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2); with periodic
-            checkpoints off, any age.
-        failures_to_warn: Failed attempts in a row that warn.
-        failures_to_fail: Failed attempts in a row that are an error.
-        max_verification_age_ms: The last verification of a snapshot may be so old.
-        size_growth_factor: A snapshot so many times as large as at the begin of the window warns.
+        max_checkpoint_age_ms: Recovery point objective: maximum age of the newest snapshot; half of it
+            warns. None: the rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable
+            failures + 2); with periodic checkpoints off, any age.
+        failures_to_warn: Consecutive failed attempts that warn.
+        failures_to_fail: Consecutive failed attempts that are an error.
+        max_verification_age_ms: Maximum age of the last verification of a snapshot.
+        size_growth_factor: Growth factor of the snapshot size within the window that warns.
         size_window_ms: That window.
-        size_floor_bytes: Smaller snapshots may grow as they like.
+        size_floor_bytes: Growth of smaller snapshots is ignored.
         max_snapshot_bytes: A larger snapshot is an error; None for any size.
-        max_stall_ms: A query that makes no batch and does not rest for so long is an error; a warning where tasks
-            of its batch run.
-        loop_failures: A stream whose run failed this often since its newest snapshot, within `loop_window_ms`, restarts
-            in a loop: an error.
+        max_stall_ms: A query that completes no batch and is not idle for this long is an error; a
+            warning if tasks of its batch are running.
+        loop_failures: A stream whose run failed this often since its newest snapshot, within
+            `loop_window_ms`, restarts in a loop: an error.
         loop_window_ms: That window.
         max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
-        source_retention_ms: How long the sources keep what they had, where they do not tell (Kafka's `retention.ms`).
+        source_retention_ms: How long the sources retain data, if they do not report it (Kafka's
+            `retention.ms`).
         file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
         retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
 
@@ -56,7 +57,7 @@ class HealthSettings:
     retention_margin_ms: int = 6 * HOUR_MS
 
     def __post_init__(self) -> None:
-        """Check the thresholds."""
+        """Validate the thresholds."""
         for name, value in vars(self).items():
             if value is not None and value < 0:
                 raise OptionError(f"HealthSettings: {name} is {value}, but must not be negative. Give a larger one.")

@@ -1,4 +1,4 @@
-"""Keeping snapshots: tagging a checkpoint, releasing what was kept, and promoting a checkpoint to a savepoint."""
+"""Keeps snapshots: tag a checkpoint, release a kept snapshot, promote a checkpoint to a savepoint."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dagster_ckpt.stream.start_from import checked_label
 
 
 def tag_checkpoint(stream: StreamHandle, reference: str, *, label: str | None, origin: str) -> SnapshotRecord:
-    """Keep a snapshot: the stream deletes it neither when it is subsumed nor at its end, until it is released.
+    """Keep a snapshot: the stream does not delete it when it is subsumed or at the end, until it is released.
 
-    It takes nobody's place in `num_retained`.
+    It does not count towards `num_retained`.
 
     Args:
-        stream: The stream; it may run.
+        stream: The stream; it may be running.
         reference: Id, number (`chk-7`), label or location of a snapshot that the catalog lists.
         label: A name to start from later, or None.
         origin: Who keeps it.
@@ -43,10 +43,10 @@ def tag_checkpoint(stream: StreamHandle, reference: str, *, label: str | None, o
 
 
 def release_checkpoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
-    """Give what was kept back to the stream, which deletes it as it does any other checkpoint.
+    """Return a kept snapshot to the stream, which deletes it like any other checkpoint.
 
-    A savepoint that was taken before a rewind becomes the stream's own. A savepoint of a person is never released so:
-    who does not need it any more deletes its folder.
+    A savepoint that was taken before a rewind becomes the stream's own. A user's savepoint cannot
+    be released: to remove it, delete its folder.
 
     Raises:
         SnapshotNotFoundError: There is no such snapshot any more.
@@ -69,19 +69,19 @@ def release_checkpoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
 def promote_checkpoint(
     stream: StreamHandle, reference: str, *, label: str | None = None, target_directory: str | None = None
 ) -> SnapshotRecord:
-    """Make a savepoint of a checkpoint: self-contained, and never deleted by the stream.
+    """Copy a checkpoint into a savepoint, which is self-contained and never deleted by the stream.
 
-    On one disk its bytes are linked, within one object store they are copied by the store itself.
+    On the same disk its bytes are linked; within one object store the store itself copies them.
 
     Args:
-        stream: The stream; it may run.
+        stream: The stream; it may be running.
         reference: Id, number (`chk-7`), label or location of a snapshot that the catalog lists.
         label: A name to start from later.
         target_directory: Folder for it, instead of the configured one.
 
     Raises:
         SnapshotNotFoundError: There is no such snapshot any more.
-        SnapshotCorruptError: It misses data or was altered; there is no savepoint then.
+        SnapshotCorruptError: It lacks data or was altered; no savepoint is created.
         OptionError: The label means another starting point.
         StorageAccessError: The savepoint cannot be written.
     """
@@ -142,7 +142,7 @@ def _write(
         stream.store.extract(location, keep, only=entry.path.__eq__)
         return BytesIO(b"".join(found))
 
-    # A name that no other content has: bytes that the store can link or copy itself are not even read.
+    # Unique names, so that bytes that the store can link or copy itself are not even read.
     sources: list[Source] = [
         SourceFile(entry.path, entry.size, entry.identity, partial(read, entry), entry.token)
         for entry in manifest.files

@@ -1,4 +1,4 @@
-"""Launching a driver that goes on without whoever launched it; the catalog keeps its handle."""
+"""Launches a driver that outlives the process that launched it; the catalog keeps its handle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from dagster_ckpt.errors import OptionError, RequestFailedError
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
 
-# Names the START request that a driver answers; `{start_request}` in a launch's command is the same.
+# Environment variable with the START request that a driver answers, like `{start_request}` in a
+# launch's command.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
 
@@ -27,16 +28,16 @@ class DriverLaunch:
     """How a driver is launched.
 
     Attributes:
-        command: Its command line. `{stream_id}` and `{start_request}` in it are replaced: where the environment does
-            not reach the driver, tell it by `--conf
+        command: Its command line. `{stream_id}` and `{start_request}` in it are replaced. If the
+            environment does not reach the driver, pass the request with `--conf
             spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
             spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
-        log_directory: Folder for what it prints, a file for each launch.
-        environment: Variables that it gets beside those of the launching process.
+        log_directory: Folder for its output, one file per launch.
+        environment: Environment variables, in addition to those of the launching process.
         start_timeout_s: Seconds that the query may take to start; after that the start is withdrawn.
 
     Raises:
-        OptionError: The command is empty, or names something else to replace.
+        OptionError: The command is empty, or contains other placeholders.
 
     Example:
         >>> DriverLaunch(("spark-submit", "--master", "yarn", "orders.py"), log_directory="/var/log/streams")
@@ -73,24 +74,24 @@ def _shown(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class LaunchedDriver:
-    """A driver that was launched, by this process or another.
+    """A driver that was launched by this process or another.
 
     Attributes:
         record: Its handle in the catalog.
-        exit_code: Its exit code once it has one, where this process launched it; None otherwise.
+        exit_code: Its exit code once it has ended, if this process launched it; None otherwise.
     """
 
     record: LaunchRecord
     exit_code: Callable[[], int | None] = lambda: None
 
     def is_here(self) -> bool:
-        """Whether the process that was launched lives on this machine."""
+        """Whether the launched process is alive on this machine."""
         return launch_liveness(self.record) is Liveness.ALIVE
 
     def failure(self) -> str | None:
-        """Why no start is to be expected of it any more, or None.
+        """Why it will not start its query any more, or None.
 
-        A submission that ends well has handed the driver to a cluster.
+        A submission that ends successfully has handed the driver to a cluster.
         """
         code = self.exit_code()
         if not code:
@@ -98,7 +99,7 @@ class LaunchedDriver:
         return f"the driver ended with exit code {code}; the end of its log {self.record.log}:\n{self.log_end()}"
 
     def log_end(self) -> str:
-        """The last lines that it printed."""
+        """The last lines of its output."""
         log = Path(self.record.log)
         if not log.exists():
             return "(no log)"
@@ -106,12 +107,12 @@ class LaunchedDriver:
 
 
 def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRecord, *, run_id: str) -> LaunchedDriver:
-    """Start a driver in a session of its own, so that no signal to this process reaches it.
+    """Start a driver in a separate session, so that no signal to this process reaches it.
 
     Args:
         stream: The stream, registered in the catalog.
-        launch: How.
-        request: The START request that the driver is to answer.
+        launch: How to launch it.
+        request: The START request that the driver must answer.
         run_id: The run that launches it.
 
     Raises:
@@ -121,7 +122,7 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
     log = Path(launch.log_directory) / f"{stream.stream_id}-{request.request_id[:8]}.log"
     try:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What a driver prints is for nobody else to read.
+        # A driver's output must not be readable by other users.
         with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             process = subprocess.Popen(
                 command_line,
@@ -151,7 +152,7 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
 
 
 def driver_on_its_way(stream: StreamHandle) -> LaunchedDriver | None:
-    """A driver that was launched on this machine, lives, and has not started its query yet."""
+    """A driver that was launched on this machine, is alive, and has not started its query yet."""
     record = stream.catalog.launches.latest(stream.stream_id)
     if record is None:
         return None
@@ -164,5 +165,5 @@ def _start_ticks(pid: int) -> int | None:
     try:
         return ProcessIdentity.of(pid).start_ticks
     except psutil.NoSuchProcess:
-        # It has ended already: nothing will ever be taken for it.
+        # It has already ended: no process will ever match this.
         return 0

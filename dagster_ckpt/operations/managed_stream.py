@@ -1,4 +1,4 @@
-"""What a decision about a managed stream is made from, and what it can be. Values only."""
+"""Input and output values of a decision about a managed stream."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, Upg
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.config.modes import DesiredState
 
-# Origin of the requests that are made here, by which a start is known to be no person's.
+# Origin of requests made here, to distinguish them from users' requests.
 ORIGIN = "desired state"
 _REQUESTS = uuid.UUID("6f1d3c2e-2f0b-4a57-9d0c-6a3f5c1f7f11")
 _OPEN = (RequestStatus.PENDING, RequestStatus.ACCEPTED)
 
 
 class StreamLife(Enum):
-    """What a stream is at the moment.
+    """The current state of a stream.
 
-    NEVER_STARTED: No execution of it was ever begun.
-    ALIVE: Its run is not over, or somebody holds its lease.
-    TO_BE_RESTARTED: It failed or was killed, and the restart strategy has the next word.
-    ENDED: It does not run, and nothing is left to do for its last execution.
+    NEVER_STARTED: It has no execution. ALIVE: Its run is in progress, or its lease is held.
+    TO_BE_RESTARTED: It failed or was killed, and the restart strategy decides. ENDED: It is not
+    running, and its last execution needs no further action.
     """
 
     NEVER_STARTED = "NEVER_STARTED"
@@ -34,7 +33,7 @@ class StreamLife(Enum):
 
 
 class StepRun(Enum):
-    """Work that a sensor must not do itself, done by a run of its own."""
+    """Work that a sensor must not do itself and that a separate run performs."""
 
     PREFLIGHT = "PREFLIGHT"
     ROLL_BACK = "ROLL_BACK"
@@ -43,22 +42,22 @@ class StepRun(Enum):
 
 @dataclass(frozen=True)
 class Seen:
-    """A stream as the catalog and the orchestrator show it.
+    """A stream as observed in the catalog and the orchestrator.
 
     Attributes:
-        life: What it is.
+        life: Its current state.
         now_ms: The catalog's time.
-        code_version: Version of the code that is loaded now, None where its owner names none.
+        code_version: Version of the loaded code, None if it declares none.
         execution: Its newest execution.
-        is_ours: Whether that was started by a request made here.
+        is_ours: Whether a request made here started that execution.
         request: The last request made here.
-        start_pending: Whether somebody else has asked for a start.
-        has_state: Whether there is a live directory or a snapshot to go on from.
+        start_pending: Whether someone else has requested a start.
+        has_state: Whether there is a live directory or a snapshot to continue from.
         newest_snapshot: The newest snapshot of its timeline.
         is_healthy: Whether it has committed a batch or completed a snapshot since the upgrade's start.
-        is_idle: Whether its query runs and waits for data.
-        runs_failed: How many runs of the present step ended without a result.
-        run_succeeded: Whether a run of the present step ended well.
+        is_idle: Whether its query is running and waits for data.
+        runs_failed: How many runs of the current step ended without a result.
+        run_succeeded: Whether a run of the current step succeeded.
     """
 
     life: StreamLife
@@ -77,17 +76,17 @@ class Seen:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, as far as is known."""
+        """Whether it is running, as far as known."""
         return self.life is StreamLife.ALIVE
 
     @property
     def open_request(self) -> RequestRecord | None:
-        """The last request made here, while it is not answered."""
+        """The last request made here, while it is unanswered."""
         return self.request if self.request is not None and self.request.status in _OPEN else None
 
     @property
     def runs_another_version(self) -> bool:
-        """Whether the code that is loaded is not what the newest execution was started with."""
+        """Whether the loaded code differs from what the newest execution was started with."""
         return (
             self.execution is not None
             and self.code_version is not None
@@ -97,7 +96,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask something of the stream. The id makes asking twice the same as once."""
+    """Submit a request to the stream. The id makes repeated submission idempotent."""
 
     request_id: str
     kind: RequestKind
@@ -106,11 +105,12 @@ class Ask:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Take a request back.
+    """Withdraw a request.
 
     Attributes:
         request_id: The request.
-        only_pending: Whether one that was taken up meanwhile is left; else nobody is left to answer it.
+        only_pending: Whether to leave the request if it was accepted in the meantime. If False,
+            nothing is left to answer it.
     """
 
     request_id: str
@@ -119,21 +119,21 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Run:
-    """Have a run do the present step; one that is under way already is left alone."""
+    """Have a run perform the current step. If one is already in progress, nothing happens."""
 
     step: StepRun
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Keep the restart strategy from starting a failed execution again; everything is kept."""
+    """Keep the restart strategy from restarting a failed execution. All state is kept."""
 
     execution_id: str
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """Take what a person did with the stream by hand as what is wanted."""
+    """Adopt what a user did with the stream by hand as its desired state."""
 
     desired: DesiredState
 
@@ -143,17 +143,17 @@ Action = Ask | Withdraw | Run | Settle | Adopt
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done next, and what is recorded once it is done.
+    """What to do next, and what to record once it is done.
 
     Attributes:
-        reason: One sentence for a person.
-        upgrade: The upgrade, as it is then.
-        alert: What a person has to know; None: nothing.
+        reason: One sentence for users.
+        upgrade: The resulting upgrade record.
+        alert: What a user must know, or None.
         request_id: The last request made here.
-        actions: What is done, in order; each may be done twice.
-        reached: The world is as it is wanted.
+        actions: The actions, in order; each can be repeated.
+        reached: The desired state has been reached.
         begins: An upgrade begins.
-        holds_restart: The restart strategy must not start the stream meanwhile.
+        holds_restart: The restart strategy must not start the stream for now.
     """
 
     reason: str
@@ -166,23 +166,23 @@ class Decision:
     holds_restart: bool = False
 
     def but(self, *actions: Action, **changes: Any) -> Decision:
-        """The same decision with further actions and other values."""
+        """The same decision with further actions and changed values."""
         return replace(self, actions=(*self.actions, *actions), **changes)
 
 
 def stay(row: DesiredRecord, reason: str) -> Decision:
-    """Do nothing, and leave everything recorded as it is."""
+    """Do nothing and keep everything recorded."""
     return Decision(reason, row.upgrade, row.alert, row.request_id)
 
 
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
-    """Ask something of the stream, once for each step of a generation."""
+    """Submit a request to the stream, once per step of a generation."""
     request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
     return stay(row, reason).but(Ask(request_id, kind, arguments), request_id=request_id)
 
 
 def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason: str, **changes: Any) -> Decision:
-    """Bring an upgrade to another phase."""
+    """Move an upgrade to another phase."""
     moved = replace(upgrade, phase=phase, reason=reason, **changes)
     alert = f"{moved.to_version}: {reason}" if phase.refuses else None if phase is UpgradePhase.STABLE else row.alert
     keeps_request = phase.is_over or phase is upgrade.phase
@@ -196,7 +196,7 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
 
 
 def quieten(seen: Seen) -> tuple[Action, ...]:
-    """For a stream that does not run: nobody is to answer what was asked, and nobody to restart it."""
+    """For a stream that is not running: withdraw an open request, and prevent a restart."""
     actions: list[Action] = []
     if seen.open_request is not None:
         actions.append(Withdraw(seen.open_request.request_id))

@@ -1,7 +1,7 @@
-"""What operators do to a stream, from any process: every verb answers or raises.
+"""Operations on a stream, from any process: each one returns a result or raises.
 
-A stream that runs is asked through a row in the catalog, which its own process answers. A stream that
-does not run is worked on directly, under the same lease that a run would take.
+A running stream receives a request through a row in the catalog, which its own process answers. A
+stream that is not running is modified directly, under the same lease that a run would take.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ __all__ = [
 def trigger_checkpoint(
     stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> SnapshotRecord:
-    """Take a checkpoint of a running stream now, whatever the minimum pause.
+    """Take a checkpoint of a running stream now, regardless of the minimum pause.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        RequestFailedError: The stream does not run, or the attempt failed.
+        RequestFailedError: The stream is not running, or the attempt failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     stream.catalog.streams.get(stream.stream_id)
@@ -97,16 +97,18 @@ def trigger_savepoint(
 
     Args:
         stream: The stream.
-        operator: Who asks.
-        label: A name a person can start from later.
+        operator: Who requests it.
+        label: A name to start from later.
         target_directory: Folder for it, instead of the configured one.
-        schedule: Name of the schedule that asks; its history may delete the savepoint later. None: a person asks.
+        schedule: Name of the schedule that requests it; its history may delete the savepoint later.
+            None: a user requests it.
         timeout_s: How long to wait for a running stream's answer.
 
     Raises:
         StreamNotFoundError: The stream was never started.
         NothingCommittedError: The stream has not committed a batch yet.
-        OptionError: The label means another starting point or cannot be found again, or the folder names a user.
+        OptionError: The label means another starting point or is not valid, or the folder contains user
+            credentials.
         RequestFailedError: The attempt failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
@@ -127,14 +129,15 @@ def stop_with_savepoint(
     target_directory: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> SnapshotRecord:
-    """Stop a running stream at a batch boundary and take a savepoint of exactly where it stopped.
+    """Stop a running stream at a batch boundary and take a savepoint of the final state.
 
-    Where the savepoint fails, the query goes on.
+    If the savepoint fails, the query continues.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        OptionError: The label means another starting point or cannot be found again, or the folder names a user.
-        RequestFailedError: The stream does not run, or the savepoint failed.
+        OptionError: The label means another starting point or is not valid, or the folder contains user
+            credentials.
+        RequestFailedError: The stream is not running, or the savepoint failed.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     checked_label(label)
@@ -147,16 +150,16 @@ def stop_with_savepoint(
 
 
 def cancel(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
-    """Cancel a stream; its checkpoints are kept or deleted as its clean-up option says.
+    """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
 
-    One that has failed and waits for its restart is not restarted.
+    A stream that failed and waits for its restart is not restarted.
 
     Returns:
-        What was done, in a sentence.
+        What was done, in one sentence.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        RequestFailedError: The stream does not run, and nothing is about to restart it.
+        RequestFailedError: The stream is not running, and no restart is pending.
         RequestTimeoutError: It did not stop in time.
     """
     stopped = _stop_between_restarts(stream, operator, ExecutionStatus.CANCELED)
@@ -172,14 +175,14 @@ def cancel(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAU
 def suspend(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
     """Stop a stream and keep everything, so that it can be started again.
 
-    One that has failed and waits for its restart is not restarted.
+    A stream that failed and waits for its restart is not restarted.
 
     Returns:
-        What was done, in a sentence.
+        What was done, in one sentence.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        RequestFailedError: The stream does not run, and nothing is about to restart it.
+        RequestFailedError: The stream is not running, and no restart is pending.
         RequestTimeoutError: It did not stop in time.
     """
     if _stop_between_restarts(stream, operator, ExecutionStatus.SUSPENDED) is not None:
@@ -191,13 +194,14 @@ def suspend(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFA
 
 
 def _stop_between_restarts(stream: StreamHandle, operator: Operator, status: ExecutionStatus) -> str | None:
-    """Stop a stream whose last execution failed or died and is to be restarted; returns that execution, or None."""
+    """Stop a stream whose last execution failed or died and awaits a restart; returns that execution, or None."""
     last = stream.catalog.executions.latest(stream.stream_id)
     if last is None or last.settled or is_running(stream):
         return None
     holder = this_holder(f"stop-{uuid.uuid4()}", operator.origin, None)
     try:
-        # A restart that begins meanwhile holds the lease, and is asked like any other that runs.
+        # A restart that begins in the meantime holds the lease and gets a request like any running
+        # stream.
         acquired = acquire(stream.catalog, stream.stream_id, holder)
     except LeaseHeldError:
         return None
@@ -212,11 +216,11 @@ def _stop_between_restarts(stream: StreamHandle, operator: Operator, status: Exe
 
 
 def accept_plan_change(stream: StreamHandle, fingerprint: str) -> None:
-    """Let code whose plan differs from the one that made a stream's state go on from that state, once.
+    """Accept, once, that code with a different plan continues from a stream's state.
 
     Args:
         stream: The stream.
-        fingerprint: That of the plan, as the refusal shows it: another change is refused as before.
+        fingerprint: Fingerprint of the plan, as shown in the error; other changes are still refused.
 
     Raises:
         StreamNotFoundError: The stream was never started.
@@ -232,17 +236,17 @@ def set_desired_state(
     retry_refused: bool = False,
     accept_plan_change: bool = False,
 ) -> DesiredRecord:
-    """Say what a stream is to be; the supervisor sensor brings it there, also one that was never started.
+    """Set the desired state of a stream; the supervisor sensor reconciles it, even if the stream was never started.
 
     Args:
         stream: The stream.
-        desired: The state; None leaves it to the asset's definition.
-        operator: Who says so.
-        retry_refused: Try a code version again that a preflight refused, or that was rolled back.
-        accept_plan_change: Let the plan go on from the state that the last preflight refused, and try it again.
+        desired: The state; None to use the one in the asset's definition.
+        operator: Who sets it.
+        retry_refused: Retry a code version that a preflight refused, or that was rolled back.
+        accept_plan_change: Accept the plan that the last preflight refused, and retry it.
 
     Raises:
-        RequestFailedError: The last preflight refused no plan, so nobody has seen yet what would be accepted.
+        RequestFailedError: The last preflight refused no plan, so there is no known change to accept.
     """
     stream.register()
     if accept_plan_change:
@@ -262,7 +266,7 @@ def set_desired_state(
 
 
 def prefer_savepoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
-    """Choose the savepoint that `preferred-savepoint` starts from.
+    """Select the savepoint that `preferred-savepoint` starts from.
 
     Args:
         stream: The stream.
@@ -290,24 +294,24 @@ def prefer_savepoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
 
 
 def preview_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
-    """What a start would do, without doing it.
+    """The plan of a start, without carrying it out.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        SnapshotNotFoundError: The snapshot named does not exist.
-        LiveDirectoryError: Nothing is left to start from.
+        SnapshotNotFoundError: The named snapshot does not exist.
+        LiveDirectoryError: There is no state to start from.
     """
     return plan_recovery(recovery_facts(stream, start_from, predecessor_ended=True, remembers=False))
 
 
 def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
-    """What a start would undo and do again, and what each sink will do with that; works while the stream runs.
+    """What a start would undo and process again, and the effect on each sink. Works while the stream is running.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        SnapshotNotFoundError: The snapshot named does not exist.
-        LiveDirectoryError: Nothing is left to start from, or the batch is not retained.
-        RecoveryExhaustedError: Every point that the stream could go on from is damaged.
+        SnapshotNotFoundError: The named snapshot does not exist.
+        LiveDirectoryError: There is no state to start from, or the batch is not retained.
+        RecoveryExhaustedError: Every point that the stream could continue from is damaged.
     """
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
     while True:
@@ -319,22 +323,22 @@ def preview(stream: StreamHandle, start_from: StartFrom) -> RewindPreview:
             damage = damage_of(error)
             if damage is None or plan.point is None or start_from.point is not StartPoint.LATEST:
                 raise
-            # The start will pass over it as well.
+            # The start will skip it as well.
             failed = PointFailure(0, "preview", plan.point, damage.error, damage.detail, True, plan.to_batch, 0)
             facts = replace(facts, failures=[*facts.failures, failed])
 
 
 def request_start(stream: StreamHandle, start_from: StartFrom, operator: Operator) -> RequestRecord:
-    """Ask that the stream be started; the supervisor sensor launches the run.
+    """Request a start of the stream; the supervisor sensor launches the run.
 
-    The starting point is checked first, so that a name that does not exist is an error here.
+    The starting point is checked first, so that an unknown name raises here.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        SnapshotNotFoundError: The snapshot named does not exist.
-        LiveDirectoryError: Nothing is left to start from.
+        SnapshotNotFoundError: The named snapshot does not exist.
+        LiveDirectoryError: There is no state to start from.
         RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that.
-        SinkRollbackError: A sink that has to be rolled back cannot be.
+        SinkRollbackError: A sink that must be rolled back cannot be.
     """
     ahead = preview(stream, start_from)
     refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
@@ -349,7 +353,7 @@ def request_start(stream: StreamHandle, start_from: StartFrom, operator: Operato
 
 
 def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
-    """What a START request says of where to begin."""
+    """The arguments of a START request for a starting point."""
     return {
         "start_from": str(start_from),
         "new_query_id": start_from.new_query_id,
@@ -369,19 +373,21 @@ def restart(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> RewindPreview:
-    """Start a stream; one that runs is suspended first. Returns once the query is started.
+    """Start a stream, suspending it first if it is running. Returns once the query is started.
 
-    The snapshot to start from is held from before the query is suspended until the start is answered. Where the start
-    cannot be asked for after all, a query that ran is started again from where it stopped.
+    The snapshot to start from is held from before the query is suspended until the start is
+    answered. If the start cannot be requested after all, a query that was running is started again
+    from where it stopped.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        SnapshotNotFoundError: The snapshot named does not exist; a running stream runs on.
-        LiveDirectoryError: Nothing is left to start from; a running stream runs on.
-        RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that; a running stream runs on.
-        SinkRollbackError: A sink that has to be rolled back cannot be; a running stream runs on.
+        SnapshotNotFoundError: The named snapshot does not exist; a running stream continues.
+        LiveDirectoryError: There is no state to start from; a running stream continues.
+        RowsAtRiskError: A sink could lose rows, and `start_from` does not accept that; a running stream
+            continues.
+        SinkRollbackError: A sink that must be rolled back cannot be; a running stream continues.
         RequestFailedError: The start failed.
-        RequestTimeoutError: Nobody launched the run in time.
+        RequestTimeoutError: No run was launched in time.
     """
     ahead = preview(stream, start_from)
     for message in ahead.messages():
@@ -406,14 +412,15 @@ def _ask_for_restart(
     try:
         return request_start(stream, start_from, operator)
     except CkptError as error:
-        # Such as a batch that Spark has purged meanwhile: who asked is told, and the query runs on.
+        # For example a batch that Spark has purged in the meantime: the error is raised, and the
+        # query continues.
         request_start(stream, StartFrom(), operator)
         report(f"the start was refused ({error}), so the query is started again from where it stopped")
         raise
 
 
 def _listed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The snapshot as the catalog lists it at this place; None where it does not."""
+    """The snapshot as the catalog lists it at this location, or None."""
     listed = (
         stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
         if snapshot is not None

@@ -1,4 +1,4 @@
-"""Preflight: new code is run on a copy of a stream's state, for one batch and without output, while the old runs on."""
+"""Preflight: runs new code on a copy of a stream's state, for one batch and without output, while the old code runs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 DEFAULT_TIMEOUT_S = 900.0
-# No stream id begins with a dot.
+# Stream ids cannot begin with a dot.
 SCRATCH_FOLDER = ".preflight"
-# A copy that is older was left by a preflight that was killed.
+# An older copy was left by a preflight that was killed.
 LEFT_AFTER_MS = 6 * 3_600_000
 
 
@@ -45,25 +45,26 @@ def preflight(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> PreflightRecord:
-    """Try whether the loaded code can resume from the state of a stream, which may run and is not changed.
+    """Try whether the loaded code can resume from a stream's state. The stream may be running and is not changed.
 
-    The newest committed batch is replayed, so that the state is loaded, changed and written. Where Spark does not
-    retain what that needs, or the sources do not have its data any more, a batch is made of new data, if there is any.
+    The newest committed batch is replayed, so that state is loaded, updated and written. If Spark
+    no longer retains what that needs, or the sources no longer have the data, a batch of new data
+    is processed instead, if there is any.
 
     Args:
-        stream: The stream, with the code version that is tried.
-        describe: Makes the described, unstarted writer.
+        stream: The stream, with the code version to try.
+        describe: Creates the unstarted writer.
         timeout_s: How long the batch may take.
-        interrupted: Asked while it runs; True ends it.
-        report: Told what is done.
+        interrupted: Polled while it runs; if it returns True, the preflight ends.
+        report: Called with a message for every step.
 
     Returns:
-        The result, which is also in the catalog.
+        The result, which is also recorded in the catalog.
 
     Raises:
         StreamNotFoundError: The stream was never started.
         RequestFailedError: It was interrupted.
-        StorageAccessError: The state cannot be read, or the copy not be written.
+        StorageAccessError: The state cannot be read, or the copy cannot be written.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     remove_leftovers(stream)
@@ -105,7 +106,7 @@ def preflight(
 
 
 def _output_of(describe: Callable[[], DataStreamWriter]) -> NamedOutput | None:
-    """Where a described query writes; None where that cannot be seen, or the description fails."""
+    """Where a query writes; None if unknown, or if the query cannot be created."""
     try:
         return named_output(describe())
     except Exception:  # noqa: BLE001 - the trial meets it as well, and says so
@@ -113,9 +114,9 @@ def _output_of(describe: Callable[[], DataStreamWriter]) -> NamedOutput | None:
 
 
 def _weigh_sinks(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> None:
-    """Refuse what the start would refuse."""
+    """Raise the errors that the start would raise."""
     if is_running(stream) and plan.kind is RecoveryKind.RESUME:
-        # Its batch in flight is of this moment: the query before is stopped first, and finishes it.
+        # Its batch in flight is transient: the current query is stopped first and finishes it.
         survey_sinks(stream, plan, output).refuse(stream.stream_id)
     else:
         refuse_loss(stream, preview_rewind(stream, facts, plan, output), accept_loss=False)
@@ -129,7 +130,7 @@ def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None
 
 
 def remove_leftovers(stream: StreamHandle) -> None:
-    """Delete copies of preflights that were killed; the catalog's clock has named them and says how old they are."""
+    """Delete copies of killed preflights. The catalog's clock names them and determines their age."""
     now_ms = stream.catalog.now_ms()
     folder = LiveDirectory(f"{stream.live_root.rstrip('/')}/{SCRATCH_FOLDER}/{stream.stream_id}")
     for name in folder.folder.list():
@@ -147,7 +148,7 @@ def _try(
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
 ) -> tuple[Trial, str]:
-    """The trial, and how it was done."""
+    """The trial, and a description of it."""
 
     def run(scratch: LiveDirectory, *, replays: bool) -> Trial:
         name = f"{stream.name} preflight"

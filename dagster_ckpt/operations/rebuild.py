@@ -1,10 +1,10 @@
-"""Registering everything again where the catalog was lost: snapshots and live directories say what they are themselves.
+"""Rebuilds a lost catalog from what snapshots and live directories record about themselves.
 
-After that the next plain start goes on exactly, and retention, labels and `start_from` know the snapshots again.
-Nothing but the catalog is changed, in one transaction; the verb may be called again. A new, empty catalog becomes the
-record of the deployment that the snapshots name; snapshots of another deployment are never registered. Nobody knows
-whether the query that the lost catalog knew of has ended, so the next start fences it off and goes on in a fresh
-directory.
+Afterwards the next plain start continues exactly where the query stopped, and retention, labels and
+`start_from` know the snapshots again. Only the catalog is changed, in one transaction; the
+operation can be repeated. A new, empty catalog becomes the record of the deployment that the
+snapshots name; snapshots of another deployment are never registered. Whether the query known to the
+lost catalog has ended is unknown, so the next start fences it and continues in a fresh directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dagster_ckpt.stream.snapshot_names import describe_snapshot
 from dagster_ckpt.stream.start_from import checked_label
 from dagster_ckpt.stream.unregistered import DEPLOYMENT
 
-# Of a process that nobody can find any more: what it left is not taken for an end in order.
+# Holder for a process that can no longer be found, so that its end does not count as orderly.
 _LOST = Holder("rebuilt", "rebuilt", "unknown", 0, None, "unknown")
 
 
@@ -43,8 +43,9 @@ class RebuildReport:
 
     Attributes:
         stream_id: The stream.
-        registered: Snapshots that the catalog did not list, each in a few words.
-        live_directory: Where the next plain start goes on; None: it restores the newest snapshot, if there is one.
+        registered: Descriptions of snapshots that the catalog did not list.
+        live_directory: Where the next plain start continues; None: it restores the newest snapshot, if
+            there is one.
         passed_over: What was found and not registered, each with the reason.
     """
 
@@ -54,7 +55,7 @@ class RebuildReport:
     passed_over: tuple[str, ...]
 
     def messages(self) -> list[str]:
-        """The report for a log."""
+        """The report as log messages."""
         where = self.live_directory or "the newest snapshot, which is restored"
         return [
             *(f"registered {name}" for name in self.registered),
@@ -64,21 +65,23 @@ class RebuildReport:
 
 
 def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | None = None) -> RebuildReport:
-    """Register what lies in a stream's storage and live folder, and what the catalog does not list.
+    """Register what exists in a stream's storage and live folder and is missing in the catalog.
 
-    Where the catalog knows where the query stands, only missing snapshots are added. The query must not run, also not
-    one that an other catalog knows of.
+    If the catalog knows the query's live directory, only missing snapshots are added. The query
+    must not be running, not even under another catalog.
 
     Args:
         stream: The stream.
-        origin: Who asks, as the lease shows it meanwhile.
-        take_over_deployment: Id of the deployment whose catalog was lost: what is its own is registered. Nothing of it
-            may run. Without it only what is of this catalog's own deployment is.
+        origin: Who requests it, as shown by the lease.
+        take_over_deployment: Id of the deployment whose catalog was lost: what belongs to it is
+            registered. Nothing of it may be running. Without it, only what belongs to this catalog's
+            own deployment is registered.
 
     Raises:
-        CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over another.
-        LiveDirectoryError: What is there is another deployment's; the message names it.
-        LeaseHeldError: The stream runs.
+        CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over
+            another.
+        LiveDirectoryError: The files belong to another deployment, named in the message.
+        LeaseHeldError: The stream is running.
         StorageAccessError: The storage or the live folder cannot be reached; nothing was changed.
     """
     if take_over_deployment is not None:
@@ -111,7 +114,7 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
 
 
 def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], folder_owner: str | None) -> None:
-    """Refuse to take what is another deployment's for what a lost catalog knew, unless a person says that it is."""
+    """Refuse to register another deployment's files unless the user says that its catalog was lost."""
     own = stream.catalog.deployment_id
     named = {str(snapshot.properties[DEPLOYMENT]) for snapshot in found if DEPLOYMENT in snapshot.properties}
     if own in named and folder_owner in (None, own):
@@ -127,7 +130,7 @@ def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], fold
 
 
 def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
-    """The stream's snapshots that are whole as far as their lengths tell, by number, and why others are left out."""
+    """The stream's snapshots that are complete by their lengths, by number, and why others are omitted."""
     found: list[SnapshotRecord] = []
     passed_over: list[str] = []
     for location in [*stream.store.checkpoints(), *stream.store.savepoints()]:
@@ -150,7 +153,7 @@ def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
 def _of_this_deployment(
     stream: StreamHandle, found: list[SnapshotRecord], passed_over: list[str]
 ) -> list[SnapshotRecord]:
-    """The snapshots of the deployment that this catalog is the record of."""
+    """The snapshots of this catalog's deployment."""
     own = stream.catalog.deployment_id
     for snapshot in found:
         if snapshot.properties.get(DEPLOYMENT) != own:
@@ -205,7 +208,7 @@ def _stream(
         snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) > (batch or 0)
     ]
     if live is not None and batch is not None and later:
-        # It was rewound after those were taken: they belong to the timeline that was left.
+        # It was rewound after those were taken: they belong to the previous timeline.
         past = [snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) <= batch]
         begins[timeline + 1] = (timeline, batch)
         restored[timeline + 1] = past[-1].snapshot_id if past else None
@@ -225,7 +228,7 @@ def _stream(
 
 
 def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]], dict[int, str | None]]:
-    """Of each timeline whose first snapshot names the one before it: where it goes on from, and with which snapshot."""
+    """For each timeline whose first snapshot names its parent: where it branches off, and from which snapshot."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in found}
     first: dict[int, SnapshotRecord] = {}
     for snapshot in found:
@@ -243,7 +246,7 @@ def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]]
 def _where_it_stood(
     built: Sequence[BuiltDirectory], found: Sequence[SnapshotRecord]
 ) -> tuple[BuiltDirectory | None, int | None]:
-    """The newest live directory, if it is whole; an older one only where no snapshot could be restored instead."""
+    """The newest live directory, if complete; an older one only if no snapshot could be restored instead."""
     for place, each in enumerate(reversed(built)):
         state = inspect_live_directory(each.live)
         if state.status is LiveStatus.GOOD:
@@ -254,7 +257,7 @@ def _where_it_stood(
 
 
 def _note_execution(stream: StreamHandle, lease: LeaseKeeper, rebuilt: RebuiltStream, batch: int | None) -> None:
-    """What an execution would have reported: where the query writes to, and how far it was."""
+    """Record what an execution would have reported: where the query writes, and its last batch."""
     newest = rebuilt.snapshots[-1].properties if rebuilt.snapshots else {}
     noted, others = newest.get("sinks"), newest.get("other_sinks")
     sinks = [f"FileSink[{sink['path']}]" for sink in noted] if isinstance(noted, list) else []

@@ -1,7 +1,7 @@
-"""What is to be done about an execution that ended without settling its own affairs. Pure.
+"""Decides what to do about an execution that ended without being settled. Pure.
 
-A process that was killed, or was told to stop by something else than its user, leaves an execution
-behind that nobody settled. Its fate is read from what the orchestrator recorded for its run.
+A process that was killed, or was stopped by something other than its user, leaves an unsettled
+execution behind. The orchestrator's record of its run decides how it ended.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, RestartAt
 
-# Launching a run takes longer than this before its query starts; a look that comes so much early need not come again.
+# Launching a run takes longer than this before its query starts, so an evaluation this much too
+# early may act now.
 LAUNCH_MS = 2_000
 
 
 class RecordedEnd(Enum):
-    """What the orchestrator says of the run of an execution."""
+    """The state of an execution's run as recorded by the orchestrator."""
 
     STILL_RUNNING = "STILL_RUNNING"
     SUCCEEDED = "SUCCEEDED"
@@ -30,7 +31,7 @@ class RecordedEnd(Enum):
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do yet."""
+    """No action yet."""
 
     reason: str
 
@@ -44,7 +45,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Retain:
-    """The stream is over: apply externalized retention for the state it ended in."""
+    """The stream has ended: apply externalized retention for its final state."""
 
     state: TerminalState
     reason: str
@@ -52,7 +53,7 @@ class Retain:
 
 Verdict = Wait | Restart | Retain
 
-# Ends that were reached on purpose. A process that dies after one of them has only failed to clean up.
+# Deliberate ends. A process that dies after one of them has only failed to clean up.
 _ON_PURPOSE = {
     ExecutionStatus.FINISHED: TerminalState.FINISHED,
     ExecutionStatus.SUSPENDED: TerminalState.SUSPENDED,
@@ -74,13 +75,15 @@ def reconcile(
 
     Args:
         recorded: What the orchestrator recorded for its run.
-        ended: What the execution itself recorded before its process was gone.
+        ended: What the execution itself recorded before its process ended.
         strategy: The stream's restart strategy.
-        failed_at_ms: Failures since a person last started the stream, this one included, ms since the epoch.
-        holds_lease: Whether its process still renews the lease: nothing is deleted under a query that may write.
+        failed_at_ms: Failures since a user last started the stream, including this one, in ms since the
+            epoch.
+        holds_lease: Whether its process still renews the lease: nothing is deleted under a query that
+            may write.
         now_ms: The catalog's time, which dates the failures.
-        random: For the jitter of exponential delays; seed it per execution, so that every
-            look at the same failure gives the same delay.
+        random: For the jitter of exponential delays. Seed it per execution, so that every evaluation of
+            the same failure yields the same delay.
     """
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
     if isinstance(verdict, Retain) and holds_lease:

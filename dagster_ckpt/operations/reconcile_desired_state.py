@@ -1,7 +1,7 @@
-"""Bringing one managed stream a step closer to what it is meant to be: look, decide, act, record.
+"""Brings one managed stream a step closer to its desired state: observe, decide, act, record.
 
-The order makes a crash harmless: what is done may be done twice (requests have ids of their own, runs have keys), and
-only then is it recorded. A crash between the two decides the same again.
+The order makes a crash harmless: actions can be repeated (requests have fixed ids, runs have keys)
+and are recorded only afterwards. After a crash in between, the same decision is made again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _FAILED = (ExecutionStatus.FAILED, ExecutionStatus.STARTING, ExecutionStatus.RUN
 
 @dataclass(frozen=True)
 class Definition:
-    """What the loaded code says of a stream.
+    """A stream as defined by the loaded code.
 
     Attributes:
         stream_id: The stream.
-        declared: What it is to be where nobody has said anything else; None: it is not managed.
-        policy: How it goes over to another code version.
+        declared: Its desired state unless an operator sets another one; None: it is not managed.
+        policy: How it is upgraded to another code version.
         code_version: Version of the code.
     """
 
@@ -54,8 +54,8 @@ class StepRuns:
     """The runs that were launched for one step.
 
     Attributes:
-        failed: How many have ended and did not succeed.
-        succeeded: Whether one did.
+        failed: How many have ended without success.
+        succeeded: Whether one succeeded.
     """
 
     failed: int = 0
@@ -64,10 +64,10 @@ class StepRuns:
 
 @dataclass(frozen=True)
 class Orchestrator:
-    """What is asked of whatever launches runs.
+    """Queries to the orchestrator that launches runs.
 
     Attributes:
-        run_is_over: Whether the run of this id has ended, or is not known.
+        run_is_over: Whether a run has ended, or is unknown.
         start_request_of: Id of the start request that a run answers, if any.
         runs_of_step: The runs that were launched for a step, by its name.
     """
@@ -79,12 +79,12 @@ class Orchestrator:
 
 @dataclass(frozen=True)
 class Step:
-    """What came of one look.
+    """The result of one reconciliation.
 
     Attributes:
-        decision: What was decided, and done.
-        step_name: Name of the step that `run` does: the same at each look until the step is done.
-        run: Work for a run, if any; one that is under way is left alone.
+        decision: The decision, which has been carried out.
+        step_name: Name of the step that `run` performs; it stays the same until the step is done.
+        run: Work for a run, if any. If one is already in progress, no other is launched.
     """
 
     decision: Decision
@@ -93,10 +93,10 @@ class Step:
 
 
 def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
-    """Look at a stream, decide, act and record; what takes long is returned for a run to do.
+    """Observe a stream, decide, act and record. Long work is returned for a run to perform.
 
     Raises:
-        CatalogError: The catalog cannot be used; the next look goes on.
+        CatalogError: The catalog is unavailable; the next reconciliation continues.
     """
     seen = observe(catalog, row, definition, orchestrator)
     decision = decide(row, definition.declared, definition.policy, seen)
@@ -104,7 +104,7 @@ def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definiti
 
 
 def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Seen:
-    """A stream as the catalog and the orchestrator show it."""
+    """A stream as observed in the catalog and the orchestrator."""
     stream_id = row.stream_id
     execution = catalog.executions.latest(stream_id)
     snapshots = catalog.snapshots.restorable(stream_id)
@@ -129,7 +129,7 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
 
 
 def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
-    """Do what was decided, then record it."""
+    """Carry out a decision, then record it."""
     run: StepRun | None = None
     for action in decision.actions:
         if isinstance(action, Ask):
@@ -145,7 +145,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
         elif isinstance(action, Settle):
             catalog.executions.settle(action.execution_id, ExecutionStatus.FAILED)
         elif isinstance(action, Adopt):
-            # This is recorded with it; what was thought out for the wish before is void.
+            # This also records it; decisions based on the previous desired state are void.
             catalog.desired_states.put(row.stream_id, action.desired, origin=decision.reason)
         else:
             assert isinstance(action, Run)
@@ -155,7 +155,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
 
 
 def step_name(row: DesiredRecord) -> str:
-    """Name of the step that a stream is at, for the runs that do it."""
+    """Name of a stream's current step, for the runs that perform it."""
     is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
     phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
     return f"{row.stream_id}/{row.generation}/{phase}"
@@ -180,7 +180,8 @@ def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orc
     if execution is None:
         return StreamLife.NEVER_STARTED
     lease = catalog.leases.current(execution.stream_id)
-    # Somebody else's lease is that of a fork or a rollback, or of a start whose execution is still to begin.
+    # A lease held by another run belongs to a fork, a rollback, or a start whose execution has not
+    # begun yet.
     if lease is not None and lease.run_id == execution.run_id and is_held(lease):
         return StreamLife.ALIVE
     if not orchestrator.run_is_over(execution.run_id):

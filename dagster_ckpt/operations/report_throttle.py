@@ -1,9 +1,10 @@
-"""Which of a stream's events are told to the orchestrator, so that its event log is not flooded. Pure.
+"""Selects which of a stream's events are reported to the orchestrator, so that its event log is not flooded. Pure.
 
-An orchestrator keeps what it is told for ever; the catalog keeps every snapshot anyway. So of periodic checkpoints only
-the first in each interval is told. Intervals are those of the clock, not counted from what was told last: whether an
-event is told follows from it and from the events of its stream before it alone, so whoever reads the events again, from
-wherever, comes to the same answer.
+An orchestrator keeps reported events forever, and the catalog keeps every snapshot anyway.
+Therefore only the first periodic checkpoint per interval is reported. Intervals follow the clock
+and are not counted from the last report: whether an event is reported depends only on it and on the
+preceding events of its stream, so reading the events again, from any position, gives the same
+answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
 
 _FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)
-# What decides about the event after it.
+# Events that influence whether the next one is reported.
 DECISIVE = (
     EventType.CHECKPOINT_COMPLETED,
     EventType.CHECKPOINT_FAILED,
@@ -23,18 +24,19 @@ DECISIVE = (
     EventType.RESTORED,
     EventType.SAVEPOINT_COMPLETED,
 )
-# So many of them are looked at; one more is remembered, as the last checkpoint is judged again when its execution ends.
+# Number of them that are considered. One more is remembered, because the last checkpoint is judged
+# again when its execution ends.
 _LOOKED_AT = 3
 REMEMBERED = _LOOKED_AT + 1
 
 
 @dataclass(frozen=True)
 class ReportedEvent:
-    """An event that is told.
+    """An event that is reported.
 
     Attributes:
-        event: The event; of a snapshot, or of an attempt that failed.
-        is_failure: Whether it tells of an attempt that failed.
+        event: The event, of a snapshot or of a failed attempt.
+        is_failure: Whether it is a failed attempt.
     """
 
     event: EventRecord
@@ -48,17 +50,17 @@ def events_to_report(
     *,
     interval_ms: int,
 ) -> Iterator[ReportedEvent]:
-    """The events that are told, in order.
+    """The events to report, in order.
 
-    Always: a savepoint, a checkpoint that a person asked for, the first checkpoint after a start or a restore, the last
-    one before an end, and a savepoint that failed. Else the first checkpoint in each interval, and of checkpoints that
-    failed the first after one that succeeded, then one in each interval.
+    Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or a restore,
+    the last one before an end, and failed savepoints. Otherwise the first checkpoint per interval,
+    and of failed checkpoints the first after a success, then one per interval.
 
     Args:
-        events: What happened, in order; of any number of streams.
+        events: New events, in order, of any number of streams.
         before: For each stream its last `REMEMBERED` decisive events before them, oldest first.
-        snapshots: The snapshots that the events name, by id; one that is missing is told of.
-        interval_ms: Length of an interval; 0 tells of each.
+        snapshots: The snapshots that the events name, by id; the event of a missing one is reported.
+        interval_ms: Length of an interval; 0 reports every event.
     """
     past = {stream_id: list(known) for stream_id, known in before.items()}
     for event in events:
@@ -87,7 +89,7 @@ def _reported(
 def _last_unreported(
     known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
 ) -> ReportedEvent | None:
-    """The last snapshot of an execution that ends, where it is a checkpoint that was not told."""
+    """The last snapshot of an ending execution, if it is a checkpoint that was not reported."""
     at = next((at for at in reversed(range(len(known))) if known[at].type not in _FAILED), None)
     if at is None or known[at].type is not EventType.CHECKPOINT_COMPLETED:
         return None
@@ -97,7 +99,7 @@ def _last_unreported(
 
 
 def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:
-    """Whether nothing of its kind came before it in its interval and its execution."""
+    """Whether no event of its kind came before it in its interval and its execution."""
     previous = next((each for each in reversed(known[-_LOOKED_AT:]) if _decides(each, event)), None)
     if previous is None or previous.type is not event.type or not interval_ms:
         return True
@@ -105,8 +107,8 @@ def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int
 
 
 def _decides(previous: EventRecord, event: EventRecord) -> bool:
-    # A failure or a savepoint between two checkpoints does not make the second one news; a checkpoint between two
-    # failures does.
+    # A failure or a savepoint between two checkpoints does not make the second one reportable; a
+    # checkpoint between two failures does.
     if event.type in _FAILED:
         return True
     return previous.type not in (*_FAILED, EventType.SAVEPOINT_COMPLETED)

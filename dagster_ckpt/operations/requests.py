@@ -1,4 +1,4 @@
-"""Asking the process that runs a stream, by a row in the catalog, and waiting for its answer."""
+"""Sends requests to the process that runs a stream through rows in the catalog, and waits for answers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Operator:
-    """Who asks.
+    """Who makes a request.
 
     Attributes:
-        origin: Shown wherever the request is: a run id, a schedule, a person.
+        origin: Shown with the request: a run id, a schedule, a person.
     """
 
     origin: str
@@ -33,15 +33,15 @@ def is_running(stream: StreamHandle) -> bool:
 
 
 def require_running(stream: StreamHandle, participle: str) -> None:
-    """Refuse what only a stream that runs can do.
+    """Refuse an operation that requires a running stream.
 
     Args:
         stream: The stream.
-        participle: What cannot be done to it, for the message: "suspended".
+        participle: The operation, for the message, such as "suspended".
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        RequestFailedError: It does not run.
+        RequestFailedError: It is not running.
     """
     stream.catalog.streams.get(stream.stream_id)
     if not is_running(stream):
@@ -57,17 +57,17 @@ def ask(
     operator: Operator,
     timeout_s: float,
 ) -> RequestRecord:
-    """Ask a stream that runs for something, and wait for the answer.
+    """Submit a request to a running stream and wait for the answer.
 
     Args:
         stream: The stream.
-        kind: For what.
-        arguments: What else its process has to know.
-        operator: Who asks.
+        kind: The kind of request.
+        arguments: Further arguments for its process.
+        operator: Who makes the request.
         timeout_s: How long to wait.
 
     Raises:
-        RequestFailedError: It failed or was taken back, or the run ended before it answered.
+        RequestFailedError: It failed or was withdrawn, or the run ended before it answered.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     request = stream.catalog.requests.submit(stream.stream_id, kind, arguments=arguments, origin=operator.origin)
@@ -85,22 +85,23 @@ def await_answer(
     timeout_s: float,
     gave_up: Callable[[], str | None] = lambda: None,
 ) -> RequestRecord:
-    """Wait until a request is answered; withdraw it if it is not, also where the waiting is interrupted.
+    """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it.
 
     Args:
         stream: The stream.
-        request: What was asked.
+        request: The request.
         timeout_s: How long to wait.
-        gave_up: Asked at each poll; a sentence ends the waiting at once.
+        gave_up: Called at each poll; if it returns a reason, the wait ends.
 
     Raises:
-        RequestFailedError: It failed or was taken back, or nobody is left to answer.
+        RequestFailedError: It failed or was withdrawn, or nothing is left to answer it.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     try:
         return _await_answer(stream, request, timeout_s, gave_up)
     except BaseException:
-        # Whoever waits is told to stop, and what nobody waits for is not to be done later.
+        # The waiting process was asked to stop. A request that nothing waits for must not be
+        # carried out later.
         with suppress(CatalogError):
             stream.catalog.requests.withdraw(request.request_id)
         raise
@@ -131,10 +132,10 @@ def _await_answer(
 
 
 def await_stop(stream: StreamHandle, timeout_s: float) -> None:
-    """Wait until nothing of a stream runs any more.
+    """Wait until nothing of a stream is running any more.
 
     Raises:
-        RequestTimeoutError: It still runs after that time.
+        RequestTimeoutError: It is still running after that time.
     """
     deadline = time.monotonic() + timeout_s
     while is_running(stream):

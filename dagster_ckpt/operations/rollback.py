@@ -1,4 +1,4 @@
-"""Rolling an upgrade back: the stream's state and its sinks go back to where the code before had stopped."""
+"""Rolls back an upgrade: the stream's state and sinks return to where the previous code stopped."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from dagster_ckpt.stream.sinks_written import sinks_of_snapshot
 from dagster_ckpt.stream.snapshot_names import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
-# What trying again does not change: a person has to say where the stream goes on.
+# A retry does not help: a user must decide where the stream continues.
 _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkError)
 
 
 def roll_back(
     stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _sentence: None
 ) -> UpgradeRecord:
-    """Bring a stream whose upgrade did not work back to the snapshot from before; its next start goes on there.
+    """Roll a stream back to the snapshot taken before a failed upgrade; its next start continues there.
 
-    May be cut off anywhere and done again: the upgrade says so only once it is done.
+    Can be interrupted anywhere and repeated: the upgrade is marked only once it is done.
 
     Args:
-        stream: The stream; it must not run.
-        run_id: Who does it, as the lease shows it meanwhile.
-        report: Told what is done.
+        stream: The stream; it must not be running.
+        run_id: The run that performs it, as shown by the lease.
+        report: Called with a message for every step.
 
     Returns:
         The upgrade, ROLLED_BACK or ROLLBACK_FAILED.
 
     Raises:
-        RequestFailedError: No upgrade of the stream waits for it.
-        LeaseHeldError: The stream runs.
-        LeaseLostError: The stream was started meanwhile.
+        RequestFailedError: The stream has no upgrade to roll back.
+        LeaseHeldError: The stream is running.
+        LeaseLostError: The stream was started in the meantime.
         StorageAccessError: Something could not be read or written; try again.
     """
     row = stream.catalog.desired_states.find(stream.stream_id)
@@ -83,7 +83,8 @@ def roll_back(
 def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
     facts = recovery_facts(stream, StartFrom(StartPoint.NAMED, snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
-    # The code before is about to start, which wrote the snapshot: what the new code wrote elsewhere is left.
+    # The previous code, which wrote the snapshot, is about to start: what the new code wrote
+    # elsewhere is left.
     output = NamedOutput.of_sinks(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
     preview = preview_rewind(stream, facts, plan, output)
     for message in preview.messages():
@@ -92,7 +93,8 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
     try:
         prepared = prepare(stream, plan, lease, output)
     except SinkRollbackError as error:
-        # Refusals came before: a file could not be read or written, and the next try goes on there.
+        # Refusals were raised earlier: a file could not be read or written, and the next try
+        # continues there.
         raise StorageAccessError(str(error)) from error
     for path in prepared.rolled_back:
         report(f"rolled back the file sink {path}")

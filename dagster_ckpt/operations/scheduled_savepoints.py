@@ -1,4 +1,4 @@
-"""Deleting the savepoints of a schedule that its history has no room for."""
+"""Deletes the savepoints of a schedule that exceed its history."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 
 def apply_savepoint_history(stream: StreamHandle, schedule: str, history: SavepointHistory) -> RetentionReport:
-    """Delete what the history of one schedule has no room for; by mark, bytes, forget, as every snapshot is deleted.
+    """Delete savepoints that exceed the history of one schedule: mark, bytes, forget, like every snapshot.
 
-    Ages are those by the catalog's clock, which has dated the savepoints; their order is that of their numbers.
+    Ages are measured by the catalog's clock, which dated the savepoints; their order is by number.
 
-    Only savepoints that this schedule took are looked at: never one that a person took, one of another schedule, or
-    one that a start has claimed (it is a checkpoint to the stream). The preferred savepoint and the one that the
-    current timeline began with stay.
+    Only savepoints that this schedule took are considered: never those of a user or another
+    schedule, nor one that a start has claimed (the stream treats it as a checkpoint). The preferred
+    savepoint and the one that the current timeline began with are kept.
 
     Args:
         stream: The stream.
@@ -25,8 +25,8 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Savepo
         history: Its limits.
 
     Returns:
-        What was deleted, and what was kept with the reason. What could not be deleted stays DELETING in the catalog and
-        is tried again by `housekeeping`.
+        What was deleted, and what was kept with the reason. Failed deletions stay DELETING in the
+        catalog, and `housekeeping` retries them.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     taken = {
@@ -36,7 +36,7 @@ def apply_savepoint_history(stream: StreamHandle, schedule: str, history: Savepo
         )
         if snapshot.schedule == schedule and not snapshot.claimed
     }
-    # Ids are listed newest first, by number.
+    # The catalog lists them newest first, by number.
     savepoints = [
         ScheduledSavepoint(snapshot.snapshot_id, snapshot.completed_at_ms or 0, _held_because(snapshot, record))
         for snapshot in reversed(taken.values())

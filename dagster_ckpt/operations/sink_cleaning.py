@@ -1,7 +1,8 @@
-"""Part files that a rolled-back file sink does not name any more: listed, and deleted once nothing can need them.
+"""Part files that the log of a rolled-back file sink no longer names: listed, and deleted once nothing needs them.
 
-Two things may still need a file that the log does not name: a batch that is being written, and a snapshot whose copy of
-the log names it, since a start from there brings it back into sight. A forked output has files of its own.
+Two things may still need a file that the log does not name: a batch being written, and a snapshot
+whose copy of the log names it, since a start from there makes it visible again. A forked output has
+its own files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
-# A file that was undone by a roll-back before these is told as undone by the first of them.
+# A file undone by a rollback earlier than these is reported as undone by the first of them.
 _MAX_REWINDS = 1000
 
 
@@ -39,8 +40,8 @@ class Orphan:
     Attributes:
         sink: Folder of the sink.
         file: The file.
-        age_ms: How long ago it was written, or None where the file system does not tell.
-        undone_by: The roll-back that took it out of sight, or that it was left by an attempt that failed.
+        age_ms: How long ago it was written, or None if the file system does not report it.
+        undone_by: The rollback that removed it from the log, or that a failed attempt left it.
         kept_because: Why it must not be deleted (yet), or None.
     """
 
@@ -62,7 +63,7 @@ class SinkCleaning:
 
     Attributes:
         orphans: Files that no log names.
-        deleted: Whether the removable ones among them were deleted.
+        deleted: Whether the removable ones were deleted.
     """
 
     orphans: tuple[Orphan, ...]
@@ -75,7 +76,7 @@ class SinkCleaning:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the removable ones."""
+        """Total size of the removable files."""
         return sum(orphan.file.size for orphan in self.removable)
 
 
@@ -87,26 +88,26 @@ def clean_sinks(
 ) -> SinkCleaning:
     """List, and without `dry_run` delete, part files of a stream's file sinks that nothing names.
 
-    Ages are those by the clock of each sink's storage: that of this machine decides nothing.
+    Ages are measured by the clock of each sink's storage, never by this machine's.
 
     Args:
-        stream: The stream; it may run.
+        stream: The stream; it may be running.
         dry_run: Only list.
         grace_ms: Younger files are kept.
 
     Raises:
         StreamNotFoundError: The stream was never started.
-        SharedSinkError: A folder is not the stream's own any more, or its log is gone.
-        SinkRollbackError: A sink has no whole log, so nothing can be told of its files.
-        LiveDirectoryError: A log has a hole, or an entry cannot be read.
-        SnapshotCorruptError: A snapshot cannot be read, so it cannot be known what it names.
+        SharedSinkError: A folder no longer belongs to the stream, or its log is missing.
+        SinkRollbackError: A sink has no complete log, so its files cannot be judged.
+        LiveDirectoryError: A log has a gap, or an entry cannot be read.
+        SnapshotCorruptError: A snapshot cannot be read, so the files it names are unknown.
         StorageAccessError: A sink or a snapshot cannot be reached.
     """
     refuse_to_clean(stream)
     sinks = [
         path for path in map(file_sink_path, stream.catalog.executions.last_sinks(stream.stream_id)) if path is not None
     ]
-    # Files first, then who names them: what is committed in between is found named.
+    # List files first, then logs: a file committed in between is then found in the log.
     files = {sink: part_files(sink) for sink in sinks}
     logs = {sink: read_sink_log(sink) for sink in sinks}
     in_snapshots = _named_in_snapshots(stream)
@@ -136,7 +137,7 @@ def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
 
 
 def _may_be_writing(stream: StreamHandle) -> bool:
-    """Whether a query may write batches: its lease may have run out, as long as nobody has proof of its end."""
+    """Whether a query may write batches: even after its lease expired, unless it is proven to have ended."""
     lease = stream.catalog.leases.current(stream.stream_id)
     return lease is not None and holder_liveness(lease) is not Liveness.ENDED
 
@@ -153,7 +154,7 @@ def _too_young(file: PartFile, log: SinkLog, may_write: bool, now_ms: int | None
 
 
 def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
-    """Bare name of each file that a snapshot names, and which one does."""
+    """Names of the files that snapshots reference, with the snapshot that does."""
     named: dict[str, str] = {}
     for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
         if snapshot.location is not None:

@@ -1,4 +1,4 @@
-"""What the sources of a stream tell: how far behind it is, and how long they keep what a recovery reads again. Pure."""
+"""What a stream's sources report: the backlog, and how long they retain what a recovery would re-read. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 
 class SourceKind(Enum):
-    """What is known of a source by what Spark calls it."""
+    """Kind of a source, derived from Spark's name for it."""
 
     KAFKA = "KAFKA"
     FILES = "FILES"
@@ -35,10 +35,10 @@ class SourceFacts:
     """One source of a stream.
 
     Attributes:
-        name: What Spark calls it, such as `KafkaV2[Subscribe[orders]]`.
-        behind: Records that wait in it, or None where it does not tell.
+        name: Spark's name for it, such as `KafkaV2[Subscribe[orders]]`.
+        behind: Records waiting in it, or None if it does not report them.
         read_up_to: Kafka offsets up to which the restore point has read, or None.
-        earliest: Kafka offsets that the topic still has, or None.
+        earliest: Earliest Kafka offsets that the topic still has, or None.
     """
 
     name: str
@@ -48,19 +48,19 @@ class SourceFacts:
 
     @property
     def kind(self) -> SourceKind:
-        """What it is."""
+        """Its kind."""
         return next((kind for begin, kind in _KINDS if self.name.startswith(begin)), SourceKind.OTHER)
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Whether a source still has what a recovery reads again.
+    """Whether a source still retains what a recovery would re-read.
 
     Attributes:
-        message: In words.
-        is_gone: It has not.
-        for_ever: It always will.
-        left_ms: How long it still has it, or None where nobody can say.
+        message: The answer in words.
+        is_gone: The data is no longer there.
+        for_ever: The data will always be there.
+        left_ms: How long the data remains, or None if unknown.
     """
 
     message: str
@@ -70,7 +70,7 @@ class Retention:
 
 
 def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
-    """The sources in the figures that an execution keeps in the catalog; None where it has not reported any."""
+    """The sources in an execution's progress in the catalog; None if it has not reported any."""
     reported = progress.get("sources")
     if not isinstance(reported, list) or not reported:
         return None
@@ -82,7 +82,7 @@ def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
 
 
 def kafka_offsets(text: object) -> Offsets | None:
-    """The offsets of a Kafka source from their JSON, or None where it is not one."""
+    """Parse the offsets of a Kafka source from JSON; None for other sources."""
     try:
         offsets = json.loads(text) if isinstance(text, str) else text
         return {
@@ -94,12 +94,12 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    """The same sources, the Kafka ones with the offsets that their topics still have."""
+    """The same sources, with the earliest offsets of their topics added to Kafka sources."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
 def lag(sources: Sequence[SourceFacts] | None) -> int | None:
-    """Records that wait in all sources, or None where one of them does not tell."""
+    """Records waiting in all sources, or None if one of them does not report it."""
     if not sources or any(source.behind is None for source in sources):
         return None
     return sum(source.behind or 0 for source in sources)
@@ -113,13 +113,13 @@ def retention(
     retention_ms: int | None,
     file_max_age_ms: int,
 ) -> Retention:
-    """Whether a source still has what a recovery from a restore point reads again.
+    """Whether a source still retains what a recovery from a restore point would re-read.
 
     Args:
         source: The source.
-        restore_point_at_ms: When the snapshot was begun: what came later is read again.
-        now_ms: The time now.
-        retention_ms: How long the sources keep what they had, or None where that is not known.
+        restore_point_at_ms: When the snapshot was begun: later data is read again.
+        now_ms: The current time.
+        retention_ms: How long the sources retain data, or None if unknown.
         file_max_age_ms: `maxFileAge` of file sources.
     """
     if source.kind is SourceKind.GENERATED:

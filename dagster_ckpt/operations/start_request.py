@@ -1,8 +1,8 @@
-"""What a driver was started for: a START request in the catalog says where to begin.
+"""Determines what a driver was started for: a START request in the catalog contains the starting point.
 
-A person starts a stream by a START request, or by its program on a terminal. Any other start of a stream that has run
-before is taken for a restart by a cluster or a service manager: what recoveries have failed at is remembered, and the
-restart strategy counts on.
+A user starts a stream with a START request, or by running its program on a terminal. Any other
+start of a stream that has run before counts as a restart by a cluster or a service manager:
+recovery failures are remembered, and the restart strategy keeps counting.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dagster_ckpt.stream.start_from import StartFrom
 
 @dataclass(frozen=True)
 class StartOrder:
-    """How a driver is to start.
+    """How a driver starts its stream.
 
     Attributes:
-        start_from: Where to begin.
-        cause: Whether a person or a restart began it.
+        start_from: Where to start.
+        cause: Whether a user or a restart started it.
         request_id: The START request that it answers, if any.
         run_id: The Dagster run that launched it, if any.
-        has_supervisor: Whether it was launched by one, who launches it again after an interrupt.
+        has_supervisor: Whether it was launched by a supervisor that relaunches it after an interrupt.
     """
 
     start_from: StartFrom = field(default_factory=StartFrom)
@@ -41,13 +41,13 @@ class StartOrder:
 
 
 def is_by_hand() -> bool:
-    """Whether a person sits before this process: it is an interactive session, or it reads from a terminal."""
+    """Whether this process is interactive: a Python shell or notebook, or started on a terminal."""
     has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
     return has_terminal or hasattr(sys, "ps1")
 
 
 def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
-    """Who began a start that no request asks for: a person, or a restart."""
+    """The cause of a start without a request: a user or a restart."""
     if is_by_hand() or catalog.executions.latest(stream_id) is None:
         return StartCause.MANUAL
     return StartCause.RESTART_NEW_RUN
@@ -56,19 +56,20 @@ def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
 def start_order(
     catalog: Catalog, stream_id: str, *, otherwise: StartFrom, environment: Mapping[str, str] = os.environ
 ) -> StartOrder:
-    """Find out what this driver was started for.
+    """Determine what this driver was started for.
 
-    A driver that was launched for a request starts as that says, once: started again by its cluster it goes on from
-    the latest state. One that somebody else starts takes the oldest open request that nobody launches a driver for.
+    A driver that was launched for a request follows that request once. If its cluster starts it
+    again, it continues from the latest state. A driver started by anything else takes the oldest
+    open request for which no driver is launched.
 
     Args:
         catalog: The catalog.
         stream_id: The stream.
-        otherwise: Where to begin where nobody asked for anything.
-        environment: Names the request a driver was launched for.
+        otherwise: Where to start if there is no request.
+        environment: Names the request that a driver was launched for.
 
     Raises:
-        RequestFailedError: That request has failed or was withdrawn, or is one of another stream.
+        RequestFailedError: That request has failed or was withdrawn, or belongs to another stream.
         CatalogError: There is no such request.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
@@ -87,7 +88,7 @@ def start_order(
 def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
     is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
     latest = catalog.executions.latest(request.stream_id)
-    # It was begun for this request, and its process was killed before it could answer.
+    # An execution began for this request, and its process was killed before it could answer.
     has_begun = latest is not None and latest.started_at_ms >= request.created_at_ms
     return StartCause.RESTART_NEW_RUN if is_restart or has_begun else StartCause.MANUAL
 

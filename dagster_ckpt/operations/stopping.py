@@ -1,4 +1,4 @@
-"""Asking a managed stream to stop, waiting for it, and what people are told where that comes to nothing. Pure."""
+"""Requests a managed stream to stop, waits for it, and produces alerts if it does not. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.operations.managed_stream import STOPPING, Decision, Seen, ask, stay
 from dagster_ckpt.stream.liveness import SILENCE_MS
 
-# What the alert of a stop that came to nothing begins with; it is taken back once the stream does not run.
+# Prefix of the alert for a failed stop; the alert is cleared once the stream is no longer running.
 NOT_STOPPED = "it was not stopped: "
 
 
@@ -23,17 +23,17 @@ def ask_to_stop(
     reason: str,
     step: str = "stop",
 ) -> Decision:
-    """Ask a stream that is alive to stop, then wait; where that came to nothing, ask in another way, or tell people.
+    """Request a stream to stop, then wait. If that fails, request it in another way, or alert users.
 
     Args:
         row: The managed stream.
         seen: The stream, which is alive.
-        first: How it is asked to stop.
-        again: How it is asked where the first request failed, or a later execution has begun since.
-        since_ms: Requests made before have nothing to do with it.
-        timeout_ms: It has so long to answer, and then so long to end; None: however long.
-        reason: Why.
-        step: A name for the request, unlike that of any other of the generation.
+        first: The first kind of request.
+        again: The kind used if the first request failed, or if a later execution has begun since.
+        since_ms: Earlier requests are unrelated.
+        timeout_ms: Time to answer, and then again to end; None: unlimited.
+        reason: The reason for the stop.
+        step: A name for the request, unique within the generation.
     """
     request = seen.request
     execution = seen.execution
@@ -50,21 +50,22 @@ def ask_to_stop(
 
 
 def overdue(seen: Seen, timeout_ms: int | None) -> str | None:
-    """What people are told of a stream that has not answered in time to the last request to stop, or has not ended.
+    """Alert for a stream that has not answered the last request to stop in time, or has not ended.
 
     Args:
         seen: The stream.
-        timeout_ms: It has so long to answer, and then so long to end; None: however long.
+        timeout_ms: Time to answer, and then again to end; None: unlimited.
 
     Returns:
-        What was found, and what to do, in words that stay the same from look to look; None while it has time.
+        What was found and what to do, in a text that stays the same from call to call; None while there
+        is time left.
     """
     request, execution = seen.request, seen.execution
     if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:
         return None
     is_answered = request.status is RequestStatus.COMPLETED
     since_ms = (request.resolved_at_ms or 0) if is_answered else request.created_at_ms
-    # One that was taken back has waited until then.
+    # The waiting time of a withdrawn request ended with its withdrawal.
     now_ms = (request.resolved_at_ms or 0) if request.status is RequestStatus.WITHDRAWN else seen.now_ms
     if now_ms - since_ms < timeout_ms:
         return None
@@ -86,5 +87,5 @@ def overdue(seen: Seen, timeout_ms: int | None) -> str | None:
 
 
 def _ends(request: RequestRecord, started_at_ms: int) -> bool:
-    """Whether it was answered by the execution that is still there."""
+    """Whether the current execution answered it."""
     return request.status is RequestStatus.COMPLETED and started_at_ms <= (request.resolved_at_ms or 0)

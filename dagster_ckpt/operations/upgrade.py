@@ -1,16 +1,16 @@
-"""Deciding how an upgrade goes on. Pure: the row, what is seen, the policy in; the next step out.
+"""Decides how an upgrade proceeds. Pure: row, observation and policy in, next step out.
 
-| phase | the stream | next |
-|---|---|---|
-| PREFLIGHT | as it was | STOPPING; REFUSED where the new code cannot go on from the state |
-| STOPPING | is asked to stop | STARTING once its run is over; REFUSED where it cannot be stopped safely |
-| STARTING | is down | UPGRADING once an execution of the new code began |
-| UPGRADING | runs the new code | STABLE once it works; ROLLING_BACK once it had its time, or failed for good |
-| ROLLING_BACK | is asked to stop | RESTORING once its run is over |
-| RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, written by the run that does it |
+| phase | the stream | next | |---|---|---| | PREFLIGHT | is unchanged | STOPPING; REFUSED if the
+new code cannot continue from the state | | STOPPING | is requested to stop | STARTING once its run
+is over; REFUSED if it cannot be stopped safely | | STARTING | is down | UPGRADING once an execution
+of the new code has begun | | UPGRADING | runs the new code | STABLE once it works; ROLLING_BACK
+after a timeout, or once it failed permanently | | ROLLING_BACK | is requested to stop | RESTORING
+once its run is over | | RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, recorded by the run
+that does it |
 
-The rules on modes and their fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), except that
-code cannot be taken back: there is one version of it loaded, so a rolled back stream is down until there is another.
+The rules for modes and their fallbacks are those of the Flink Kubernetes Operator
+(`AbstractJobReconciler`), with one difference: code cannot be rolled back. Only one version is
+loaded, so a stream that was rolled back stays down until another version is loaded.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from dagster_ckpt.operations.managed_stream import (
 from dagster_ckpt.operations.stopping import ask_to_stop, overdue
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 
-# A preflight that ended so often without a result is taken for one that cannot be done.
+# After this many preflight runs without a result, the upgrade is refused.
 PREFLIGHT_RUNS = 3
-# A start whose run ended before it could do anything is asked for again after so long.
+# Delay before a start is requested again whose run ended before it could do anything.
 RETRY_MS = 60_000
 
 
 def begin(policy: UpgradePolicy, seen: Seen) -> Decision:
-    """Begin an upgrade to the code version that is loaded."""
+    """Begin an upgrade to the loaded code version."""
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
     phase = UpgradePhase.PREFLIGHT if needs_preflight else UpgradePhase.STOPPING
@@ -52,7 +52,7 @@ def begin(policy: UpgradePolicy, seen: Seen) -> Decision:
 
 
 def go_on(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
-    """The next step of an upgrade that is not over."""
+    """The next step of an upgrade in progress."""
     if upgrade.phase is UpgradePhase.PREFLIGHT:
         return _preflight(row, upgrade, policy, seen)
     if upgrade.phase is UpgradePhase.STOPPING:
@@ -97,7 +97,8 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
     request = seen.request
     late = overdue(seen, policy.stop_timeout_ms)
     if late is not None and request is not None and request.status is RequestStatus.PENDING:
-        # First out of reach of whoever may answer it yet, then given up: a stream that stops after all is upgraded.
+        # Withdraw the request first so that nothing answers it any more, then abort: a stream that
+        # stopped after all is upgraded.
         return stay(row, late).but(Withdraw(request.request_id, only_pending=True), holds_restart=True)
     if late is not None and request is not None and request.status is RequestStatus.WITHDRAWN:
         return move(row, upgrade, UpgradePhase.REFUSED, late)
@@ -151,7 +152,7 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decisio
     if request is not None and seen.now_ms < (request.resolved_at_ms or 0) + RETRY_MS:
         return stay(row, f"the start failed, it is asked for again: {request.error}").but(holds_restart=True)
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
-    # The policy was chosen by a person, and says it.
+    # The policy, which a user chose, is the confirmation.
     where = {"start_from": start_from, **({"give_up_state": True} if start_from == "empty" else {})}
     asked = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
     alert = f"the new code could not be started: {request.error}" if request is not None else row.alert
@@ -207,7 +208,7 @@ def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decisi
 
 
 def is_stop_of(seen: Seen) -> bool:
-    """Whether the newest execution was ended by a request made here."""
+    """Whether a request made here ended the newest execution."""
     request, execution = seen.request, seen.execution
     return (
         request is not None

@@ -1,4 +1,4 @@
-"""Proving that a snapshot can be restored: its bytes, its completeness, and on demand its state as Spark reads it."""
+"""Proves that a snapshot can be restored: its bytes, its completeness and, on request, its state as read by Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 ALL = "all"
-# Content that says which files belong together. Of all other files the name and the length are enough.
+# Content that determines which files belong together. For all other files name and length suffice.
 _READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
@@ -39,14 +39,15 @@ _NOT_OF_AN_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 
 @dataclass(frozen=True)
 class SnapshotVerification:
-    """What was found of one snapshot.
+    """The result of verifying one snapshot.
 
     Attributes:
-        location: Where it is.
-        header: What it says of itself, where that can be read.
+        location: Its location.
+        header: Its header, if it can be read.
         deep: Whether every byte was compared with its digest.
-        problems: What is wrong; none: it can be restored.
-        state: Rows by operator and store, as Spark reads them from a restored copy; None where that was not asked for.
+        problems: What is wrong; empty if it can be restored.
+        state: Rows by operator and store, as Spark reads them from a restored copy; None if not
+            requested.
     """
 
     location: str
@@ -61,7 +62,7 @@ class SnapshotVerification:
         return not self.problems
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data."""
+        """The result as plain data."""
         header = self.header
         return {
             "location": self.location,
@@ -77,12 +78,12 @@ class SnapshotVerification:
 
 
 def locations_of(stream: StreamHandle, reference: str) -> list[str]:
-    """Locations of the snapshots that a person names.
+    """Locations of the snapshots that a reference names.
 
     Args:
         stream: The stream.
-        reference: "latest", "all", or the id, number (`chk-7`), label or location of a snapshot; a location may be of
-            one that the catalog does not list.
+        reference: "latest", "all", or the id, number (`chk-7`), label or location of a snapshot; the
+            location may be of one that the catalog does not list.
 
     Raises:
         SnapshotNotFoundError: There is none of this name.
@@ -111,25 +112,28 @@ def verify_snapshot(
 ) -> SnapshotVerification:
     """Prove that a snapshot can be restored.
 
-    In this order, each only where the one before found nothing: the data objects are there and long enough; with
-    `deep` every byte has its digest; all files that a resume after the snapshot's batch needs are among its files, in
-    formats that are known; with a session it is restored aside, and the state of every operator is read.
+    The checks run in this order, each only if the previous one found nothing: the data objects
+    exist and are long enough; with `deep`, every byte matches its digest; all files that a resume
+    after the snapshot's batch needs are among its files, in known formats; with a session, the
+    snapshot is restored to a temporary copy and the state of every operator is read.
 
     Args:
         stream: The stream.
         location: The snapshot.
         deep: Read every byte.
-        spark: A session to read the state with; the copy is made beside the stream's live directories and deleted.
+        spark: A session to read the state with. The copy is created next to the stream's live
+            directories and deleted afterwards.
 
     Raises:
-        SnapshotNotFoundError: The catalog has deleted the snapshot, or is deleting it, which says nothing about its
-            bytes.
+        SnapshotNotFoundError: The catalog has deleted the snapshot, or is deleting it, which says
+            nothing about its bytes.
         StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
     """
     with holding_location(stream, location, "verification"):
         verification = _verify_snapshot(stream, location, deep=deep, spark=spark)
     if not verification.passed:
-        # A reader that stood still for longer than its hold lasted may have read what was being deleted.
+        # A reader that was suspended for longer than its hold lasted may have read what was being
+        # deleted.
         with holding_location(stream, location, "verification"):
             pass
     return verification
@@ -157,9 +161,9 @@ def _verify_snapshot(
 
 
 def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
-    """Let the catalog remember what was found, for the health check and for automatic restarts.
+    """Record the result in the catalog, for the health check and for automatic restarts.
 
-    Lengths alone do not take back what a comparison of every byte found.
+    A check of lengths alone does not clear a problem found by comparing every byte.
     """
     if verification.passed and not verification.deep:
         return
@@ -171,14 +175,14 @@ def record_verification(stream: StreamHandle, verification: SnapshotVerification
 
 
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:
-    """What a restore of a snapshot would miss, without restoring its state.
+    """What a restore of a snapshot would lack, without restoring its state.
 
-    A hollow copy is examined as a live directory is: the logs and notes are real, of all other files only the names
-    and lengths are.
+    Examines a hollow copy like a live directory: logs and metadata files are real, while all other
+    files have only names and lengths.
 
     Raises:
         SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: What had to be read is missing or was altered.
+        SnapshotCorruptError: A file that must be read is missing or was altered.
     """
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
@@ -209,7 +213,7 @@ def layout_problems(store: SnapshotStore, location: str) -> list[str]:
 def _must_be_read(path: str) -> bool:
     parts = path.split("/")
     is_note = "_metadata" in parts or "_stateSchema" in parts
-    # The head of a changelog with a unique id in its name tells which files come before it.
+    # The header of a changelog with a unique id in its name lists the files before it.
     is_lineage = path.endswith(".changelog") and "_" in parts[-1]
     return parts[0] in _READ_FOLDERS or is_note or is_lineage or path.endswith(_READ_SUFFIXES)
 
@@ -231,10 +235,10 @@ def _writer(root: Path) -> Any:
 
 
 def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:
-    # Beside the live directories: every executor reaches that place.
+    # Next to the live directories, which every executor can reach.
     copy = LiveDirectory(f"{stream.live_folder}/verify-{uuid.uuid4()}")
     try:
-        # Without a donor: what is to be proven is the snapshot, not the live directory.
+        # Without a donor: the snapshot must be proven, not the live directory.
         restore_into(stream, location, copy, is_scratch=True)
         return tuple(count_state_rows(spark, copy, batch_id))
     finally:

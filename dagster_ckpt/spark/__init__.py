@@ -1,5 +1,5 @@
-"""Everything that knows Spark: `checkpointLocation` directories, sessions, queries, and what is wrong with them.
+"""Everything that knows Spark: `checkpointLocation` directories, sessions, queries, and diagnosis.
 
-No Dagster, no catalog and no snapshot store may be imported here. `checkpoint_dir` has the files, `query` the running
-query, `doctor` the examinations.
+Nothing here may import Dagster, the catalog or the snapshot store. `checkpoint_dir` handles the
+files, `query` the running query, and `doctor` the diagnosis.
 """

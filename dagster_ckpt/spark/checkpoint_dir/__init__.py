@@ -1,4 +1,5 @@
-"""Spark's checkpoint directory: its layout and logs, a consistent cut of it, and how to build one from a snapshot.
+"""Spark's checkpoint directory: layout and logs, consistent cuts, and restoring a directory from a snapshot.
 
-Start with `layout.py` and `cut.py` for the way from directory to snapshot, `restore.py` for the way back.
+Start with `layout.py` and `cut.py` for the way from directory to snapshot, and with `restore.py`
+for the way back.
 """

@@ -1,8 +1,8 @@
-"""A consistent cut: exactly the files that a resume right after the newest committed batch needs.
+"""Consistent cuts: select exactly the files that a resume after the newest committed batch needs.
 
-Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. So a visible commit means
-that all it needs is on storage, and all of that is still needed by the query itself. Readers go the other way
-round.
+Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. If a commit is
+visible, everything that it needs is on storage, and the query itself still needs all of it. Files
+are therefore read in the reverse order.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Cut:
-    """What a snapshot is made of.
+    """The content of a snapshot.
 
     Attributes:
-        batch_id: The committed batch a restored query resumes after.
+        batch_id: The committed batch after which a restored query resumes.
         query_id: Id of the query.
-        in_flight: The batch whose planned offsets are carried, so that exactly it is replayed; or None.
+        in_flight: The batch in flight whose planned offsets are included, so that a restored query
+            replays exactly this batch; or None.
         needed: The files.
-        properties: What a snapshot should say of itself; see `describe`.
-        extends: Whether `needed` has only those state files that the base snapshot does not have.
-        carries_state: Whether `needed` has the whole state after the batch in flight as well.
+        properties: Properties for the snapshot's header; see `describe`.
+        extends: Whether `needed` contains only the state files that the base snapshot lacks.
+        carries_state: Whether `needed` also contains the whole state after the batch in flight.
     """
 
     batch_id: int
@@ -65,7 +66,7 @@ class Cut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files as a snapshot takes them, read from where Spark wrote them."""
+        """The files as inputs of a snapshot, read from where Spark wrote them."""
         return self.needed
 
 
@@ -79,17 +80,19 @@ def cut(
     at_batch: int | None = None,
     carry_state: bool = False,
 ) -> Cut:
-    """Cut a live directory at a commit; a running query is not disturbed.
+    """Cut a live directory at a commit, without disturbing a running query.
 
     Args:
         live: The live directory.
-        carry_in_flight: Also take the planned offsets of a batch that runs, if one does.
+        carry_in_flight: Also include the planned offsets of the batch in flight, if there is one.
         sinks: The query's sinks, as its progress names them.
-        base: A snapshot that the new one may extend: then only what is new since is looked at.
-        attempts: How often to begin again where Spark commits and purges meanwhile.
-        at_batch: A committed batch that Spark still retains, to resume after that one; default: the newest.
-        carry_state: Also take the state after the batch in flight, if all of it is there: a sink that has the batch
-            already passes over it without running it, so nothing would write its state again.
+        base: A snapshot that the new one may extend: then only newer files are inspected.
+        attempts: Number of retries if Spark commits and purges concurrently.
+        at_batch: A committed batch that Spark still retains, after which to resume; by default the
+            newest.
+        carry_state: Also include the state after the batch in flight, if it is complete. A sink
+            that already has the batch skips it without running it, so nothing would write its state
+            again.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -109,20 +112,20 @@ def cut(
                 sinks=sinks,
                 base=base,
                 carry_state=carry_state,
-                # Who names a batch goes back to it, and brings the sinks back too.
+                # A caller that names a batch goes back to it, and rolls the sinks back too.
                 checks_sinks=at_batch is None,
             )
         except FileNotFoundError as error:
             if attempts <= 0:
                 raise _vanished(live, error) from error
         except LiveDirectoryError:
-            # Only a directory that moved on meanwhile may look different at the next try.
+            # A retry can only help if the directory changed in between.
             if attempts <= 0 or live.positions() == positions:
                 raise
 
 
 def _positions_at(live: LiveDirectory, batch_id: int) -> Positions:
-    """Where the query was when it had committed a batch and planned the next one."""
+    """Positions of the query when it had committed a batch and planned the next one."""
     planned = batch_id + 1 in batch_ids(live.folder, OFFSETS)
     return Positions(batch_id, batch_id + 1 if planned else batch_id)
 
@@ -188,18 +191,18 @@ def _cut_at(
 def state_after(
     folder: Folder, query_id: str, operators: list[Operator], planned: OffsetEntry, before: CommitEntry | None
 ) -> list[NeededFile] | None:
-    """Every state file that a resume after a batch needs which is planned and not committed.
+    """Every state file that a resume after a planned but uncommitted batch needs.
 
     Args:
         folder: The live directory.
         query_id: Id of the query.
-        operators: Its stateful operators; without any there is nothing to need.
+        operators: Its stateful operators; without any, no file is needed.
         planned: Offsets of the batch.
         before: Commit of the batch before it, if there is one.
 
     Returns:
-        None where the state is not all there, and in checkpoint format v2: only the commit that is missing could tell
-        which of its files count.
+        None if the state is incomplete. Also None in checkpoint format v2, where only the missing
+        commit could tell which files are valid.
     """
     if before is not None and before.state_ids is not None:
         return None
@@ -235,14 +238,14 @@ def _offsets(live: LiveDirectory, file: NeededFile) -> OffsetEntry:
 
 
 def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> NeededFile | None:
-    """The entry before the committed one: Spark refuses to start without it."""
+    """The offset log entry before the committed one, which Spark requires to start."""
     if batch_id == 0:
         return None
     try:
         return read_needed(live.folder, f"{OFFSETS}/{batch_id - 1}")
     except FileNotFoundError as error:
-        # Asynchronous progress tracking (stateless queries only) leaves out entries in both logs, and then
-        # Spark takes the newest earlier one.
+        # With asynchronous progress tracking (stateless queries only), entries are missing in both
+        # logs, and Spark uses the newest earlier one.
         earlier = [number for number in batch_ids(live.folder, OFFSETS) if number < batch_id]
         if earlier and not stateful and batch_id - 1 not in batch_ids(live.folder, COMMITS):
             return read_needed(live.folder, f"{OFFSETS}/{earlier[-1]}")
@@ -254,17 +257,17 @@ def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> Ne
 
 
 def _in_flight_file(live: LiveDirectory, positions: Positions, committed: OffsetEntry) -> NeededFile | None:
-    """Offsets of the running batch, unless carrying them would change what the next batch is."""
+    """Offsets of the batch in flight, unless including them would change the next batch."""
     if positions.offset is None or positions.offset != committed.batch_id + 1 or committed.continuous:
         return None
     file = read_needed(live.folder, f"{OFFSETS}/{positions.offset}")
-    # A batch with another number of partitions belongs to an offline repartition, which Spark will not
-    # replay.
+    # A batch with another number of partitions belongs to an offline repartition, which Spark does
+    # not replay.
     return file if _offsets(live, file).partitions == committed.partitions else None
 
 
 def _file_sources(*entries: OffsetEntry | None) -> set[str]:
-    """Sources whose offset points into a log of their own, so that it must exist."""
+    """Sources whose offset refers to a separate log, which must therefore exist."""
     return {
         name
         for entry in entries
@@ -275,11 +278,11 @@ def _file_sources(*entries: OffsetEntry | None) -> set[str]:
 
 
 def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Sequence[CapturedSink]) -> None:
-    """Nothing is in a sink's log that this query has not planned: Spark would have passed over its own batches."""
+    """Check that a sink's log contains only batches that this query planned; otherwise Spark would skip its batches."""
     ahead = [(sink.newest, sink.path) for sink in captured if sink.newest is not None and sink.newest > batch_id]
     if not ahead:
         return
-    # Looked at after the sinks: what the query has written there it has planned by now.
+    # Read after the sinks: the query plans a batch before it writes to the sink.
     planned = live.positions().offset
     for newest, path in ahead:
         if planned is None or newest > planned:
@@ -291,7 +294,7 @@ def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Seque
 
 
 def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
-    """Look again at the end: where the commit was purged or rolled back, the rest may be gone too."""
+    """Check at the end that the commit still exists: if it was purged or rolled back, other files may be gone too."""
     commits = batch_ids(live.folder, COMMITS)
     if batch_id not in commits:
         raise IncompleteCutError(

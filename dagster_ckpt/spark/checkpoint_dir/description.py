@@ -1,6 +1,6 @@
-"""What a snapshot says of its query: everything a person, or a check before a restore, wants to know of it.
+"""Snapshot properties that describe the query, for users and for checks before a restore.
 
-The names are those of the snapshot's header (docs/coverage.md lists them).
+The names are those in the snapshot's header (docs/coverage.md lists them).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
 from dagster_ckpt.spark.query.guarantees import guarantees, mode_in_logs
 
-# Settings of which Spark keeps one for each kind of operator, by what the operator is called.
+# Settings that Spark pins per kind of operator, by operator name.
 _STATE_FORMATS = {
     "stateStoreSave": "aggregation",
     "sessionWindowStateStoreSaveExec": "sessionWindow",
@@ -29,16 +29,16 @@ _STATE_FORMATS = {
 
 @dataclass(frozen=True)
 class CutFacts:
-    """What a cut has read.
+    """What a cut has read from the live directory.
 
     Attributes:
         committed: Offsets of the committed batch.
         before: The entry before it.
-        in_flight: The entry of the running batch, where it is carried.
+        in_flight: The entry of the batch in flight, if it is included.
         commit: The commit.
         operators: The stateful operators.
         sinks: Sinks as the query's progress names them.
-        captured: What was captured of file sinks.
+        captured: The captured logs of file sinks.
     """
 
     committed: OffsetEntry
@@ -51,7 +51,7 @@ class CutFacts:
 
 
 def describe(facts: CutFacts) -> dict[str, Any]:
-    """The properties of a snapshot, as far as the live directory shows them."""
+    """The properties of a snapshot, as far as the live directory contains them."""
     committed, commit, operators = facts.committed, facts.commit, facts.operators
     return {
         "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),
@@ -89,7 +89,7 @@ def _operator(operator: Operator, committed: OffsetEntry, commit: CommitEntry) -
 
 
 def _offset(text: str | None) -> Any:
-    """An offset as Spark wrote it: JSON, or for a source of one's own any text."""
+    """An offset as Spark wrote it: JSON, or arbitrary text for a custom source."""
     try:
         return None if text is None else from_json(text)
     except ValueError:

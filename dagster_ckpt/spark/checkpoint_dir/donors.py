@@ -1,4 +1,4 @@
-"""Live directories whose files may become part of a restored one, and how they are made sure of."""
+"""Donors: existing live directories whose files a restore can hard-link, and the checks of those files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from dagster_ckpt.io.parallel import GoOn, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
-# Written once by RocksDB, with a checksum of each block that is compared whenever it is read.
+# RocksDB writes these files once, with a checksum of each block that it verifies on every read.
 _LARGE_STATE = ".sst"
 _READ_BYTES = 4 * 1024 * 1024
-# Each takes the next few files when it is done with the last ones.
+# Each thread takes the next few files when it has finished the previous ones.
 _FILES_OF_A_PART = 64
 
 
 class DonorCheck(Enum):
-    """What a linked file must have in common with the one that the snapshot was taken of.
+    """What to compare between a linked file and the file in the snapshot.
 
     Attributes:
-        DIGEST: Its content.
-        IDENTITY: Of a large state file device, inode, time and length are enough; of any other file its content.
+        DIGEST: The content.
+        IDENTITY: Device, inode, time and length for large state files; the content for all other
+            files.
     """
 
     DIGEST = "DIGEST"
@@ -39,7 +40,7 @@ class Donor:
 
     Attributes:
         live: The directory.
-        check: How its files are made sure of.
+        check: How its files are checked.
     """
 
     live: LiveDirectory
@@ -49,13 +50,13 @@ class Donor:
 def altered(
     root: Path, entries: Sequence[FileEntry], check: DonorCheck, *, watch: Callable[[], None] = lambda: None
 ) -> list[FileEntry]:
-    """Those of some files that have not the content that a snapshot has of them.
+    """Return the files whose content differs from that in a snapshot.
 
     Args:
-        root: The directory that they are in.
-        entries: The files, as the snapshot describes them; their identity was compared before.
-        check: How they are made sure of.
-        watch: Called before each file is read; what it raises ends it.
+        root: Their directory.
+        entries: The files as described in the snapshot; their identity has already been compared.
+        check: How to check them.
+        watch: Called before each file is read; an exception aborts the check.
     """
     unsure = [entry for entry in entries if check is DonorCheck.DIGEST or not entry.path.endswith(_LARGE_STATE)]
     parts = [unsure[first : first + _FILES_OF_A_PART] for first in range(0, len(unsure), _FILES_OF_A_PART)]
@@ -84,6 +85,6 @@ def _has_content(path: str, entry: FileEntry) -> bool:
         finally:
             os.close(descriptor)
     except OSError:
-        # What cannot be read is read from the snapshot.
+        # An unreadable file is read from the snapshot instead.
         return False
     return digest.hexdigest() == entry.digest

@@ -1,7 +1,7 @@
-"""Copying a snapshot with Spark's executors, where it is too much for one machine: the driver only plans.
+"""Copy large snapshots with Spark's executors; the driver only plans.
 
-Each task reads its files from the live directory and writes data objects of its own. The manifest is the driver's, so
-a snapshot is visible at once or not at all, whoever copied it.
+Each task reads its files from the live directory and writes separate data objects. The driver
+writes the manifest, so a snapshot becomes visible atomically.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dagster_ckpt.snapshot.reuse import Source
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-# A task for each core and one more: the last ones should not wait for one that got large files.
+# Several tasks per core, so that no core is left waiting for one task that got large files.
 _TASKS_A_CORE = 2
 _POLL_S = 0.2
 _ONE_THREAD = Threads(1)
@@ -28,12 +28,12 @@ _ONE_THREAD = Threads(1)
 
 @dataclass(frozen=True)
 class ExecutorCopy:
-    """Executors for much, threads of this process for little.
+    """Copies large snapshots with executors, small ones with threads of this process.
 
     Attributes:
-        context: The application whose executors copy.
-        above_bytes: Up to this many bytes threads do it.
-        threads: Those threads.
+        context: The Spark context of the application.
+        above_bytes: Up to this many bytes, threads copy.
+        threads: The threads.
     """
 
     context: SparkContext
@@ -41,21 +41,22 @@ class ExecutorCopy:
     threads: PackRunner = _ONE_THREAD
 
     def takes(self, total_bytes: int) -> bool:
-        """Whether the executors copy a snapshot that has to write so many bytes."""
+        """Whether the executors copy a snapshot that writes this many bytes."""
         return total_bytes > self.above_bytes
 
     def width(self, total_bytes: int) -> int:
-        """How many tasks to make of so many bytes."""
+        """Number of tasks to create for this many bytes."""
         cores = int(self.context.defaultParallelism)
         return cores * _TASKS_A_CORE if self.takes(total_bytes) else self.threads.width(total_bytes)
 
     def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
-        """Write every task; returns how many bytes were written."""
+        """Write every task; returns the number of bytes written."""
         if not self.takes(sum(file.size for task in tasks for file in task.files)):
             return self.threads.run(tasks, create, checks)
         for task in tasks:
             for name in pack_names(task):
-                # Executors cannot tell in time which objects they make, so all that they may make are noted.
+                # Executors cannot report in time which objects they create, so all possible names
+                # are recorded.
                 checks.made(name)
         written = 0
         for task, outcome in zip(tasks, self._collect([(task, create) for task in tasks], checks), strict=True):
@@ -92,8 +93,8 @@ class ExecutorCopy:
 
 
 def executors_above(total_bytes: int) -> ExecutorCopy | None:
-    """Executors of this process's application, for snapshots that write more; None without an application."""
-    # Imported here: live directories are read without Spark as well.
+    """Executors of this process's application, for snapshots above this size; None without an application."""
+    # Imported here, because live directories can be read without Spark.
     from pyspark import SparkContext  # noqa: PLC0415
 
     context = SparkContext._active_spark_context
@@ -102,7 +103,7 @@ def executors_above(total_bytes: int) -> ExecutorCopy | None:
 
 @dataclass(frozen=True)
 class _Copied:
-    """What a task did: where each of its files lies, and how many bytes it wrote."""
+    """Result of a task: the entries of its files, and the number of bytes written."""
 
     entries: list[FileEntry]
     written: int
@@ -118,10 +119,11 @@ def _copy(work: tuple[PackTask, Create]) -> _Copied | CkptError:
     try:
         written = write_packs(task, create, Checks(_nothing, bool, _nothing, _nothing, wrote))
     except CkptError as error:
-        # Returned rather than raised: Spark would try again what cannot succeed, and lose the kind of the error.
+        # Returned instead of raised: Spark would retry a hopeless task and lose the type of the
+        # error.
         return error
     return _Copied(entries, written)
 
 
 def _nothing(*_: object) -> None:
-    """Asks and tells nothing: an executor has nobody to ask."""
+    """Do nothing: an executor has no callbacks to the driver."""

@@ -1,12 +1,14 @@
-"""Fencing off a query that cannot be reached: its next batch cannot be planned any more, so it ends.
+"""Fence an unreachable query: prevent it from planning another batch, so that it ends.
 
-Spark plans a batch by writing `offsets/<batch>`, and refuses where an entry of that name is there ("Multiple streaming
-queries are concurrently using ..."). A fence is such an entry, for the first batch that is not planned. It is no entry
-that Spark could read: nothing starts in a fenced directory, a successor goes on from a clone.
+Spark plans a batch by writing `offsets/<batch>`, and fails if an entry of that name exists
+("Multiple streaming queries are concurrently using ..."). A fence is such an entry, for the first
+unplanned batch. Spark cannot read it as an entry, so no query can start in a fenced directory; a
+successor continues from a clone.
 
-A name beside it, `offsets/fenced-at-<batch>`, lets readers know of the fence by the listing that they make anyway. It
-is written first, and means nothing by itself: where the query was faster, the entry is its own, and the next batch is
-fenced. Cut off anywhere, a fence leaves a directory that reads as before; it is put up again.
+A marker, `offsets/fenced-at-<batch>`, makes the fence visible in the listing that readers make
+anyway. It is written first and has no effect without the entry: if the query was faster, the entry
+is the query's own, and the next batch is fenced. If fencing is interrupted at any point, the
+directory reads as before, and fencing can be repeated.
 """
 
 from __future__ import annotations
@@ -23,18 +25,19 @@ _COMMITS = "commits"
 _MARK = "fenced-at-"
 _HEADER = b"dagster_ckpt fence 1\n"
 _POLL_S = 0.25
-# Between a query's look whether an entry is there and its writing of it.
+# Maximum time between a query's check for an existing entry and its write of that entry.
 _SETTLE_S = 0.2
 _SETTLE_REMOTE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Fence:
-    """What a fence has done.
+    """Result of fencing.
 
     Attributes:
-        batch_id: The batch that can no longer be planned. Nothing after the one before it was, or will be.
-        in_flight: The batch before it where it is planned and was not committed within the time; or None.
+        batch_id: The batch that can no longer be planned. No batch from this one on was or will be
+            planned.
+        in_flight: The batch before it, if it is planned and was not committed in time; or None.
     """
 
     batch_id: int
@@ -42,13 +45,13 @@ class Fence:
 
 
 def planned(folder: Folder) -> list[int]:
-    """Batches with planned offsets, ascending; a fence is none."""
+    """Batches with planned offsets, ascending; a fence does not count."""
     names = folder.listing(_OFFSETS).names
     return [batch for batch in _numbers(names) if not _is_fenced(folder, batch, names)]
 
 
 def fenced_at(folder: Folder) -> int | None:
-    """The batch that a fence keeps from being planned, or None where there is no fence."""
+    """The batch that a fence prevents from being planned, or None if there is no fence."""
     names = folder.listing(_OFFSETS).names
     return next((batch for batch in reversed(_numbers(names)) if _is_fenced(folder, batch, names)), None)
 
@@ -61,16 +64,17 @@ def fence(
     still_mine: Callable[[], None] = lambda: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Fence:
-    """Keep a query from planning another batch, and wait for the one that it may be at.
+    """Prevent a query from planning another batch, and wait for the batch in flight.
 
-    May be done again, and by several at once.
+    It is safe to repeat this, even concurrently.
 
     Args:
         folder: Its live directory.
-        by: Who fences, for people.
-        wait_s: How long to wait for a batch in flight to be committed. One that is not may still write to its sink.
-        still_mine: Called before each step; raises where the caller may do no more.
-        sleep: Lets time pass.
+        by: Who fences, as text for people.
+        wait_s: How long to wait for a batch in flight to be committed. An uncommitted batch may
+            still write to its sink.
+        still_mine: Called before each step; raises if the caller has lost its right to continue.
+        sleep: Sleeps for a number of seconds.
 
     Raises:
         StorageAccessError: The directory cannot be read or written.
@@ -84,7 +88,8 @@ def fence(
             folder.write(f"{_OFFSETS}/{_MARK}{batch}", [content])
             still_mine()
             folder.create_if_absent(f"{_OFFSETS}/{batch}", content)
-        # Where the query looked before and wrote after, its entry has taken the place of ours, or takes it now.
+        # If the query checked before and wrote after the fence, its entry has replaced the fence by
+        # now.
         sleep(_SETTLE_S if folder.width == 1 else _SETTLE_REMOTE_S)
         if fenced_at(folder) != batch:
             continue
@@ -119,5 +124,6 @@ def _is_fenced(folder: Folder, batch: int, names: Set[str]) -> bool:
         data = folder.read(f"{_OFFSETS}/{batch}", len(_HEADER))
     except FileNotFoundError:
         return False
-    # Cut off while it was written it is a fence as well: Spark's own entries appear whole, and begin otherwise.
+    # A partially written fence counts as well: Spark's own entries appear atomically and begin
+    # differently.
     return _HEADER.startswith(data)

@@ -1,9 +1,9 @@
-"""A file sink's own memory of the batches it wrote, and bringing it back to an earlier batch.
+"""A file sink's log of its batches: capture it for a snapshot, and roll it back to an earlier batch.
 
-`FileStreamSink` passes over every batch up to the newest id in `<path>/_spark_metadata`, whatever query it
-comes from. A rewound query would lose rows there without a word, so a snapshot carries this log and a restore
-puts it back. Entries are
-files: `<batch>`, and every tenth batch `<batch>.compact` with all before it (`CompactibleFileStreamLog`).
+`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, regardless of
+which query wrote it. A rewound query would silently lose rows there, so a snapshot includes this
+log and a restore rolls it back. Entries are files: `<batch>`, and every tenth batch
+`<batch>.compact` with all previous entries (`CompactibleFileStreamLog`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.query.sinks import file_sink_path
 
 LOG = "_spark_metadata"
-# Entered around one change of a file that a successor would use: raises where this process is not the writer any more.
+# Entered around each change of a file that a successor would use; raises if this process is no
+# longer the writer.
 StillMine = Callable[[], AbstractContextManager[object]]
 SINKS_FOLDER = "sinks"
-# More than any line with a version has, so that a file without a line is not read whole.
+# Longer than any version line, so that a file without line breaks is not read completely.
 _VERSION_LINE_BYTES = 100
 
 
@@ -34,10 +35,11 @@ class CapturedSink:
     """The log of one file sink up to a batch.
 
     Attributes:
-        path: Folder the sink writes to.
-        last_batch: Newest batch in it, up to the snapshot's; None where it has none yet.
-        files: The entries that represent it.
-        newest: Newest batch in it at all; None where it has none yet.
+        path: Folder to which the sink writes.
+        last_batch: Newest batch in it, up to the snapshot's; None if it has none yet.
+        files: The entries that make up the log.
+        newest: Newest batch in it, even if it is later than the snapshot's; None if it has none
+            yet.
     """
 
     path: str
@@ -46,7 +48,7 @@ class CapturedSink:
     newest: int | None = None
 
     def properties(self) -> dict[str, Any]:
-        """What a snapshot says of the sink."""
+        """The sink's properties in a snapshot."""
         return {"kind": "file", "path": self.path, "last_batch": self.last_batch}
 
 
@@ -64,14 +66,14 @@ class SinkEntry:
 
 
 def capture(descriptions: Sequence[str], batch_id: int) -> list[CapturedSink]:
-    """Capture the logs of all file sinks among a query's sinks; others keep nothing that could be put back.
+    """Capture the logs of all file sinks among a query's sinks. Other sinks have no log that could be restored.
 
     Args:
         descriptions: Sinks as the query's progress names them.
         batch_id: The batch of the snapshot.
 
     Raises:
-        IncompleteCutError: A log has lost an entry.
+        IncompleteCutError: An entry of a log is missing.
         StorageAccessError: A log cannot be read.
     """
     paths = [path for path in (file_sink_path(text) for text in descriptions) if path is not None]
@@ -79,21 +81,23 @@ def capture(descriptions: Sequence[str], batch_id: int) -> list[CapturedSink]:
 
 
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
-    """Bring a file sink back to the batch a snapshot was taken at.
+    """Roll a file sink back to the batch of a snapshot.
 
-    Readers then see exactly the rows of that batch and before; files of later batches stay on disk, unlisted.
-    May be cut off anywhere, also by a loss of power, and done again: what is needed is durable before anything is
-    deleted, and the newest entries go first, so the log never has a hole that Spark would refuse. On return it is
-    durable that they are gone.
+    Readers then see exactly the rows up to that batch; files of later batches stay on disk but are
+    not listed. The roll-back can be interrupted at any point, even by a power failure, and
+    repeated: the needed entries are durable before anything is deleted, and the newest entries are
+    deleted first, so the log never has a hole that Spark would reject. On return the deletions are
+    durable.
 
     Args:
-        path: Folder the sink writes to.
+        path: Folder to which the sink writes.
         batch_id: The batch; -1 empties the log.
-        entries: The snapshot's entries of this sink.
-        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
+        entries: The snapshot's log entries of this sink.
+        still_mine: Entered around each change of a file; raises if this process is no longer the
+            writer.
 
     Raises:
-        SinkRollbackError: The sink cannot be read or written; the roll-back is not done.
+        SinkRollbackError: The sink cannot be read or written; the roll-back is incomplete.
     """
     folder = open_folder(path)
     wanted = {entry.name: entry.data for entry in entries}
@@ -101,13 +105,14 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
         present = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
         for name in sorted(wanted, key=lambda name: entry_id(name) or 0):
             if name not in present or folder.read(f"{LOG}/{name}") != wanted[name]:
-                # The checksum first: left beside new bytes it would make Hadoop refuse them.
+                # The checksum file is deleted first: next to new content it would make Hadoop
+                # reject the entry.
                 with still_mine():
                     folder.delete(f"{LOG}/.{name}.crc")
                 with still_mine():
                     folder.write(f"{LOG}/{name}", [wanted[name]])
             else:
-                # As Spark left it, which flushes nothing.
+                # Spark wrote this entry and does not flush.
                 folder.flush(f"{LOG}/{name}")
         if present:
             folder.flush(LOG)
@@ -117,7 +122,8 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
             with still_mine():
                 folder.delete(f"{LOG}/.{name}.crc")
         if present:
-            # Some of them come back with the power otherwise, and Spark passes over what they name.
+            # Without this flush, deleted entries could reappear after a power failure, and Spark
+            # would skip their batches.
             folder.flush(LOG)
     except (StorageAccessError, FileNotFoundError) as error:
         raise SinkRollbackError(
@@ -128,10 +134,10 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
 
 
 def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
-    """Entries that do not belong to the snapshot's past: later ones, and those another timeline wrote."""
+    """Entries that do not belong to the snapshot's history: later ones, and those of another timeline."""
     compacts = [number for name in wanted if name.endswith(COMPACT) and (number := entry_id(name)) is not None]
-    # Below the snapshot's compact entry nothing is read, and Spark derives its compaction interval from what is
-    # there.
+    # Entries below the snapshot's compact entry are not read, and Spark derives its compaction
+    # interval from the existing entries.
     unread_below = max(compacts, default=-1)
     return [
         name

@@ -1,7 +1,8 @@
-"""Which files of a source's private log a resume needs.
+"""Select the files of a source's log that a resume needs.
 
-A file source keeps a log of the files it has seen (`FileStreamSourceLog`): one entry a planned batch, every
-tenth a `.compact` entry with all of them. Other sources keep a few small files, written once.
+A file source logs the files that it has seen (`FileStreamSourceLog`): one entry per planned batch,
+and every tenth a `.compact` entry with all of them. Other sources have a few small files that are
+written once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ COMPACT = ".compact"
 
 
 def log_offset(offset: str | None) -> int | None:
-    """The log position a file source's offset names; None for the offset of another kind of source."""
+    """The log position in a file source's offset; None for the offset of another kind of source."""
     if offset is None:
         return None
     try:
@@ -29,7 +30,7 @@ def log_offset(offset: str | None) -> int | None:
 
 
 def entry_id(name: str) -> int | None:
-    """Id of a log entry by its file name (`12`, `19.compact`), None for any other file."""
+    """Id of a log entry from its file name (`12`, `19.compact`), None for any other file."""
     return number_in(name.removesuffix(COMPACT))
 
 
@@ -42,19 +43,19 @@ def source_files(
 ) -> list[NeededFile]:
     """Files of one source that a resume after `committed` needs.
 
-    Entries beyond the committed offset are left out, unless the batch in flight is carried: without its
-    planned offsets Spark would merge such an entry into the next batch.
+    Entries beyond the committed offset are left out unless the batch in flight is included: without
+    its planned offsets, Spark would merge such an entry into the next batch.
 
     Args:
         folder: The live directory.
         source: Name of the source's directory.
         committed: Offsets of the committed batch.
-        before: Offsets of the batch before, which Spark reads once more when it starts.
-        in_flight: Offsets of the batch in flight where it is carried, else None.
+        before: Offsets of the previous batch, which Spark reads again when it starts.
+        in_flight: Offsets of the batch in flight if it is included, else None.
 
     Raises:
         IncompleteCutError: An entry is missing.
-        UnknownLayoutError: An entry is of a version that is not known.
+        UnknownLayoutError: An entry has an unsupported version.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -64,8 +65,8 @@ def source_files(
         return [read_needed(folder, path) for path, _entry in folder.files(directory)]
     last = max(-1 if position is None else position, -1 if carried is None else carried)
     earlier = log_offset(before.sources.get(source)) if before else None
-    # Spark asks for the files of the committed batch again, so its first entry must not hide in a compact
-    # one.
+    # Spark asks for the files of the committed batch again, so its first entry must not be hidden
+    # in a compact one.
     base_limit = min(-1 if position is None else position, -1 if earlier is None else earlier + 1)
     if before is None or earlier is None:
         base_limit = -1 if position is None else position
@@ -102,7 +103,7 @@ def _entries(folder: Folder, directory: str, base_limit: int, last: int) -> list
 
 
 def _is_file_source_log(folder: Folder, directory: str) -> bool:
-    """Tell a file source without data up to the commit from a source of another kind, by what it wrote."""
+    """Tell a file source without data up to the commit from another kind of source, by the files that it wrote."""
     entries: dict[str, Entry] = folder.list(directory)
     for name in entries:
         if entry_id(name) is None:

@@ -1,7 +1,8 @@
-"""Hard links from other directory trees of this machine into a new one.
+"""Create hard links from other directory trees on this machine in a new tree.
 
-A third of the time of a link is the walk along two long paths. So the roots are opened once, and walked from there. One
-thread does it all: calls so short leave two of them waiting for each other.
+Resolving two long paths takes a third of the time of a link, so the roots are opened once and paths
+are resolved from there. A single thread does everything: with calls this short, two threads would
+wait for each other.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from dagster_ckpt.snapshot.entries import FileEntry
 
 
 class Linker:
-    """Links files into a new tree; for one thread.
+    """Links files into a new tree. Not thread-safe.
 
     Args:
-        root: The new tree; it is made where it is not there yet.
+        root: The new tree; created if it does not exist.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # The root is there; the path of a file without a directory begins with it.
+        # The root exists; the path of a file without a directory begins with it.
         self._directories = {""}
         self._descriptors: dict[str, int] = {}
 
     def link(self, tree: str, source: str, path: str) -> bool:
-        """Give a file of another tree a second name in the new one.
+        """Link a file of another tree into the new one.
 
         Args:
             tree: Path of the other tree.
@@ -38,11 +39,11 @@ class Linker:
             path: Its path in the new tree.
 
         Returns:
-            False where these file systems cannot.
+            False if these file systems do not support it.
 
         Raises:
-            FileNotFoundError: It is not there.
-            StorageAccessError: Its directory cannot be made.
+            FileNotFoundError: The file does not exist.
+            StorageAccessError: Its directory cannot be created.
         """
         self._make([_directory(path)])
         try:
@@ -54,17 +55,17 @@ class Linker:
         return True
 
     def link_unchanged(self, tree: str, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Give files a second name in the new tree that are still what they were when a snapshot was taken of them.
+        """Link those files into the new tree that have not changed since a snapshot was taken.
 
         Args:
-            tree: Path of the tree that may have them, under the same paths.
+            tree: Path of the tree that may contain them, under the same paths.
             entries: The files; each has a token.
 
         Returns:
-            Those that it has not: nothing of them is in the new tree either.
+            The files that were not linked.
 
         Raises:
-            StorageAccessError: Their directories cannot be made.
+            StorageAccessError: Their directories cannot be created.
         """
         self._make({_directory(entry.path) for entry in entries})
         try:
@@ -74,7 +75,7 @@ class Linker:
         return [entry for entry in entries if not _is_linked(entry, source, self._target)]
 
     def unlink(self, path: str) -> None:
-        """Let go of a file of the new tree.
+        """Delete a file of the new tree.
 
         Raises:
             StorageAccessError: It cannot be deleted.
@@ -87,7 +88,7 @@ class Linker:
         return version_of(os.stat(path, dir_fd=self._target))
 
     def close(self) -> None:
-        """Let go of the trees."""
+        """Close the trees."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
@@ -120,18 +121,18 @@ def _make_with_parents(directory: str, root: int) -> None:
     try:
         os.mkdir(directory, dir_fd=root)
     except FileExistsError:
-        return  # For a file given as bytes before.
+        return  # the file was already written as bytes
     except FileNotFoundError:
         _make_with_parents(_directory(directory), root)
         _make_with_parents(directory, root)
 
 
 def _is_linked(entry: FileEntry, source: int, target: int) -> bool:
-    """Whether a file could be linked that is the one of the snapshot; what else has its name is let go of again."""
+    """Link a file and check that it is the one in the snapshot; otherwise remove the link and return False."""
     _, path, size, _, token, _, _ = entry
     try:
         os.link(path, path, src_dir_fd=source, dst_dir_fd=target)
-        # Looked at under its new name, where nobody puts another file in its place.
+        # Checked under its new name, where no other process can replace it.
         found = os.stat(path, dir_fd=target)
         if found.st_size == size and token_of(found) == token:
             return True

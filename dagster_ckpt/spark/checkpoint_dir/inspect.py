@@ -1,4 +1,4 @@
-"""Whether Spark can resume in a live directory, by the same check as a cut."""
+"""Check whether Spark can resume in a live directory, with the same checks as a cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, parse_que
 
 
 class LiveStatus(StrEnum):
-    """What a live directory is good for."""
+    """Status of a live directory."""
 
     MISSING = "MISSING"
     EMPTY = "EMPTY"
@@ -22,16 +22,17 @@ class LiveStatus(StrEnum):
 
 @dataclass(frozen=True)
 class LiveState:
-    """What was found.
+    """Result of an inspection.
 
     Attributes:
-        status: MISSING: nothing is there. EMPTY: no batch is committed, and Spark can begin there. GOOD:
-        Spark
-            resumes after `batch_id`. BROKEN: Spark could not start there, or would compute wrong results.
-        reason: One or two sentences for a person.
-        batch_id: Newest committed batch, where GOOD.
+        status: MISSING: the directory does not exist. EMPTY: no batch is committed, and Spark can
+            begin there. GOOD: Spark resumes after `batch_id`. BROKEN: Spark could not start there,
+            or would compute wrong results.
+        reason: One or two sentences for people.
+        batch_id: Newest committed batch, if GOOD.
         in_flight: The batch that is planned but not committed and that Spark will replay, or None.
-        fenced_at: The batch that cannot be planned there any more: a query goes on from it, elsewhere. Or None.
+        fenced_at: The batch that a fence prevents from being planned there, so that a successor
+            continues elsewhere; or None.
     """
 
     status: LiveStatus
@@ -42,14 +43,14 @@ class LiveState:
 
 
 def inspect_live_directory(live: LiveDirectory) -> LiveState:
-    """Look at a live directory; nothing is changed.
+    """Inspect a live directory without changing it.
 
     Args:
         live: The directory. A query may be running in it.
 
     Raises:
-        StorageAccessError: It cannot be reached, so nothing can be said of it.
-        UnknownLayoutError: A file in it is of a version that is not known here.
+        StorageAccessError: It cannot be reached, so its status is unknown.
+        UnknownLayoutError: A file in it has an unsupported version.
     """
     if not live.exists():
         return LiveState(LiveStatus.MISSING, f"{live.url} does not exist.")
@@ -57,11 +58,11 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
     try:
         if positions.commit is None:
             return replace(_before_the_first_commit(live, positions), fenced_at=live.fenced_at())
-        # A running query may commit meanwhile; the cut then stands at a newer batch.
+        # A running query may commit concurrently; the cut is then at a newer batch.
         whole = cut(live, carry_in_flight=True)
         _check_in_flight(live, whole.batch_id, whole.in_flight, stateful=bool(whole.properties["state_operators"]))
     except UnknownLayoutError:
-        # Not broken: a newer Spark may resume there, and an older snapshot must not take its place.
+        # Not broken: a newer Spark may resume there, and an older snapshot must not replace it.
         raise
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))

@@ -1,4 +1,4 @@
-"""Spark's live checkpoint directory: where it is and what its parts are called.
+"""Layout of Spark's live checkpoint directory: its location and the names of its parts.
 
 Names follow Spark 4.3's `StreamingCheckpointConstants` and `StateStore`.
 """
@@ -26,11 +26,11 @@ DEFAULT_STORE = "default"
 
 @dataclass(frozen=True)
 class Positions:
-    """How far a query is.
+    """Positions of a query.
 
     Attributes:
         commit: Newest committed batch, or None before the first one.
-        offset: Newest planned batch, or None. Above `commit` it is in flight.
+        offset: Newest planned batch, or None. If it is greater than `commit`, it is in flight.
     """
 
     commit: int | None
@@ -42,8 +42,8 @@ class LiveDirectory:
     """A `checkpointLocation`.
 
     Attributes:
-        url: Where it is: a URL of any file system that Spark and fsspec both know, or a local path.
-        storage_options: Arguments of the fsspec file system.
+        url: A URL of any file system that both Spark and fsspec support, or a local path.
+        storage_options: Arguments for the fsspec file system.
     """
 
     url: str
@@ -60,47 +60,47 @@ class LiveDirectory:
 
     @property
     def local_path(self) -> Path | None:
-        """Its path on this machine, None where it is elsewhere."""
+        """Its path on this machine, or None if it is remote."""
         return local_path(self.url)
 
     @property
     def spark_location(self) -> str:
-        """The URL as Spark is given it. Local paths get their scheme: Spark's default may be HDFS."""
+        """The URL as passed to Spark. Local paths get a scheme, because Spark's default file system may be HDFS."""
         path = self.local_path
         return self.url.rstrip("/") if path is None else f"file://{path}"
 
     def exists(self) -> bool:
-        """Whether the directory is there."""
+        """Whether the directory exists."""
         return self.folder.exists()
 
     def delete(self) -> None:
-        """Delete the directory; one that is not there is no error."""
+        """Delete the directory; a missing one is not an error."""
         self.folder.delete_all()
 
     def positions(self) -> Positions:
-        """How far the query is, from the names in the two logs."""
-        # Commits first: a batch that commits between the two listings then still counts as in flight.
+        """Positions of the query, from the names in the two logs."""
+        # Commits first: a batch that commits between the two listings still counts as in flight.
         commits = batch_ids(self.folder, COMMITS)
         offsets = batch_ids(self.folder, OFFSETS)
         return Positions(max(commits, default=None), max(offsets, default=None))
 
     def fenced_at(self) -> int | None:
-        """The batch that its query can no longer plan, because a successor has fenced it off; or None."""
+        """The batch that its query can no longer plan because a successor has fenced it; or None."""
         return fenced_at(self.folder)
 
     def sibling(self, suffix: str) -> LiveDirectory:
-        """A directory beside this one, on the same file system."""
+        """A directory next to this one, on the same file system."""
         return LiveDirectory(self.url.rstrip("/") + suffix, self.storage_options)
 
 
 def batch_ids(folder: Folder, log: str) -> list[int]:
-    """Batches that have an entry in a log; junk, unfinished files and a fence are passed over."""
+    """Batches that have an entry in a log; unknown names, unfinished files and fences are skipped."""
     if log == OFFSETS:
         return planned(folder)
     return sorted(number for name in folder.listing(log).names if (number := number_in(name)) is not None)
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:
-    """Directory of one state store: the default store has none of its own below its partition."""
+    """Directory of a state store; the default store is directly in the directory of its partition."""
     path = f"{STATE}/{operator}/{partition}"
     return path if store == DEFAULT_STORE else f"{path}/{store}"

@@ -1,4 +1,4 @@
-"""Entries of Spark's query metadata, offset log and commit log.
+"""Parse Spark's query metadata and the entries of its offset and commit logs.
 
 Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 4.3. Each
 entry is one file: a line with the version, then JSON lines.
@@ -21,10 +21,11 @@ INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"
 NO_OFFSET = "-"
-# Ten times as many as Spark is run with anywhere; a file that says more is damaged, and would fill the memory.
+# Ten times as many as any deployment of Spark uses. A file with more is damaged and would exhaust
+# the memory.
 _MOST_PARTITIONS = 1_000_000
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
-# Part of names of files.
+# Part of file names.
 _UniqueId = Annotated[str, Field(pattern=r"^[\w-]+$")]
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -32,15 +33,17 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class OffsetEntry:
-    """One entry of the offset log: what a batch reads.
+    """One entry of the offset log: the plan of a batch.
 
     Attributes:
         batch_id: The batch.
-        watermark_ms: Event-time watermark the batch runs with.
+        watermark_ms: Event-time watermark of the batch.
         conf: Settings that Spark pins for the life of the query.
-        sources: Source name (its index, in v1) to the JSON text of its offset; None before its first data.
+        sources: Source name (in v1, its index) to the JSON text of its offset; None before its
+            first data.
         format_version: Version of the entry.
-        continuous: Whether continuous processing wrote it: then it carries neither watermark nor settings.
+        continuous: Whether continuous processing wrote it: then it has neither watermark nor
+            settings.
     """
 
     batch_id: int
@@ -52,27 +55,27 @@ class OffsetEntry:
 
     @property
     def partitions(self) -> int | None:
-        """Number of state partitions, or None where the query pins none (it keeps no state)."""
+        """Number of state partitions, or None if the query pins none because it keeps no state."""
         number = self.conf.get(INTERNAL_PARTITIONS) or self.conf.get(SHUFFLE_PARTITIONS)
         return int(number) if number else None
 
     @property
     def provider_class(self) -> str | None:
-        """Full name of the state store provider, or None where the query pins none."""
+        """Full name of the state store provider, or None if the query pins none."""
         return self.conf.get(PROVIDER_CLASS)
 
 
 @dataclass(frozen=True)
 class CommitEntry:
-    """One entry of the commit log: a batch is done.
+    """One entry of the commit log: a batch is committed.
 
     Attributes:
         batch_id: The batch.
-        next_watermark_ms: Watermark of the batch after it.
+        next_watermark_ms: Watermark of the next batch.
         state_ids: Checkpoint format v2 only: operator to the unique ids of its version, by
             partition, then by store; None in format v1.
         format_version: Version of the entry.
-        sinks: Version 3 only (named sinks): what the entry says of each sink, by its name.
+        sinks: Version 3 only (named sinks): information about each sink, by name.
     """
 
     batch_id: int
@@ -100,23 +103,23 @@ class _CommitMetadata(BaseModel):
 
 
 def parse_query_id(data: bytes, where: str) -> str:
-    """Read the query id from the file `metadata`.
+    """Parse the query id in the file `metadata`.
 
     Raises:
-        LiveDirectoryError: It cannot be read as such.
+        LiveDirectoryError: It cannot be parsed.
     """
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).id
 
 
 def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
-    """Read an entry of the offset log.
+    """Parse an entry of the offset log.
 
     Args:
         data: Content of the file.
         where: Its path; the name is the batch id.
 
     Raises:
-        LiveDirectoryError: It is empty, cut off, or of a version that is not known.
+        LiveDirectoryError: It is empty, truncated, or has an unsupported version.
     """
     version, lines = _lines(data, where, {1, 2}, "an offset log entry")
     if not lines:
@@ -136,14 +139,14 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
 
 
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
-    """Read an entry of the commit log.
+    """Parse an entry of the commit log.
 
     Args:
         data: Content of the file.
         where: Its path; the name is the batch id.
 
     Raises:
-        LiveDirectoryError: It is empty, cut off, or of a version that is not known.
+        LiveDirectoryError: It is empty, truncated, or has an unsupported version.
     """
     version, lines = _lines(data, where, {1, 2, 3}, "a commit log entry")
     text = lines[0] if lines else ""
@@ -154,10 +157,10 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
-    """Read the JSON lines of a file source's or file sink's log entry (`v1`, then one object a line).
+    """Parse the JSON lines of a file source's or file sink's log entry (`v1`, then one object per line).
 
     Raises:
-        LiveDirectoryError: It is empty, cut off, or not of this kind.
+        LiveDirectoryError: It is empty, truncated, or not of this kind.
     """
     _version, lines = _lines(data, where, {1}, "a file log entry")
     with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
@@ -168,14 +171,14 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
 
 
 def check_log_version(data: bytes, where: str) -> None:
-    """Refuse an entry of a file source's or file sink's log of a version that is not known.
+    """Reject an entry of a file source's or file sink's log with an unsupported version.
 
     Args:
         data: Its content, or its first line.
         where: Its path.
 
     Raises:
-        UnknownLayoutError: It is of a version that is not known.
+        UnknownLayoutError: It has an unsupported version.
     """
     known_version(data.partition(b"\n")[0].decode("utf-8", "replace"), {1}, where, "a file log entry")
 

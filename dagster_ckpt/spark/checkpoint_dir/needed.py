@@ -1,4 +1,4 @@
-"""A file that a restore needs: where it is now, and where it belongs in the snapshot."""
+"""`NeededFile`: a file that a restore needs, with its location now and its path in the snapshot."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import BinaryIO
 
 from dagster_ckpt.io.folder import FileVersion, Folder
 
-# So much of a cut is read at once, instead of being held by links; of more files the objects alone would count.
+# Up to these limits, files of a cut are read at once instead of being protected by links; above the
+# number of files, the objects alone would take too much memory.
 HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
 HELD_IN_MEMORY_FILES = 5_000
-# A larger file is read in pieces, in the same memory again and again: new memory costs as much as the reading.
+# A larger file is read in pieces into a reused buffer: allocating memory costs as much as reading.
 READ_WHOLE_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
 class NeededFile:
-    """One file of a cut; a `Source` of a snapshot.
+    """One file of a cut, and a `Source` of a snapshot.
 
     Attributes:
-        folder: The directory tree it lies in.
+        folder: Its directory tree.
         source: Its path there.
         path: Its path in the snapshot.
         size: Its length in bytes.
-        token: See `FileVersion.token`; another one means that Spark replaced it.
-        identity: A name that no other content will ever have (it holds a uuid), or None.
-        data: Its content where it was read anyway.
-        stable: Whether the next snapshots will most likely have it too.
+        token: See `FileVersion.token`; if it changed, Spark replaced the file.
+        identity: A name that is unique to this content (it contains a uuid), or None.
+        data: Its content, if it was read already.
+        stable: Whether the next snapshots will probably contain it too.
     """
 
     folder: Folder
@@ -41,7 +42,7 @@ class NeededFile:
 
     @property
     def version(self) -> FileVersion:
-        """What it was when it was looked at."""
+        """Version of the file when it was inspected."""
         return FileVersion(self.size, self.token)
 
     def open(self) -> BinaryIO:
@@ -49,18 +50,18 @@ class NeededFile:
         return self.folder.open(self.source) if self.data is None else BytesIO(self.data)
 
     def read(self) -> bytes:
-        """All of the content, or more than its size where it has grown."""
+        """The whole content, or more than its size if it has grown."""
         return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
 
 
 def read_versioned(folder: Folder, path: str) -> NeededFile:
-    """Read a small file together with the version that tells it from any other of its name.
+    """Read a small file together with its version.
 
     Raises:
-        FileNotFoundError: It is not there (any more).
+        FileNotFoundError: It does not exist or no longer exists.
     """
-    # The version is never a newer one's: were the file replaced in between, it would be taken for another later, which
-    # is safe.
+    # The version is never newer than the content: if the file was replaced in between, it is later
+    # treated as changed, which is safe.
     data, version = folder.read_version(path)
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 
@@ -69,7 +70,7 @@ def read_needed(folder: Folder, path: str, *, snapshot_path: str | None = None) 
     """Read a small file that is needed.
 
     Raises:
-        FileNotFoundError: It is not there (any more).
+        FileNotFoundError: It does not exist or no longer exists.
     """
     data = folder.read(path)
     return NeededFile(folder, path, snapshot_path or path, len(data), data=data)

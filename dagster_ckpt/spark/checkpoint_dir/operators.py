@@ -1,4 +1,4 @@
-"""What Spark notes about the stateful operators of a query: their stores, partitions and schemas.
+"""Read Spark's metadata of stateful operators: their stores, partitions and schemas.
 
 Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4.3.
 """
@@ -27,10 +27,10 @@ class Operator:
     """A stateful operator.
 
     Attributes:
-        number: Its number in the plan; the name of its directory.
-        name: What Spark calls it, such as `stateStoreSave`.
+        number: Its number in the plan, which is the name of its directory.
+        name: Spark's name for it, such as `stateStoreSave`.
         stores: Names of its state stores, in Spark's order.
-        single_partition: Whether it keeps all its state in partition 0, whatever the session says.
+        single_partition: Whether it keeps all its state in partition 0, regardless of the session.
         files: Its metadata and schema files.
         metadata_version: Version of its metadata.
         schema_version: Newest version of its schema files.
@@ -60,11 +60,11 @@ class _Metadata(BaseModel):
 
 
 def read_operators(folder: Folder, batch_id: int) -> list[Operator]:
-    """Read every stateful operator of a query; none for a stateless one.
+    """Read every stateful operator of a query; empty for a stateless query.
 
     Args:
         folder: The live directory.
-        batch_id: The batch to resume after. Metadata that a later batch wrote is left out.
+        batch_id: The batch after which to resume. Metadata of later batches is left out.
 
     Raises:
         IncompleteCutError: Metadata or a schema is missing.
@@ -78,18 +78,18 @@ def read_operators(folder: Folder, batch_id: int) -> list[Operator]:
 
 
 def rewrite_schema_paths(data: bytes, old_path: str, location: str) -> bytes:
-    """Point the schema paths of operator metadata v2 to the directory it is restored into.
+    """Rewrite the schema paths of operator metadata v2 for the directory that it is restored into.
 
-    Spark notes them as absolute paths (transformWithState, join state v3 and later); left alone, a restored
-    query would read, and even re-create, directories at the place it was copied from.
+    Spark stores them as absolute paths (transformWithState, join state v3 and later). Unchanged, a
+    restored query would read, and even re-create, directories at the original location.
 
     Args:
         data: Content of `state/<operator>/_metadata/v2/<batch>`.
-        old_path: Its path, for the message of an error.
-        location: The new live directory, as Spark is given it.
+        old_path: Its path, for error messages.
+        location: The new live directory, as passed to Spark.
 
     Raises:
-        LiveDirectoryError: It cannot be read.
+        LiveDirectoryError: It cannot be parsed.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
@@ -102,7 +102,7 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str) -> bytes:
 
 
 def is_metadata_v2(path: str) -> bool:
-    """Whether a path in a live directory is operator metadata that names absolute paths."""
+    """Whether a path in a live directory is operator metadata with absolute paths."""
     if "/_metadata/" not in path:
         return False
     parts = path.split("/")
@@ -138,7 +138,8 @@ def _with_schema_files(folder: Folder, number: int, paths: list[str]) -> Operato
                 try:
                     files.setdefault(schema, read_needed(folder, schema))
                 except FileNotFoundError as error:
-                    # Spark purges the schemas of metadata it no longer needs before the metadata itself.
+                    # Spark purges the schemas of metadata that it no longer needs before the
+                    # metadata itself.
                     if path == paths[-1]:
                         raise _incomplete(folder, schema, f"{path} refers to it") from error
                 else:
@@ -179,7 +180,7 @@ def _schema_version(schema: NeededFile) -> int:
 
 
 def _key_is_empty(schema: NeededFile) -> bool:
-    """Whether a state has no key: `StatefulOperatorPartitioning` then gathers all rows in one partition."""
+    """Whether a state has no key: `StatefulOperatorPartitioning` then puts all rows into one partition."""
     data = schema.data or b""
     with reading(lambda why: _no_schema(schema, why)):
         version, at = _utf(data, 0)
@@ -208,7 +209,7 @@ def _utf(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _below_state(path: str, where: str) -> str:
-    """Path of a schema file within its live directory, from the absolute one Spark noted."""
+    """Relative path of a schema file in its live directory, from Spark's absolute path."""
     head, marker, tail = path.rpartition(f"/{_SCHEMAS}/")
     parts = head.rsplit(f"/{STATE}/", 1)
     if not marker or len(parts) != 2 or ".." in path.split("/"):

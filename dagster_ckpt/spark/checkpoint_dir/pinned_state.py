@@ -1,4 +1,4 @@
-"""What Spark pins of a query's state, read from a live directory."""
+"""Read the state backend and settings that Spark pinned for a query from its live directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import INTERNAL_PARTITIONS, SHUFFLE_
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """Return what the query in a live directory was begun with; nothing is pinned before its first planned batch.
+    """Return the backend and settings of the query in a live directory; empty before its first planned batch.
 
     Raises:
         LiveDirectoryError: The newest entry of the offset log cannot be read.
@@ -22,16 +22,16 @@ def pinned_state(live: LiveDirectory) -> PinnedState:
         return PinnedState(None)
     path = f"{OFFSETS}/{positions.offset}"
     entry = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}")
-    # Spark pins a provider for every query, also for one that never opens a store.
+    # Spark pins a provider for every query, even if it never opens a store.
     keeps_no_state = positions.commit is not None and not live.folder.list(STATE)
     return PinnedState(None if keeps_no_state else entry.provider_class, entry.conf)
 
 
 def check_pinned_provider(live: LiveDirectory) -> None:
-    """Make sure that the newest two entries of the offset log name one provider: Spark never changes it.
+    """Check that the newest two entries of the offset log name the same provider, which Spark never changes.
 
     Raises:
-        LiveDirectoryError: They do not, so one of them is damaged.
+        LiveDirectoryError: They differ, so one of them is damaged.
         StorageAccessError: The directory cannot be reached.
     """
     newest = live.positions().offset
@@ -49,7 +49,7 @@ def check_pinned_provider(live: LiveDirectory) -> None:
 
 
 def pinned_partitions(live: LiveDirectory) -> int | None:
-    """Return how many partitions the state of the query in a live directory is kept in; None where it keeps none.
+    """Return the number of state partitions of the query in a live directory; None if it keeps no state.
 
     Raises:
         LiveDirectoryError: The newest entry of the offset log cannot be read.

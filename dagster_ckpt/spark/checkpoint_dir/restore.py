@@ -1,4 +1,4 @@
-"""Turning a snapshot into a live directory that Spark can start in."""
+"""Restore: build a live directory in which Spark can start from a snapshot or from another live directory."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, until_not_overtaken
 
-# Called often while files are laid; what it raises ends that, and what was laid is deleted.
+# Called often while files are placed; an exception aborts the restore, and the placed files are
+# deleted.
 Watch = Callable[[], None]
 
 _LOGS = (OFFSETS, COMMITS)
-# Enough for their directories to be worth being made together.
+# Large enough that creating their directories in one step pays off.
 _LINKED_AT_A_TIME = 4_000
 
 
 def unwatched() -> None:
-    """Let it come to its end."""
+    """A watch that never aborts."""
 
 
 @dataclass(frozen=True)
 class Materialized:
-    """A live directory made from a snapshot.
+    """A live directory built from a snapshot.
 
     Attributes:
         live: The directory.
-        batch_id: The batch it resumes after.
+        batch_id: The batch after which it resumes.
         query_id: Id of the query in it.
         sinks: Index of a sink in the snapshot's properties to its log entries, for `roll_back`.
-        carries_state: Whether the state after the batch in flight came along, so that a sink may pass over it.
+        carries_state: Whether it contains the state after the batch in flight, so that a sink may
+            skip that batch.
     """
 
     live: LiveDirectory
@@ -64,24 +66,26 @@ def materialize(
     is_scratch: bool = False,
     watch: Watch = unwatched,
 ) -> Materialized:
-    """Build a live directory aside, check that it is whole, then move it into place; on return it is durable.
+    """Build a live directory in a temporary location, check it, then move it into place; durable on return.
 
-    In an object store, where nothing can be moved at once, it is built in place, the logs last: until then there is
-    nothing that a query could resume from, and a start that was killed here is simply made again.
+    An object store cannot rename a tree atomically, so there it is built in place with the logs
+    last. Until then no query can resume from it, and a start that is killed at this point is
+    repeated.
 
     Args:
-        target: Where it is to be; nothing may be there.
-        fill: Called once with what takes the files of the snapshot; gives it every file, from several threads if it
-            likes.
-        new_query_id: A fork's own query id. None keeps the snapshot's: the query goes on, and
-            sinks that remember query ids know it again.
-        is_whole: What `fill` gives is a cut that was whole, down to the last checked byte, so that only the logs are
-            looked at once more.
-        is_scratch: It is deleted after a look, so it need not outlive a loss of power.
-        watch: Called while files are laid, from the threads that lay them; what it raises ends that.
+        target: The target, which must not exist.
+        fill: Called once with a `Filler`, to which it passes every file of the snapshot, from
+            several threads if it wants.
+        new_query_id: Query id of a fork. None keeps the snapshot's: the query continues, and sinks
+            that remember query ids recognize it.
+        is_whole: `fill` passes a cut that was already checked completely, so that only the logs are
+            checked again.
+        is_scratch: The directory is temporary and need not survive a power failure.
+        watch: Called while files are placed, from the threads that place them; an exception aborts
+            the restore.
 
     Raises:
-        RestoreError: Something is at the target, or the snapshot makes no whole live directory.
+        RestoreError: The target exists, or the snapshot does not make a complete live directory.
         StorageAccessError: The target cannot be written.
     """
     if target.exists():
@@ -120,24 +124,24 @@ def clone(
     is_scratch: bool = False,
     watch: Watch = unwatched,
 ) -> Materialized:
-    """Go on from a live directory in a fresh one, beside a writer that may still be there.
+    """Clone a live directory, so that a query continues in the clone even if an old writer is still alive.
 
-    The batch in flight is carried, so that exactly it is replayed. Files are linked where
-    both are on one local disk: a late writer replaces files and never modifies them.
+    The batch in flight is included, so that exactly this batch is replayed. Files are hard-linked
+    if both are on one local disk: an old writer replaces files and never modifies them.
 
     Args:
-        live: The directory to go on from; it is left as it is.
-        target: Where the query is to go on; nothing may be there.
-        at_batch: A committed batch that Spark still retains, to go back to it; exactly the batch after it is
-            replayed, and those after that are planned afresh. Default: the newest.
-        carry_state: Also take the state after the batch in flight, if all of it is there: see `cut`.
+        live: The directory to clone; it is not changed.
+        target: The clone, which must not exist.
+        at_batch: A committed batch that Spark still retains, to go back to. Exactly the batch after
+            it is replayed, and later ones are planned again. By default the newest batch.
+        carry_state: Also include the state after the batch in flight, if it is complete: see `cut`.
         is_scratch: See `materialize`.
         watch: See `materialize`.
 
     Raises:
-        NothingCommittedError: No batch is committed there yet.
-        IncompleteCutError: The directory is not whole.
-        RestoreError: Something is at the target.
+        NothingCommittedError: No batch is committed yet.
+        IncompleteCutError: The directory is incomplete.
+        RestoreError: The target exists.
         StorageAccessError: A directory cannot be read or written.
     """
 
@@ -157,15 +161,15 @@ def clone(
 
 
 class Filler:
-    """Takes the files of a snapshot, each to its place in a new live directory.
+    """Places the files of a snapshot in a new live directory.
 
-    Bytes may come from several threads at once, links from one.
+    Bytes may come from several threads, links from one only.
 
     Args:
-        folder: Where the files go.
-        target: Where the directory will be in the end.
-        new_query_id: A query id of its own, or None.
-        logs_last: Hold the entries of offset and commit log back until `write_logs`.
+        folder: The directory tree to fill.
+        target: The final location of the directory.
+        new_query_id: A new query id, or None.
+        logs_last: Keep the entries of the offset and commit logs until `write_logs`.
         watch: See `materialize`.
     """
 
@@ -188,7 +192,7 @@ class Filler:
         self.sinks: dict[int, list[SinkEntry]] = {}
 
     def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Take one file.
+        """Place one file.
 
         Args:
             path: Its path in the snapshot.
@@ -202,7 +206,7 @@ class Filler:
             index, name = sink_entry(path)
             self.sinks.setdefault(index, []).append(SinkEntry(name, b"".join(chunks)))
         elif path == METADATA and self._new_query_id is not None:
-            # The old one is still checked, by being used up.
+            # The old content is still consumed, which checks its digest.
             b"".join(chunks)
             self._folder.create(path, [json.dumps({"id": self._new_query_id}, separators=(",", ":")).encode()])
         elif is_metadata_v2(path):
@@ -222,19 +226,19 @@ class Filler:
             yield chunk
 
     def write_logs(self) -> None:
-        """Write what was held back: first what was planned, then what was committed, the newest commit at the end."""
-        # A commit makes a directory one that a query has been in.
+        """Write the entries kept by `logs_last`: offsets first, then commits, the newest commit last."""
+        # With a commit, a directory counts as one in which a query has run.
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.create(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
-        """Take a file by a hard link instead of its bytes.
+        """Place a file as a hard link instead of bytes.
 
         Returns:
-            False where that is impossible: then it has to be given as bytes.
+            False if that is impossible: pass it as bytes then.
 
         Raises:
-            CutOvertakenError: It is not there any more, or is another one by now.
+            CutOvertakenError: It no longer exists, or was replaced.
         """
         if not isinstance(file.folder, LocalFolder) or self._linker is None:
             return False
@@ -250,18 +254,18 @@ class Filler:
         return linked
 
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
-        """Take files of a snapshot by hard links to where they came from, as far as they are what they were.
+        """Place files of a snapshot as hard links to their originals, if these are unchanged.
 
-        Spark writes a file once and renames it into place, so one of the same device, inode, time and size is the very
-        file that the snapshot was taken of, or a link to it. What a disk, a loss of power or a person did to its
-        content shows in none of these.
+        Spark writes a file once and renames it into place, so a file with the same device, inode,
+        time and size is the file of which the snapshot was taken, or a link to it. These attributes
+        do not reveal changes to its content by a disk error, a power failure or a user.
 
         Args:
             entries: The files.
-            donor: A live directory that may still have them.
+            donor: A live directory that may still contain them.
 
         Yields:
-            Those that it has not: they have to be given as bytes.
+            The files that were not linked: pass them as bytes.
         """
         root = donor.live.local_path if donor is not None else None
         if self._linker is None or donor is None or root is None:
@@ -279,28 +283,28 @@ class Filler:
             unlinked = self._linker.link_unchanged(str(root), linkable)
             yield from unlinked
             left = {entry.path for entry in unlinked}
-            # Under their new names nobody puts another file in their place.
+            # Checked under their new names, where no other process can replace them.
             linked = [entry for entry in linkable if entry.path not in left]
             for entry in altered(self._linker.root, linked, donor.check, watch=self._watch):
                 self._linker.unlink(entry.path)
                 yield entry
 
     def close(self) -> None:
-        """Let go of the directories that were linked from."""
+        """Close the directories that were linked from."""
         if self._linker is not None:
             self._linker.close()
 
     def takes_as_it_is(self, path: str) -> bool:
-        """Whether a file goes into the live directory, and with the bytes it has in the snapshot."""
+        """Whether a file goes into the live directory unchanged."""
         is_rewritten = is_metadata_v2(path) or (path == METADATA and self._new_query_id is not None)
         return not is_rewritten and not path.startswith(f"{SINKS_FOLDER}/")
 
 
 def sink_entry(path: str) -> tuple[int, str]:
-    """Index of the sink and name of the log entry that a file of a snapshot is for.
+    """Index of the sink and name of the log entry that a file of a snapshot contains.
 
     Raises:
-        RestoreError: It is for none.
+        RestoreError: It contains none.
     """
     _, *rest = path.split("/")
     index = number_in(rest[0]) if rest else None

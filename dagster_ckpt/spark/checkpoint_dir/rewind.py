@@ -1,8 +1,9 @@
-"""Going back to an earlier batch with nothing but what Spark itself still retains.
+"""Rewind to an earlier batch, using only what Spark itself still retains.
 
-Spark keeps `spark.sql.streaming.minBatchesToRetain` (100) batches of its logs and state. A rewound directory is built
-beside the live one, of the same disk blocks where both are local, and the live one is left as it is: whatever is
-cut off, Spark finds either the old directory or the whole rewound one.
+Spark retains `spark.sql.streaming.minBatchesToRetain` (100) batches of its logs and state. The
+rewound directory is built next to the live one, from hard links if both are local, and the live one
+is not changed: after an interruption, Spark finds either the old directory or the complete rewound
+one.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id
 
 
 def retained_batches(live: LiveDirectory) -> list[int]:
-    """Committed batches that the logs of a live directory can be rewound to, ascending.
+    """Committed batches to which the logs of a live directory can be rewound, ascending.
 
-    Whether the state of one is whole as well shows when it is cut.
+    Only a cut shows whether the state of a batch is complete too.
 
     Raises:
         StorageAccessError: The directory cannot be reached.
     """
     offsets = set(batch_ids(live.folder, OFFSETS))
-    # Spark starts after batch N only with the offsets of N and of the batch before it.
+    # To start after batch N, Spark needs the offsets of N and of the batch before it.
     return [
         batch for batch in batch_ids(live.folder, COMMITS) if batch in offsets and (batch == 0 or batch - 1 in offsets)
     ]
 
 
 def live_query_id(live: LiveDirectory) -> str | None:
-    """Id of the query of a live directory; None where none can be read.
+    """Id of the query of a live directory; None if it cannot be read.
 
     Raises:
         StorageAccessError: The directory cannot be reached.
@@ -52,25 +53,25 @@ def live_query_id(live: LiveDirectory) -> str | None:
 
 
 def give_query_id(live: LiveDirectory, query_id: str) -> None:
-    """Make a live directory that nobody uses yet that of another query.
+    """Change the query id of a live directory that is not in use yet.
 
     Raises:
         StorageAccessError: It cannot be written.
     """
-    # A new file in place of the old one: the old may be a link shared with the directory it came from.
+    # A new file replaces the old one, which may be a hard link shared with the original directory.
     live.folder.write(METADATA, [json.dumps({"id": query_id}, separators=(",", ":")).encode()])
 
 
 def own_past(sinks: Sequence[str], batch_id: int) -> list[CapturedSink]:
-    """The logs of file sinks up to a batch, from the sinks themselves.
+    """Read the logs of file sinks up to a batch from the sinks themselves.
 
     Args:
         sinks: The query's sinks, as its progress names them.
         batch_id: The batch to go back to.
 
     Raises:
-        SinkRollbackError: A log does not reach back that far any more.
-        IncompleteCutError: A log has lost an entry.
+        SinkRollbackError: A log no longer reaches back that far.
+        IncompleteCutError: An entry of a log is missing.
         StorageAccessError: A log cannot be read.
     """
     captured = capture(sinks, batch_id)
@@ -86,19 +87,20 @@ def own_past(sinks: Sequence[str], batch_id: int) -> list[CapturedSink]:
 
 
 def roll_back_to_own_past(sinks: Sequence[str], batch_id: int, *, still_mine: StillMine) -> list[str]:
-    """Bring file sinks back to a batch by their own logs; may be cut off anywhere and done again.
+    """Roll file sinks back to a batch by their own logs; can be interrupted at any point and repeated.
 
     Args:
         sinks: The query's sinks, as its progress names them.
         batch_id: The batch to go back to.
-        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
+        still_mine: Entered around each change of a file; raises if this process is no longer the
+            writer.
 
     Returns:
-        The folders that were brought back.
+        The folders that were rolled back.
 
     Raises:
-        SinkRollbackError: A sink cannot be brought back.
-        IncompleteCutError: A log has lost an entry.
+        SinkRollbackError: A sink cannot be rolled back.
+        IncompleteCutError: An entry of a log is missing.
         StorageAccessError: A log cannot be read.
     """
     captured = own_past(sinks, batch_id)

@@ -1,8 +1,9 @@
-"""Holding on to the files of a cut, so that Spark may purge while a slow upload goes on.
+"""Staging: protect the files of a cut from Spark's purging during a slow upload.
 
-Only what a snapshot has to read is held. Small files are read at once, which has to be done anyway. For more, a hard
-link on the local disk is an ideal hold: it costs no bytes, and Spark never modifies a file in place (it writes anew and
-renames), so a linked file can neither vanish nor change. The same is true of a file that is kept open, as few are.
+Only files that a snapshot has to read are protected. Small ones are read at once, which is
+necessary anyway. For others a hard link on the local disk is ideal: it costs no bytes, and because
+Spark never modifies a file in place (it writes a new one and renames it), a linked file can neither
+vanish nor change. The same holds for a file that is kept open, which is used if there are few.
 """
 
 from __future__ import annotations
@@ -36,23 +37,25 @@ from dagster_ckpt.spark.checkpoint_dir.needed import (
 )
 
 _MARK = ".cut-"
-# No links here: another device, a file system or a file that takes none, a limit reached.
+# Hard links are impossible: another device, an unsupported file system or file, or a limit.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
 
-# So many large files are held open at most.
+# Maximum number of large files kept open.
 HELD_OPEN_FILES = 64
-# Linux: a file that is open can be opened anew under its number, whatever became of its name.
+# Linux: an open file can be reopened through its descriptor, even if its name was removed or
+# replaced.
 _OPEN_FILES = LocalFolder(Path("/proc/self/fd"))
 
 T = TypeVar("T")
 
 
 class StagedCut:
-    """A cut, and a hold on those of its files that are asked for.
+    """A cut, with protection for the files that will be read.
 
-    Content that the cut has read is kept in memory. Other local files are read at once if they are few and small, kept
-    open if they are few and large, else linked, or copied where links are impossible. Remote files that can never
-    change (their name holds a uuid) are read in place; other remote files are copied to this machine.
+    Content that the cut has read is kept in memory. Other local files are read at once if they are
+    few and small, kept open if they are few and large, and hard-linked otherwise, or copied if
+    links are impossible. Remote files that can never change (their name contains a uuid) are read
+    in place; other remote files are copied to this machine.
 
     Attributes:
         cut: The cut, without its files.
@@ -66,26 +69,27 @@ class StagedCut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files as a snapshot takes them. Those that it reads must be held first."""
+        """The files as inputs of a snapshot. Call `hold` on the files to read before reading them."""
         return list(self._needed)
 
     def hand_over(self) -> Iterator[NeededFile]:
-        """The same, for one who goes through them once: they are kept here no longer than that takes."""
+        """Like `files`, for a single pass: each file is released as it is returned."""
         while self._needed:
             yield self._needed.popleft()
 
     def hold(self, files: Sequence[Source]) -> list[Source]:
-        """Hold some of the files until the cut is left.
+        """Protect some of the files until the context exits.
 
         Args:
             files: Some of `files`.
 
         Returns:
-            The same, in the same order, as they are to be read.
+            The same files, in the same order, in the form to read.
 
         Raises:
             CutOvertakenError: Spark replaced or purged one since the cut was taken.
-            StorageAccessError: A file could not be read, or the place for it not be written.
+            StorageAccessError: A file could not be read, or the staging folder could not be
+                written.
         """
         wanted = cast("Sequence[NeededFile]", files)
         unread = [file for file in wanted if file.data is None]
@@ -109,7 +113,8 @@ class StagedCut:
                 go_on()
                 name = place.hold(unread[index], index)
                 if name is not None:
-                    # In place: a snapshot of a hundred thousand files has no room for a second list of them.
+                    # In place, because a second list of a hundred thousand files would not fit in
+                    # memory.
                     unread[index].folder, unread[index].source = folder, name
 
         width = self._live.folder.width
@@ -117,7 +122,7 @@ class StagedCut:
         return list(wanted)
 
     def _keep_open(self, file: NeededFile) -> bool:
-        """Hold a local file by keeping it open; False where that holds nothing."""
+        """Protect a local file by keeping it open; returns False if that is not possible."""
         if not isinstance(file.folder, LocalFolder) or not _OPEN_FILES.root.is_dir():
             return False
         try:
@@ -143,15 +148,15 @@ def staged_cut(
     at_batch: int | None = None,
     carry_state: bool = False,
 ) -> Iterator[StagedCut]:
-    """Cut a live directory, for a snapshot that reads what it needs under a hold.
+    """Cut a live directory for a snapshot, with protection for the files that it reads.
 
     Args:
         live: The live directory.
-        carry_in_flight: Also take the planned offsets of a batch that runs.
+        carry_in_flight: Also include the planned offsets of the batch in flight.
         sinks: The query's sinks, as its progress names them.
         base: A snapshot that the new one may extend; `cut.extends` says whether it does.
-        at_batch: A committed batch that Spark still retains; default: the newest.
-        carry_state: Also take the state after the batch in flight, if all of it is there.
+        at_batch: A committed batch that Spark still retains; by default the newest.
+        carry_state: Also include the state after the batch in flight, if it is complete.
 
     Raises:
         NothingCommittedError: The query has not committed a batch yet.
@@ -160,7 +165,7 @@ def staged_cut(
         StorageAccessError: The directory cannot be reached.
     """
     with contextlib.ExitStack() as release:
-        # Not kept in a name here: the files are to go when they are handed over.
+        # Not bound to a variable here, so that the files can be freed as they are handed over.
         yield StagedCut(
             cut(
                 live,
@@ -176,10 +181,10 @@ def staged_cut(
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
-    """Do something with a cut, and again with a new one where Spark was faster.
+    """Run a function that makes a cut, and retry it if Spark purged or replaced a file.
 
     Raises:
-        CutOvertakenError: Spark was faster each time.
+        CutOvertakenError: Spark overtook every attempt.
     """
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(CutOvertakenError):
@@ -189,14 +194,14 @@ def until_not_overtaken(work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class _Place:
-    """A folder for the files of one cut, locked while its process lives."""
+    """A folder for the staged files of one cut, locked while its process is alive."""
 
     path: Path
     lock: int
 
     @staticmethod
     def beside(live: LiveDirectory) -> _Place:
-        """Make a place on the live directory's own disk, where links work; else on this machine's."""
+        """Create the folder on the live directory's disk, where hard links work, or else on a local disk."""
         root = live.local_path
         try:
             if root is None:
@@ -217,14 +222,14 @@ class _Place:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
             lock = os.open(path, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have taken it for an abandoned one before it was locked.
+            # Another process may have removed it as abandoned before it was locked.
             if path.exists():
                 return _Place(path, lock)
             os.close(lock)
 
     def remove(self) -> None:
         """Delete the folder."""
-        # One by one as they are listed: `rmtree` has an object for each of them at the same time.
+        # Deleted while listing: `rmtree` would create an object for each file at the same time.
         with contextlib.suppress(OSError), os.scandir(self.path) as held:
             for entry in held:
                 os.unlink(entry.path)  # noqa: PTH108 - no object for each file
@@ -232,11 +237,11 @@ class _Place:
         os.close(self.lock)
 
     def hold(self, file: NeededFile, number: int) -> str | None:
-        """Hold one file; returns its name here, or None where it is safe where it is."""
+        """Protect one file; returns its name here, or None if it needs no protection."""
         local = file.folder if isinstance(file.folder, LocalFolder) else None
         if file.identity is not None and local is None:
             return None
-        # The token of a local file tells its bytes from any other, and takes no memory that it does not have yet.
+        # The token of a local file is unique to its content, and needs no additional memory.
         name = (file.token if local is not None else None) or str(number)
         target = f"{self.path}/{name}"
         try:
@@ -265,7 +270,7 @@ def _link(folder: LocalFolder, file: NeededFile, target: str) -> FileVersion:
     try:
         os.link(f"{folder.root}/{file.source}", target)
     except FileExistsError:
-        # It has several names, and was held under another one.
+        # It has several names, and was staged under another one.
         return file.version
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
@@ -284,7 +289,7 @@ def _copy(file: NeededFile, target: str) -> FileVersion:
 
 
 def _remove_abandoned(root: Path) -> None:
-    """Delete what a killed process left: nobody holds its lock any more."""
+    """Delete the folders of killed processes, whose locks are free."""
     for path in root.parent.iterdir():
         if not path.name.startswith(f".{root.name}{_MARK}"):
             continue
@@ -302,7 +307,7 @@ def _cannot_hold(file: NeededFile, error: OSError, advice: str) -> StorageAccess
 
 
 def overtaken(file: NeededFile, what: str) -> CutOvertakenError:
-    """The error that says what Spark did to a file of a cut."""
+    """The error that reports what Spark did to a file of a cut."""
     return _overtaken(f"{file.folder.url}/{file.source}", what)
 
 

@@ -1,4 +1,4 @@
-"""The format in which a query keeps its state, and all files of one version of it."""
+"""Detect the state format of a query, and list all state files of one version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from dagster_ckpt.spark.checkpoint_dir.operators import Operator
 from dagster_ckpt.spark.checkpoint_dir.state import hdfs, rocksdb, rocksdb_v2
 from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
 
-# What Spark's own providers leave in the directory of a store; named stores lie below that of their partition.
+# Names that Spark's own providers use in the directory of a store; named stores are below that of
+# their partition.
 _SPARKS_OWN = re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[0-9a-f-]+)?\.(delta|snapshot|zip|changelog)(\.crc)?")
 
 VersionFiles = Callable[[StoreDirectory, int], list[NeededFile]]
@@ -32,7 +33,7 @@ _CHANGES = (".delta", ".changelog")
 
 @dataclass(frozen=True)
 class CommittedState:
-    """The state of a query after a committed batch, as the logs describe it.
+    """The state of a query after a committed batch, as described by the logs.
 
     Attributes:
         folder: The live directory.
@@ -54,7 +55,7 @@ class StorePlace(NamedTuple):
 
     Attributes:
         path: Its directory in the live directory.
-        unique_id: In checkpoint format v2 the id of its newest version.
+        unique_id: Id of its newest version, in checkpoint format v2.
     """
 
     path: str
@@ -67,7 +68,7 @@ class StateFiles:
 
     Attributes:
         files: The files.
-        chain: How many changes Spark replays onto the oldest snapshot among them.
+        chain: Number of changes that Spark replays onto the oldest snapshot among them.
     """
 
     files: list[NeededFile]
@@ -82,7 +83,7 @@ def state_files(state: CommittedState) -> StateFiles:
 
     Raises:
         IncompleteCutError: A file is missing.
-        LiveDirectoryError: The state cannot be understood.
+        LiveDirectoryError: The state cannot be interpreted.
     """
     version = state.commit.batch_id + 1
     of_version = _version_files(state.offsets)
@@ -97,7 +98,7 @@ def state_files(state: CommittedState) -> StateFiles:
     stores = in_threads(state.folder.width, store_places(state), files_of)
     chain = max((sum(file.source.endswith(_CHANGES) for file in files) for files in stores), default=0)
     files: list[NeededFile] = []
-    # One list goes as the other grows: there may be a hundred thousand.
+    # One list shrinks as the other grows: there may be a hundred thousand.
     stores.reverse()
     while stores:
         files += stores.pop()
@@ -109,13 +110,14 @@ def store_places(state: CommittedState) -> list[StorePlace]:
 
     Raises:
         IncompleteCutError: The commit does not name them.
-        LiveDirectoryError: Nothing says how many there are.
+        LiveDirectoryError: Their number is not recorded anywhere.
     """
     folder, offsets, commit = state.folder, state.offsets, state.commit
     places: list[StorePlace] = []
     for operator in state.operators:
         ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
-        # An offline repartition leaves old partition directories behind, so the log counts, not the listing.
+        # An offline repartition leaves old partition directories behind, so the log counts, not the
+        # listing.
         partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
         for partition in range(partitions):
             for index, name in enumerate(operator.stores):
@@ -130,7 +132,7 @@ def _version_files(offsets: OffsetEntry) -> VersionFiles:
 
 
 def _by_file_names(provider: str | None, store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files of a provider that is not Spark's own: those that extend one of Spark's write as it does."""
+    """Files of a third-party provider: those that extend one of Spark's write the same files."""
     odd = sorted(name for name in store.names if not _SPARKS_OWN.fullmatch(name))
     if odd:
         raise UnknownLayoutError(
@@ -170,7 +172,7 @@ def partitions_of(folder: Folder, offsets: OffsetEntry, operator: Operator) -> i
     """Number of an operator's state partitions.
 
     Raises:
-        LiveDirectoryError: Nothing says it.
+        LiveDirectoryError: It is not recorded anywhere.
     """
     if operator.single_partition:
         return 1

@@ -1,9 +1,9 @@
-"""What a state has grown by since an earlier snapshot, found without looking at anything that was there before.
+"""Find the state files that were added since an earlier snapshot, without inspecting older files.
 
-Providers that keep changes (deltas on the heap, changelogs of RocksDB) add one file to each store with every batch, and
-never need more than that. So the state after batch N is the state that a snapshot of an earlier batch holds, and these
-files. A listing would only find newer snapshots, which shorten the chain of changes: that is left to a snapshot now and
-then.
+Providers that write changes (deltas of the heap store, changelogs of RocksDB) add one file per
+store and batch. The state after batch N is therefore the state in a snapshot of an earlier batch
+plus these files. A listing would only find newer snapshots, which shorten the chain of changes:
+this is left to an occasional full snapshot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dagster_ckpt.spark.checkpoint_dir.needed import (
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB, CommittedState, StorePlace, store_places
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import read_lineage
 
-# Spark makes a snapshot every ten versions (`minDeltasForSnapshot`); a little more, as it uploads them later.
+# Spark writes a snapshot every ten versions (`minDeltasForSnapshot`); the limit is a little higher,
+# because Spark uploads them later.
 LONGEST_CHAIN = 12
 CHAIN = "state_chain"
 LAYOUT = "state_layout"
@@ -36,11 +37,11 @@ _SUFFIXES = {HEAP: ".delta", ROCKSDB: ".changelog"}
 
 @dataclass(frozen=True)
 class _Look:
-    """A look at new files of state, which reads the small ones on the way.
+    """Inspects new state files and reads the small ones.
 
     Attributes:
         folder: The live directory.
-        at_most: Largest file that is read, in bytes.
+        at_most: Size of the largest file to read, in bytes.
     """
 
     folder: Folder
@@ -52,7 +53,7 @@ class _Look:
 
 
 def layout_of(state: CommittedState) -> list[list[object]]:
-    """What has to be the same for one state to be grown out of another."""
+    """The layout, which must be equal for one state to extend another."""
     offsets = state.offsets
     return [
         [operator.number, operator.name, list(operator.stores), offsets.provider_class, offsets.partitions]
@@ -61,7 +62,7 @@ def layout_of(state: CommittedState) -> list[list[object]]:
 
 
 def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
-    """Files that a state has besides those of an earlier snapshot; None where that cannot be told.
+    """Files that a state has in addition to those of an earlier snapshot; None if that cannot be determined.
 
     Args:
         base: The snapshot, which can be extended.
@@ -75,7 +76,7 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
     chain = header.properties.get(CHAIN)
     grown = commit.batch_id - header.batch_id
     suffix = _SUFFIXES.get(offsets.provider_class or "")
-    # Without a new batch nothing is new, whatever the provider.
+    # Without a new batch nothing is new, regardless of the provider.
     is_short = isinstance(chain, int) and 0 < grown <= LONGEST_CHAIN - chain
     if grown != 0 and (suffix is None or not is_short):
         return None
@@ -99,12 +100,12 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
             return look.at([f"{place.path}/{version}{suffix}" for place in places for version in versions])
         return list(itertools.chain.from_iterable(in_threads(folder.width, places, with_ids)))
     except FileNotFoundError:
-        # A snapshot instead of a change, for example.
+        # For example, a snapshot instead of a change.
         return None
 
 
 def _is_ancestor(base: Base, folder: Folder) -> bool:
-    """Whether the commit that the snapshot was cut at is still the same file: then nothing before it was undone."""
+    """Whether the snapshot's commit is still the same file, so that nothing before it was undone."""
     path = f"{COMMITS}/{base.metadata.manifest.header.batch_id}"
     entry = base.metadata.manifest.find(path)
     try:
@@ -114,14 +115,14 @@ def _is_ancestor(base: Base, folder: Folder) -> bool:
 
 
 def _read_at_once(versions: int, state: CommittedState) -> int:
-    """Largest file that is read where it is looked at: as much as is read anyway, and fits into memory together."""
+    """Size of the largest file to read during inspection: as much as is read anyway, and fits into memory together."""
     stores = sum(len(operator.stores) for operator in state.operators) * (state.offsets.partitions or 1)
     files = versions * max(1, stores)
     return min(HELD_IN_MEMORY_BYTES // files, READ_WHOLE_BYTES) if files <= HELD_IN_MEMORY_FILES else 0
 
 
 def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
-    """Changelogs of checkpoint format v2, whose names the newest one tells; it has to descend from the snapshot's."""
+    """Changelogs of checkpoint format v2, whose names the newest one contains; it must descend from the snapshot's."""
     folder = look.folder
     newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
     with folder.open(newest) as stream:
@@ -141,18 +142,19 @@ def _with_ids(base: Base, look: _Look, path: str, versions: range, newest_id: st
         try:
             yield from look.at([f"{path}/{name}.crc"])
         except FileNotFoundError:
-            # Spark's checksum is written only where it is switched on.
+            # Spark writes a checksum only if that is enabled.
             continue
 
 
 def _check_anchor(base: Base, path: str, lineage: Mapping[int, str]) -> None:
-    """Refuse a lineage that begins with a snapshot which the snapshot does not have.
+    """Reject a lineage that begins with a state snapshot that the base does not contain.
 
-    A lineage goes back to the snapshot that was uploaded last when its changelog was written, and nothing tells what
-    was before. A snapshot that was cut earlier has an older snapshot and the changes since.
+    A lineage goes back to the state snapshot that was uploaded last when its changelog was written;
+    earlier versions are unknown. A base that was taken before that upload contains an older state
+    snapshot and the changes since.
 
     Raises:
-        FileNotFoundError: None of its snapshots is in the snapshot.
+        FileNotFoundError: The base contains none of its state snapshots.
     """
     if 1 in lineage:
         return

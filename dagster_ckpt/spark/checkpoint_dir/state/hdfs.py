@@ -1,6 +1,7 @@
-"""State on the heap of the executors: `HDFSBackedStateStoreProvider`.
+"""State of `HDFSBackedStateStoreProvider`, which keeps it on the executors' heap.
 
-A version is the newest `<S>.snapshot` at or below it and every `.delta` after; version 0 is empty.
+A version consists of the newest `<S>.snapshot` at or below it and every later `.delta`; version 0
+is empty.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
 
 
 def version_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that hold a version of a store.
+    """Files that make up a version of a store.
 
     Raises:
-        IncompleteCutError: One of them is missing.
+        IncompleteCutError: A file is missing.
     """
     base = store.newest(".snapshot", version)
     files = [store.need(f"{base}.snapshot", "it holds the state")] if base else []

@@ -1,4 +1,4 @@
-"""The head of a changelog: its version, and which unique id each version of the state before it has.
+"""Parse the head of a RocksDB changelog: its version, and the unique ids of earlier versions of the state.
 
 Format: `StateStoreChangelogWriterV3`/`V4` of Spark 4.3 inside the LZ4 block stream of lz4-java
 (`LZ4BlockOutputStream`).
@@ -20,8 +20,8 @@ _HEADER = struct.Struct("<8sBiii")
 _RAW = 0x10
 _MIN_MATCH = 4
 _EXTENDED = 15
-# Versions of a changelog: without a header (1), with column families (2), with a lineage (3), with both (4).
-# The largest block that lz4-java writes.
+# The largest block that lz4-java writes. Versions of a changelog: without a header (1), with column
+# families (2), with a lineage (3), with both (4).
 LARGEST_BLOCK = 1 << 25
 _VERSIONS = {1, 2, 3, 4}
 _WITH_LINEAGE = {3, 4}
@@ -29,7 +29,7 @@ _WITH_LINEAGE = {3, 4}
 
 class _Item(BaseModel):
     version: int
-    # Part of names of files.
+    # Part of file names.
     unique_id: str = Field(alias="checkpointUniqueId", pattern=r"^[\w-]+$")
 
 
@@ -37,11 +37,12 @@ _LINEAGE = TypeAdapter(list[_Item])
 
 
 def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
-    """Read version to unique id from the head of a changelog of checkpoint format v2.
+    """Parse the mapping of version to unique id in the head of a changelog of checkpoint format v2.
 
     Raises:
-        UnknownLayoutError: It is of a version that is not known.
-        LiveDirectoryError: It is no such changelog, or compressed with another codec than LZ4.
+        UnknownLayoutError: It has an unsupported version.
+        LiveDirectoryError: It is not such a changelog, or is compressed with a codec other than
+            LZ4.
     """
     with reading(
         lambda why: LiveDirectoryError(
@@ -58,22 +59,22 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
 
 
 def check_version(stream: BinaryIO, where: str) -> None:
-    """Refuse a changelog of checkpoint format v1 whose version is not known; its content is not needed else.
+    """Reject a changelog of checkpoint format v1 with an unsupported version; nothing else of it is needed.
 
     Raises:
-        UnknownLayoutError: It is of a version that is not known.
+        UnknownLayoutError: It has an unsupported version.
     """
     try:
         version = _Plain(stream).text(at_most=8)
     except (ValueError, struct.error, IndexError):
-        # Of another codec than LZ4, whose head cannot be read here, or without a header: then its first bytes are
-        # the length of a key.
+        # Either a codec other than LZ4, whose head cannot be parsed here, or a changelog without a
+        # header: then it begins with the length of a key.
         return
     known_version(version, _VERSIONS, where, "a changelog")
 
 
 class _Plain:
-    """The decompressed head of a stream, as far as it is asked for."""
+    """The decompressed head of a stream, as far as needed."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -109,8 +110,8 @@ def decompress_block(data: bytes, length: int) -> bytes:
     """Decompress one LZ4 block (https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md).
 
     Raises:
-        ValueError: It is damaged, or becomes longer than it says.
-        IndexError: It breaks off.
+        ValueError: It is damaged, or longer than declared.
+        IndexError: It is truncated.
     """
     out = bytearray()
     at = 0
@@ -127,7 +128,7 @@ def decompress_block(data: bytes, length: int) -> bytes:
         if not 0 < distance <= len(out) or len(out) + match > length:
             raise ValueError("its LZ4 block is damaged")
         begin = len(out) - distance
-        # A match may run into what it writes itself: then what is there is repeated.
+        # A match may overlap its own output: then the existing bytes are repeated.
         repeated = out[begin:] * (match // distance + 1) if match > distance else out[begin : begin + match]
         out += repeated[:match]
     if len(out) != length:

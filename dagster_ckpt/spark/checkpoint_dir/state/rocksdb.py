@@ -1,7 +1,8 @@
-"""State in RocksDB, checkpoint format v1: `RocksDBStateStoreProvider`, with and without changelogs.
+"""State of `RocksDBStateStoreProvider` in checkpoint format v1, with and without changelogs.
 
-A version is the newest `<S>.zip` at or below it, the SST and log files that the zip names, and every
-`.changelog` after. Without changelog checkpointing every version has its zip (`RocksDBFileManager`).
+A version consists of the newest `<S>.zip` at or below it, the SST and log files that the zip lists,
+and every later `.changelog`. Without changelog checkpointing every version has a zip
+(`RocksDBFileManager`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SSTS = "SSTs"
 _LOGS = "logs"
 
 
-# Directory, name and size of a file that a zip names.
+# Directory, name and size of a file that a zip lists.
 _Named = tuple[str, str, int]
 
 
@@ -45,11 +46,11 @@ class _Snapshot(BaseModel):
 
 
 def version_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that hold a version of a store.
+    """Files that make up a version of a store.
 
     Raises:
-        IncompleteCutError: One of them is missing, or has another size than noted.
-        UnknownLayoutError: A snapshot or changelog is of a version that is not known.
+        IncompleteCutError: A file is missing, or its size differs from the recorded one.
+        UnknownLayoutError: A snapshot or changelog has an unsupported version.
         LiveDirectoryError: The snapshot's zip cannot be read.
     """
     base = store.newest(".zip", version)
@@ -57,7 +58,8 @@ def version_files(store: StoreDirectory, version: int) -> list[NeededFile]:
     since = f"{base}.zip" if base else "the empty database"
     why = f"there is no {version}.zip, so version {version} is {since} and every changelog after it"
     changelogs = [store.need(f"{number}.changelog", why) for number in range(base + 1, version + 1)]
-    # One speaks for all: a query's settings choose the version, and they are the same in every partition.
+    # One is enough: the query's settings determine the version, which is the same in every
+    # partition.
     if changelogs and store.is_first_partition:
         with changelogs[-1].open() as stream:
             check_version(stream, f"{store.folder.url}/{changelogs[-1].source}")
@@ -65,19 +67,21 @@ def version_files(store: StoreDirectory, version: int) -> list[NeededFile]:
 
 
 def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
-    """A snapshot's zip and the files it names.
+    """A snapshot's zip and the files that it lists.
 
-    The zip is read before they are looked for: Spark deletes an old snapshot's SSTs before its zip.
+    The zip is read before the files are looked up: Spark deletes an old snapshot's SSTs before its
+    zip.
 
     Raises:
-        IncompleteCutError: One of them is missing, or has another size than noted.
+        IncompleteCutError: A file is missing, or its size differs from the recorded one.
         LiveDirectoryError: The zip cannot be read.
     """
     zip_file = store.need(name, "it is the snapshot of the database")
     files = [zip_file]
     stores = {directory: StoreDirectory(store.folder, f"{store.path}/{directory}") for directory in (_SSTS, _LOGS)}
     for directory, item, size in _named_files(zip_file):
-        # Names hold a uuid made for one upload, so equal names are equal bytes, in any snapshot.
+        # Names contain a uuid created for one upload, so equal names mean equal content in any
+        # snapshot.
         file = stores[directory].need(item, f"{name} is built on it", identity=item)
         if file.size != size:
             raise stores[directory].incomplete(item, f"{name} needs {size} bytes of it, but {file.size} are there")
@@ -86,7 +90,7 @@ def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
 
 
 def _named_files(file: NeededFile) -> tuple[_Named, ...]:
-    """What a zip names; one that has not changed since the last look is not read again."""
+    """Files that a zip lists; a zip that has not changed since the last call is not read again."""
     seen = file.folder.seen.get(file.source)
     if seen is not None and seen[0] == file.token:
         return cast("tuple[_Named, ...]", seen[1])

@@ -1,7 +1,8 @@
-"""State in RocksDB, checkpoint format v2: every file carries the unique id of the attempt that wrote it.
+"""State in RocksDB, checkpoint format v2: each file name contains the unique id of the attempt that wrote it.
 
-The commit log names the id of the newest version; the changelog's head names those of the versions before it,
-back to the last snapshot. So leftovers of failed or doubled attempts are never mistaken for committed state.
+The commit log contains the id of the newest version; the head of the changelog those of earlier
+versions, back to the last snapshot. Leftovers of failed or duplicate attempts are therefore never
+mistaken for committed state.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _CHECKSUM = ".crc"
 
 
 def version_files(store: StoreDirectory, version: int, unique_id: str) -> list[NeededFile]:
-    """Files that hold a version of a store.
+    """Files that make up a version of a store.
 
     Args:
         store: The store.
@@ -25,7 +26,7 @@ def version_files(store: StoreDirectory, version: int, unique_id: str) -> list[N
         unique_id: Its unique id, from the commit log.
 
     Raises:
-        IncompleteCutError: One of them is missing.
+        IncompleteCutError: A file is missing.
         LiveDirectoryError: A changelog or zip cannot be read.
     """
     newest = f"{version}_{unique_id}"
@@ -54,7 +55,7 @@ def _snapshot(store: StoreDirectory, name: str) -> list[NeededFile]:
 
 
 def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[NeededFile]:
-    """Spark's checksum beside a file (`ChecksumCheckpointFileManager`), if there is one."""
+    """Spark's checksum file for a file (`ChecksumCheckpointFileManager`), if there is one."""
     if f"{name}{_CHECKSUM}" not in store.names:
         return []
     file = store.need_read(f"{name}{_CHECKSUM}", "it is Spark's checksum")

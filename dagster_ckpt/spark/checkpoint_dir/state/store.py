@@ -27,13 +27,13 @@ class StoreDirectory:
 
     @property
     def names(self) -> Set[str]:
-        """Names in the directory, as they were at the first look."""
+        """Names in the directory, as of the first access."""
         return self._listing.names
 
     def newest(self, suffix: str, at_most: int) -> int:
-        """Newest version up to `at_most` that has a file `<version><suffix>`; 0 without one."""
+        """Newest version up to `at_most` that has a file `<version><suffix>`; 0 if there is none."""
         names = self.names
-        # Spark writes one every few versions, so counting down finds it sooner than looking at every name.
+        # Spark writes one every few versions, so counting down is faster than checking every name.
         near = range(at_most, max(at_most - _COUNTED_DOWN, 0), -1)
         found = next((version for version in near if f"{version}{suffix}" in names), None)
         if found is not None or at_most <= _COUNTED_DOWN:
@@ -42,26 +42,26 @@ class StoreDirectory:
         return max((number for number in numbers if number is not None and number <= at_most), default=0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
-        """A file that must be there.
+        """A file that must exist.
 
         Raises:
-            IncompleteCutError: It is not.
+            IncompleteCutError: It does not exist.
         """
         try:
             size, token = self._listing.version(name)
         except FileNotFoundError as error:
             if name in self.names:
-                # Purged since the directory was listed: the next attempt sees another one.
+                # It was purged after the directory was listed: the next attempt lists it again.
                 raise
             raise self.incomplete(name, why) from error
         path = f"{self.path}/{name}"
         return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 
     def need_read(self, name: str, why: str) -> NeededFile:
-        """A small file that must be there, with its content.
+        """A small file that must exist, with its content.
 
         Raises:
-            IncompleteCutError: It is not there.
+            IncompleteCutError: It does not exist.
         """
         if name not in self.names:
             raise self.incomplete(name, why)
@@ -70,7 +70,7 @@ class StoreDirectory:
         return file
 
     def incomplete(self, name: str, why: str) -> IncompleteCutError:
-        """The error that says what is missing, and why it is needed."""
+        """The error that reports what is missing and why it is needed."""
         return IncompleteCutError(
             f"{self.folder.url}/{self.path}/{name} is missing: {why}. If the query runs, the next attempt reads a "
             "newer commit. Where it stays missing, the live directory is damaged: restore a snapshot."

@@ -1,8 +1,8 @@
-"""One small file out of a small ZIP that is in memory.
+"""Read one small file from a small ZIP in memory.
 
-`zipfile` reads whatever a ZIP may be, with objects for all that is in it; a cut reads one member of each of hundreds of
-Spark's snapshots. What Java's `ZipOutputStream` writes is read here by the three records that it consists of (PKWARE
-APPNOTE.TXT, sections 4.3.7, 4.3.12 and 4.3.16), and anything else is left to `zipfile`.
+A cut reads one member from each of hundreds of Spark's snapshots, for which `zipfile` with its
+objects is too slow. The output of Java's `ZipOutputStream` is parsed here by its three record types
+(PKWARE APPNOTE.TXT, sections 4.3.7, 4.3.12 and 4.3.16); `zipfile` handles everything else.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _ENTRY_SIGNATURE = b"PK\1\2"
 _LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_SIGNATURE = b"PK\3\4"
 _DEFLATED = 8
-# Raw deflate, without a header of zlib's own.
+# Raw deflate, without a zlib header.
 _RAW = -zlib.MAX_WBITS
-# Says that a text is UTF-8, and that sizes follow the content: the sizes at the end of the archive are meant.
+# The text is UTF-8, and sizes follow the content: the sizes in the central directory are used.
 _HARMLESS_FLAGS = 0x0808
 
 
 def read_member(archive: bytes, name: str) -> bytes:
-    """Content of a member of a ZIP, checked against its checksum.
+    """Content of a member of a ZIP, verified with its checksum.
 
     Args:
         archive: The whole ZIP.
-        name: Which member.
+        name: Name of the member.
 
     Raises:
-        KeyError: It has none of that name.
-        zipfile.BadZipFile: It is no ZIP, or damaged.
+        KeyError: It has no member of that name.
+        zipfile.BadZipFile: It is not a ZIP, or is damaged.
     """
     try:
         content = _read_plain(archive, name.encode())
@@ -51,14 +51,15 @@ def read_member(archive: bytes, name: str) -> bytes:
                 raise ValueError(f"its member {name} is longer than {len(archive)} packed bytes become")
             return content
     except (zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
-        # What a damaged byte makes `zipfile` see: another way of packing, a password, names that are no text.
+        # A damaged byte can look to `zipfile` like another compression method, a password, or an
+        # undecodable name.
         raise zipfile.BadZipFile(str(error)) from error
 
 
 def _read_plain(archive: bytes, name: bytes) -> bytes | None:
-    """The same where all is as Java writes it; None where `zipfile` has to look."""
+    """Read an archive as Java writes it; None if `zipfile` has to read it."""
     begin = len(archive) - _END.size
-    # Without a comment of the archive its end is at the very end.
+    # If the archive has no comment, its end record is at the very end.
     signature, count, length, begin_of_entries = _END.unpack_from(archive, begin)
     if signature != _END_SIGNATURE or begin_of_entries + length != begin:
         return None

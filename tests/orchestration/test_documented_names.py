@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
+import yaml
 
 import dagster_ckpt
 from dagster_ckpt import errors, flink, orchestration, stream_definitions, streaming_asset
@@ -16,6 +18,7 @@ from dagster_ckpt import errors, flink, orchestration, stream_definitions, strea
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = {*dagster_ckpt.__all__, *flink.__all__, *orchestration.__all__}
+RESOURCES = ("pyspark", "checkpoint_storage", "state_backend", "checkpoint_catalog")
 # What everybody knows from Python, and what never leaves the package.
 NOT_EXPLAINED = {
     *(errors.CkptError, errors.OptionError, errors.OptionTypeError),
@@ -56,3 +59,18 @@ def test_every_error_is_explained() -> None:
     raised = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.CkptError)}
 
     assert {kind.__name__ for kind in raised - NOT_EXPLAINED} <= words()
+
+
+def launchpad_configs() -> list[tuple[str, dict[str, Any]]]:
+    """The name of the op and its config, of each launchpad YAML on the pages."""
+    blocks = [block for page in PAGES for block in re.findall(r"```yaml\n(ops:\n.*?)```", page.read_text(), re.DOTALL)]
+    return [(op, given["config"]) for block in blocks for op, given in yaml.safe_load(block)["ops"].items()]
+
+
+@pytest.mark.parametrize(("op", "config"), launchpad_configs())
+def test_a_launchpad_config_on_a_page_is_valid(op: str, config: dict[str, Any]) -> None:
+    resources = dict.fromkeys(RESOURCES, dg.ResourceDefinition.none_resource())
+    definitions = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=resources))
+    job = definitions.resolve_job_def("orders_stream" if op == "orders" else f"{op}_job")
+
+    assert dg.validate_run_config(job, {"ops": {op: {"config": config}}})

@@ -70,7 +70,7 @@ class Crowd:
         with self.catalog.database.writing() as connection:
             connection.execute(executions.update().values(heartbeat_at_ms=wall_clock_ms()))
 
-    def go_on(self, streams: int) -> None:
+    def resume(self, streams: int) -> None:
         """Let so many of the streams take their next checkpoint, a minute after the one before."""
         stream_ids = [stream.stream_id for stream in self.streams[:streams]]
         sequence = self.catalog.events.latest_sequence()

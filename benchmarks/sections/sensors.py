@@ -54,7 +54,7 @@ def _measure(bench: Bench) -> Findings:
 
 def _settle_in(many: Crowd) -> None:
     """Let the assets that the ticks look at have what they would have: a report, and evaluations of their checks."""
-    many.go_on(FRESH)
+    many.resume(FRESH)
     sensors = many.sensors()
     many.store(many.tick(sensors["catalog"], str(SensorCursor(many.sequence))))
     many.sequence = many.catalog.events.latest_sequence()
@@ -74,7 +74,7 @@ def _ticks_with_news(many: Crowd, times: int) -> list[Sample]:
     samples: list[Sample] = []
     # What remains of the first one, which does not take as many, comes with the second.
     for _ in range(2 + times):
-        many.go_on(FRESH)
+        many.resume(FRESH)
         sample, result = _timed(many, sensor, cursor)
         samples.append(sample)
         many.store(result)
@@ -85,7 +85,7 @@ def _ticks_with_news(many: Crowd, times: int) -> list[Sample]:
 
 def _first_ticks(many: Crowd, times: int) -> list[Sample]:
     """First ticks of a process, where `FRESH` checkpoints are new. Warm, except for what a sensor remembers."""
-    many.go_on(FRESH)
+    many.resume(FRESH)
     cursor = str(SensorCursor(many.sequence))
     return [_timed(many, many.sensors()["catalog"], cursor)[0] for _ in range(times)]
 

@@ -7,18 +7,18 @@ from typing import Any
 from sqlalchemy import select
 
 from dagster_ckpt.catalog.database import Clock, Database
-from dagster_ckpt.catalog.desired_states import DesiredStateStore
-from dagster_ckpt.catalog.events import EventStore
-from dagster_ckpt.catalog.executions import ExecutionStore
-from dagster_ckpt.catalog.holds import HoldStore
-from dagster_ckpt.catalog.launches import LaunchStore
-from dagster_ckpt.catalog.leases import LeaseStore
-from dagster_ckpt.catalog.rebuilding import RebuildStore
-from dagster_ckpt.catalog.recoveries import RecoveryStore
-from dagster_ckpt.catalog.requests import RequestStore
+from dagster_ckpt.catalog.desired_states import DesiredStateRecords
+from dagster_ckpt.catalog.events import EventRecords
+from dagster_ckpt.catalog.executions import ExecutionRecords
+from dagster_ckpt.catalog.holds import HoldRecords
+from dagster_ckpt.catalog.launches import LaunchRecords
+from dagster_ckpt.catalog.leases import LeaseRecords
+from dagster_ckpt.catalog.rebuilding import RebuildRecords
+from dagster_ckpt.catalog.recoveries import RecoveryRecords
+from dagster_ckpt.catalog.requests import RequestRecords
 from dagster_ckpt.catalog.schema import upgrade
-from dagster_ckpt.catalog.snapshots import SnapshotStore
-from dagster_ckpt.catalog.streams import StreamStore
+from dagster_ckpt.catalog.snapshots import SnapshotRecords
+from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.catalog.tables import deployment, snapshots, streams
 from dagster_ckpt.errors import CatalogError
 
@@ -48,17 +48,17 @@ class Catalog:
         self._clock = clock
         self.database = Database(url, clock)
         upgrade(self.database)
-        self.streams = StreamStore(self.database)
-        self.executions = ExecutionStore(self.database)
-        self.leases = LeaseStore(self.database)
-        self.snapshots = SnapshotStore(self.database)
-        self.holds = HoldStore(self.database)
-        self.rebuilding = RebuildStore(self.database)
-        self.requests = RequestStore(self.database)
-        self.launches = LaunchStore(self.database)
-        self.events = EventStore(self.database)
-        self.desired_states = DesiredStateStore(self.database)
-        self.recoveries = RecoveryStore(self.database)
+        self.streams = StreamRecords(self.database)
+        self.executions = ExecutionRecords(self.database)
+        self.leases = LeaseRecords(self.database)
+        self.snapshots = SnapshotRecords(self.database)
+        self.holds = HoldRecords(self.database)
+        self.rebuilding = RebuildRecords(self.database)
+        self.requests = RequestRecords(self.database)
+        self.launches = LaunchRecords(self.database)
+        self.events = EventRecords(self.database)
+        self.desired_states = DesiredStateRecords(self.database)
+        self.recoveries = RecoveryRecords(self.database)
 
     @property
     def deployment_id(self) -> str:

@@ -137,7 +137,7 @@ class DesiredRecord:
     broken: str | None = None
 
 
-class DesiredStateStore:
+class DesiredStateRecords:
     """Managed streams.
 
     Two parties write here: users set the desired state, and the sensor records its progress. The

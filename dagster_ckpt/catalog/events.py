@@ -14,7 +14,7 @@ from dagster_ckpt.catalog.tables import event_counter, events, streams
 _KNOWN = {event.value: event for event in EventType}
 
 
-class EventStore:
+class EventRecords:
     """Events. Sequence numbers have no gaps, so a reader's cursor never skips an event."""
 
     def __init__(self, database: Database) -> None:

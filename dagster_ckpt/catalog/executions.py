@@ -29,7 +29,7 @@ _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms"
 _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
-class ExecutionStore:
+class ExecutionRecords:
     """Executions. A row that cannot be read is listed as BROKEN, never omitted."""
 
     def __init__(self, database: Database) -> None:

@@ -32,7 +32,7 @@ _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_o
 _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
-class HoldStore:
+class HoldRecords:
     """Holds on snapshots, by the database's clock."""
 
     def __init__(self, database: Database) -> None:

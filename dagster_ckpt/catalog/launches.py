@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.records import LaunchRecord
 from dagster_ckpt.catalog.tables import launches
 
 
-class LaunchStore:
+class LaunchRecords:
     """Launched drivers. Each answers one START request."""
 
     def __init__(self, database: Database) -> None:

@@ -22,7 +22,7 @@ _EMPTY = {column.name: None for column in leases.columns if column.name not in _
 _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 
-class LeaseStore:
+class LeaseRecords:
     """Leases of streams, by the database's clock."""
 
     def __init__(self, database: Database) -> None:

@@ -37,7 +37,7 @@ class RebuiltStream:
     plan: Mapping[str, Any] | None = None
 
 
-class RebuildStore:
+class RebuildRecords:
     """Writes of a rebuild."""
 
     def __init__(self, database: Database) -> None:

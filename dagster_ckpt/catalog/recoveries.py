@@ -16,7 +16,7 @@ from dagster_ckpt.catalog.tables import recovery_failures
 _LONGEST_DETAIL = 4_000
 
 
-class RecoveryStore:
+class RecoveryRecords:
     """Failed recoveries."""
 
     def __init__(self, database: Database) -> None:

@@ -55,7 +55,7 @@ class StateOrigin:
     earlier: StateOrigin | None = None
 
     @staticmethod
-    def nothing(directory: str | None) -> StateOrigin:
+    def empty(directory: str | None) -> StateOrigin:
         """A query that started with empty state; `directory` is the stream's previous live directory."""
         return StateOrigin(OriginKind.NOTHING, directory=directory)
 

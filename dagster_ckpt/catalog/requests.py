@@ -17,7 +17,7 @@ from dagster_ckpt.errors import CatalogError
 _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
-class RequestStore:
+class RequestRecords:
     """The queue of requests. One that cannot be read is listed as UNKNOWN, and never carried out."""
 
     def __init__(self, database: Database) -> None:

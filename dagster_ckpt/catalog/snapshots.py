@@ -34,7 +34,7 @@ _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SAVEPOIN
 _FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
 
 
-class SnapshotStore:
+class SnapshotRecords:
     """Snapshots. A row that cannot be read is listed as BROKEN, never omitted."""
 
     def __init__(self, database: Database) -> None:

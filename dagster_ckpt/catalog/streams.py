@@ -14,7 +14,7 @@ from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
 
 
-class StreamStore:
+class StreamRecords:
     """Streams."""
 
     def __init__(self, database: Database) -> None:

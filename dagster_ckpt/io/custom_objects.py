@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from dagster_ckpt.io.access import Guarded, accessing, reading
-from dagster_ckpt.io.objects import ObjectSpace, nothing
+from dagster_ckpt.io.objects import ObjectSpace, no_op
 
 # A data object up to this size is buffered in memory before it is put; a larger one is spooled to a
 # file.
@@ -84,7 +84,7 @@ class CustomSpace(ABC):
             with accessing("write", where):
                 self.put(name, cast("BinaryIO", spool))
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
         """Put an object."""
         after()
         with accessing("write", f"{self.url}/{name}"):
@@ -148,7 +148,7 @@ class FolderOfSpace:
         """Open a new data object for writing."""
         return self._space.create(f"{self._folder}/{name}")
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
         """Write an object atomically."""
         self._space.publish(f"{self._folder}/{name}", data, after=after)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 
 # Each flush of a file makes the disk empty its cache, whether or not the file changed. Above this
 # number of files one call flushes the whole file system: 2,000 linked files take 10 ms instead of
@@ -58,9 +58,9 @@ def flush_tree(root: Path) -> None:
             return
         some = list(_tree(root))
 
-    def flush_part(part: list[Path], go_on: GoOn) -> None:
+    def flush_part(part: list[Path], check_canceled: CancelCheck) -> None:
         for path in part:
-            go_on()
+            check_canceled()
             flush(path)
 
     files = [path for path, is_folder in some if not is_folder]

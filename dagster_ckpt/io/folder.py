@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
 
@@ -63,13 +63,13 @@ class Folder(ABC):
 
     Attributes:
         url: URL of the root.
-        moves_at_once: Whether the whole tree can be renamed at once. An object store would copy it
+        can_rename: Whether the whole tree can be renamed at once. An object store would copy it
             file by file.
         width: How many files to read or stat concurrently; more than 1 where each is a request.
     """
 
     url: str
-    moves_at_once = True
+    can_rename = True
     width = 1
 
     def __init__(self) -> None:
@@ -161,8 +161,8 @@ class Folder(ABC):
     ) -> Sequence[Look]:
         """Version of each file, and its content if it is at most `at_most` bytes and costs no extra request."""
 
-        def look(path: str, go_on: GoOn) -> Look:
-            go_on()
+        def look(path: str, check_canceled: CancelCheck) -> Look:
+            check_canceled()
             return self.version(path), None
 
         return in_threads(self.width, paths, look)

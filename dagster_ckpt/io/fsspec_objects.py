@@ -15,14 +15,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from dagster_ckpt.config.storage_path import fsspec_arguments, has_folders
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.access import Guarded, accessing, reading
-from dagster_ckpt.io.objects import UNKNOWN_AGE_MS, ObjectSpace, nothing
+from dagster_ckpt.io.objects import UNKNOWN_AGE_MS, ObjectSpace, no_op
 
 # Object stores accept parts of at least 5 MiB; fsspec's files are written in blocks of this size.
 BLOCK_BYTES = 8 * 1024 * 1024
 # Objects up to this size are buffered in memory and put in one request, which costs as much time as
 # a megabyte.
-PUT_AT_ONCE_BYTES = 12 * 1024 * 1024
-FETCHED_AT_ONCE_BYTES = 16 * 1024 * 1024
+SINGLE_PUT_BYTES = 12 * 1024 * 1024
+SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 
 
 def _opened(url: str, url_to_open: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
@@ -76,7 +76,7 @@ class FsspecSpace:
             with _Upload(self._fs, path) as upload:
                 yield cast("BinaryIO", Guarded(cast("BinaryIO", upload), f"{self._url}/{name}"))
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
         """Write an object atomically: in a single put, or by renaming a temporary file where there are real folders."""
         path = self._path(name)
         with accessing("write", f"{self._url}/{name}"):
@@ -107,7 +107,7 @@ class FsspecSpace:
         with reading(where):
             if isinstance(self._fs, MemoryFileSystem):
                 stream = io.BytesIO(self._whole(self._path(name)))
-            elif part is not None and len(part) <= FETCHED_AT_ONCE_BYTES:
+            elif part is not None and len(part) <= SINGLE_FETCH_BYTES:
                 data = self._fs.cat_file(self._path(name), start=part.start, end=part.stop) if part else b""
                 stream = _Part(data, part.start)
             else:
@@ -206,7 +206,7 @@ class _Upload:
 
     def write(self, data: bytes) -> int:
         """Write some bytes."""
-        if self._stream is None and self._held_bytes + len(data) <= PUT_AT_ONCE_BYTES:
+        if self._stream is None and self._held_bytes + len(data) <= SINGLE_PUT_BYTES:
             self._held.append(bytes(data))
             self._held_bytes += len(data)
             return len(data)

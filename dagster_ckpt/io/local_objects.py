@@ -18,8 +18,8 @@ from typing import BinaryIO, cast
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.access import Guarded, accessing, reading
 from dagster_ckpt.io.durability import flush, make_folder
-from dagster_ckpt.io.objects import ObjectSpace, nothing
-from dagster_ckpt.io.parallel import begin
+from dagster_ckpt.io.objects import ObjectSpace, no_op
+from dagster_ckpt.io.parallel import start_in_thread
 
 # linux/fs.h: start writing dirty pages without waiting.
 _SYNC_FILE_RANGE_WRITE = 2
@@ -106,7 +106,7 @@ class WriteBehind:
             self._is_direct = True
             return
         try:
-            self._writing = begin(self._write_all)
+            self._writing = start_in_thread(self._write_all)
         except RuntimeError:
             # The system cannot start another thread; write the bytes directly.
             _BESIDE.release()
@@ -195,7 +195,7 @@ class LocalSpace:
             for folder in (path.parent, *changed):
                 flush(folder)
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
         """Write an object atomically: to a temporary file, flushed, then renamed, and the folder is flushed too."""
         unfinished_name = f"{name}.{uuid.uuid4().hex}.tmp"
         path, unfinished = self._root / name, self._root / unfinished_name

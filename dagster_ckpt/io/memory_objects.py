@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from dagster_ckpt.io.objects import ObjectSpace, nothing
+from dagster_ckpt.io.objects import ObjectSpace, no_op
 
 
 class MemorySpace:
@@ -32,7 +32,7 @@ class MemorySpace:
         yield stream
         self.publish(name, stream.getvalue())
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
         """Store an object."""
         after()
         with self._lock:

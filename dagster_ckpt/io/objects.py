@@ -10,7 +10,7 @@ from typing import BinaryIO, Protocol
 UNKNOWN_AGE_MS = 2**62
 
 
-def nothing() -> None:
+def no_op() -> None:
     """Do nothing: the default for a callback."""
 
 
@@ -30,7 +30,7 @@ class ObjectSpace(Protocol):
         """Open a new data object for writing; it is durable when the context exits without an error."""
         ...
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
         """Write an object atomically and durably.
 
         Args:

@@ -12,10 +12,10 @@ from dagster_ckpt.errors import SnapshotAbortedError
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 # Called regularly by each task; raises SnapshotAbortedError once another task has failed.
-GoOn = Callable[[], None]
+CancelCheck = Callable[[], None]
 
 
-def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], Result]) -> list[Result]:
+def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCheck], Result]) -> list[Result]:
     """Run tasks in threads. A single task, or `count` 1, runs in the caller's thread.
 
     Args:
@@ -31,14 +31,14 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], R
     """
     failed = False
 
-    def go_on() -> None:
+    def check_canceled() -> None:
         if failed:
             raise SnapshotAbortedError("Another part of the snapshot failed, so this one is not worth going on with.")
 
     def do(part: Part) -> Result:
         nonlocal failed
         try:
-            return work(part, go_on)
+            return work(part, check_canceled)
         except BaseException:
             failed = True
             raise
@@ -54,7 +54,7 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, GoOn], R
     return [future.result() for future in futures]
 
 
-def begin(work: Callable[[], Result]) -> Future[Result]:
+def start_in_thread(work: Callable[[], Result]) -> Future[Result]:
     """Run a function concurrently with the caller; its exception is raised by the future.
 
     Raises:

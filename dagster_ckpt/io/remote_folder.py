@@ -21,7 +21,7 @@ from dagster_ckpt.io.local_folder import LocalFolder
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _READ_BYTES = 1024 * 1024
 # A file up to this size is buffered in memory and put in one request.
-_PUT_AT_ONCE_BYTES = 8 * 1024 * 1024
+_SINGLE_PUT_BYTES = 8 * 1024 * 1024
 
 
 class RemoteListing(Listing):
@@ -51,7 +51,7 @@ class RemoteFolder(Folder):
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__()
         self.url = url.rstrip("/")
-        self.moves_at_once = has_folders(self.url)
+        self.can_rename = has_folders(self.url)
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **fsspec_arguments(self.url, storage_options))
         except (ImportError, ValueError) as error:
@@ -102,15 +102,15 @@ class RemoteFolder(Folder):
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file: object stores show it once it is complete."""
         where = self._at(path)
-        with tempfile.SpooledTemporaryFile(_PUT_AT_ONCE_BYTES) as spool:
+        with tempfile.SpooledTemporaryFile(_SINGLE_PUT_BYTES) as spool:
             # Buffer everything first: if the input fails halfway, for example in a digest check,
             # nothing is written.
             size = sum(map(spool.write, chunks))
             spool.seek(0)
             with _reaching("write", self.url, path):
-                if self.moves_at_once:
+                if self.can_rename:
                     self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
-                if size <= _PUT_AT_ONCE_BYTES:
+                if size <= _SINGLE_PUT_BYTES:
                     self._fs.pipe_file(where, spool.read())
                     return
                 with self._fs.open(where, "wb") as stream:

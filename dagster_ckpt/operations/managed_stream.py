@@ -165,7 +165,7 @@ class Decision:
     begins: bool = False
     holds_restart: bool = False
 
-    def but(self, *actions: Action, **changes: Any) -> Decision:
+    def with_changes(self, *actions: Action, **changes: Any) -> Decision:
         """The same decision with further actions and changed values."""
         return replace(self, actions=(*self.actions, *actions), **changes)
 
@@ -178,7 +178,7 @@ def stay(row: DesiredRecord, reason: str) -> Decision:
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
     """Submit a request to the stream, once per step of a generation."""
     request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
-    return stay(row, reason).but(Ask(request_id, kind, arguments), request_id=request_id)
+    return stay(row, reason).with_changes(Ask(request_id, kind, arguments), request_id=request_id)
 
 
 def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason: str, **changes: Any) -> Decision:
@@ -195,7 +195,7 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
     )
 
 
-def quieten(seen: Seen) -> tuple[Action, ...]:
+def cancel_pending(seen: Seen) -> tuple[Action, ...]:
     """For a stream that is not running: withdraw an open request, and prevent a restart."""
     actions: list[Action] = []
     if seen.open_request is not None:

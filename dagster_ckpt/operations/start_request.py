@@ -89,8 +89,8 @@ def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
     is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
     latest = catalog.executions.latest(request.stream_id)
     # An execution began for this request, and its process was killed before it could answer.
-    has_begun = latest is not None and latest.started_at_ms >= request.created_at_ms
-    return StartCause.RESTART_NEW_RUN if is_restart or has_begun else StartCause.MANUAL
+    has_started = latest is not None and latest.started_at_ms >= request.created_at_ms
+    return StartCause.RESTART_NEW_RUN if is_restart or has_started else StartCause.MANUAL
 
 
 def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> StartOrder:

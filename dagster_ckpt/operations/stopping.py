@@ -44,7 +44,7 @@ def ask_to_stop(
         waits = f"waits for the answer to {request.kind.value}" if is_open else "waits until its run is over"
         waiting = stay(row, f"{reason}: {waits}")
         late = overdue(seen, timeout_ms)
-        return waiting if late is None else waiting.but(alert=late)
+        return waiting if late is None else waiting.with_changes(alert=late)
     why = f"{request.kind.value} came to nothing ({request.error or 'an execution began after it'})"
     return ask(row, f"{reason}: {why}", f"{step} {execution.execution_id}", again)
 

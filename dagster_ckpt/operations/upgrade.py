@@ -28,8 +28,8 @@ from dagster_ckpt.operations.managed_stream import (
     StreamLife,
     Withdraw,
     ask,
+    cancel_pending,
     move,
-    quieten,
     stay,
 )
 from dagster_ckpt.operations.stopping import ask_to_stop, overdue
@@ -41,7 +41,7 @@ PREFLIGHT_RUNS = 3
 RETRY_MS = 60_000
 
 
-def begin(policy: UpgradePolicy, seen: Seen) -> Decision:
+def start(policy: UpgradePolicy, seen: Seen) -> Decision:
     """Begin an upgrade to the loaded code version."""
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
@@ -51,7 +51,7 @@ def begin(policy: UpgradePolicy, seen: Seen) -> Decision:
     return Decision(reason, upgrade, None, None, begins=True, holds_restart=True)
 
 
-def go_on(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+def advance(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
     """The next step of an upgrade in progress."""
     if upgrade.phase is UpgradePhase.PREFLIGHT:
         return _preflight(row, upgrade, policy, seen)
@@ -69,8 +69,8 @@ def go_on(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, see
 def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
     if seen.code_version != upgrade.to_version:
         if seen.runs_another_version:
-            return begin(policy, seen)
-        return stay(row, "the code version that runs is loaded again: no upgrade").but(upgrade=None)
+            return start(policy, seen)
+        return stay(row, "the code version that runs is loaded again: no upgrade").with_changes(upgrade=None)
     if seen.is_alive and not seen.runs_another_version:
         return move(row, upgrade, UpgradePhase.STABLE, "somebody has started it by hand")
     result = row.preflight
@@ -81,7 +81,9 @@ def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
     if seen.runs_failed >= PREFLIGHT_RUNS:
         reason = f"{seen.runs_failed} preflights ended without a result; their runs say why"
         return move(row, upgrade, UpgradePhase.REFUSED, reason)
-    return stay(row, "the new code is tried on a copy of the state").but(Run(StepRun.PREFLIGHT), holds_restart=True)
+    return stay(row, "the new code is tried on a copy of the state").with_changes(
+        Run(StepRun.PREFLIGHT), holds_restart=True
+    )
 
 
 def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
@@ -92,14 +94,14 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
         old = seen.execution.execution_id if seen.execution is not None else None
         return move(
             row, upgrade, UpgradePhase.STARTING, "it does not run", snapshot_id=snapshot_id, old_execution_id=old
-        ).but(*quieten(seen))
+        ).with_changes(*cancel_pending(seen))
     first, why = _way_to_stop(upgrade.mode, policy.max_checkpoint_age_ms, seen)
     request = seen.request
     late = overdue(seen, policy.stop_timeout_ms)
     if late is not None and request is not None and request.status is RequestStatus.PENDING:
         # Withdraw the request first so that nothing answers it any more, then abort: a stream that
         # stopped after all is upgraded.
-        return stay(row, late).but(Withdraw(request.request_id, only_pending=True), holds_restart=True)
+        return stay(row, late).with_changes(Withdraw(request.request_id, only_pending=True), holds_restart=True)
     if late is not None and request is not None and request.status is RequestStatus.WITHDRAWN:
         return move(row, upgrade, UpgradePhase.REFUSED, late)
     failed = (
@@ -120,7 +122,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
         timeout_ms=policy.stop_timeout_ms,
         reason=why,
     )
-    return asked.but(holds_restart=True)
+    return asked.with_changes(holds_restart=True)
 
 
 def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: Seen) -> tuple[RequestKind, str]:
@@ -148,28 +150,28 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decisio
         )
     request = seen.request
     if seen.open_request is not None:
-        return stay(row, "waits for the run of the new code").but(holds_restart=True)
+        return stay(row, "waits for the run of the new code").with_changes(holds_restart=True)
     if request is not None and seen.now_ms < (request.resolved_at_ms or 0) + RETRY_MS:
-        return stay(row, f"the start failed, it is asked for again: {request.error}").but(holds_restart=True)
+        return stay(row, f"the start failed, it is asked for again: {request.error}").with_changes(holds_restart=True)
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
     # The policy, which a user chose, is the confirmation.
     where = {"start_from": start_from, **({"give_up_state": True} if start_from == "empty" else {})}
     asked = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
     alert = f"the new code could not be started: {request.error}" if request is not None else row.alert
-    return asked.but(upgrade=replace(upgrade, starts=upgrade.starts + 1), alert=alert, holds_restart=True)
+    return asked.with_changes(upgrade=replace(upgrade, starts=upgrade.starts + 1), alert=alert, holds_restart=True)
 
 
 def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
     if seen.is_healthy:
         return move(row, upgrade, UpgradePhase.STABLE, "the new code has committed a batch or completed a checkpoint")
     if seen.runs_another_version:
-        return begin(policy, seen)
+        return start(policy, seen)
     ended = seen.execution.status if seen.execution is not None and seen.life is StreamLife.ENDED else None
     if ended is not None and ended is not ExecutionStatus.FAILED:
         return move(row, upgrade, UpgradePhase.STABLE, f"somebody has stopped it: {ended.value}")
     reason = f"failed for good: {seen.execution.reason}" if ended is not None and seen.execution is not None else None
     if policy.rollback_after_ms is None:
-        return stay(row, reason or "waits for the first batch or checkpoint").but(alert=reason)
+        return stay(row, reason or "waits for the first batch or checkpoint").with_changes(alert=reason)
     over = seen.now_ms - (upgrade.started_at_ms or 0) >= policy.rollback_after_ms
     if reason is None and over:
         if seen.is_alive and seen.is_idle:
@@ -194,17 +196,17 @@ def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
             reason="stop the new code",
             step="roll back",
         )
-        return asked.but(holds_restart=True)
+        return asked.with_changes(holds_restart=True)
     if upgrade.snapshot_id is None:
         reason = f"{upgrade.reason}; it was stopped, and there is no snapshot from before to go back to"
-        return move(row, upgrade, UpgradePhase.ROLLBACK_FAILED, reason).but(*quieten(seen))
-    return move(row, upgrade, UpgradePhase.RESTORING, upgrade.reason).but(*quieten(seen))
+        return move(row, upgrade, UpgradePhase.ROLLBACK_FAILED, reason).with_changes(*cancel_pending(seen))
+    return move(row, upgrade, UpgradePhase.RESTORING, upgrade.reason).with_changes(*cancel_pending(seen))
 
 
 def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decision:
     if seen.is_alive:
         return move(row, upgrade, UpgradePhase.STABLE, "somebody has started it by hand")
-    return stay(row, "goes back to the snapshot from before").but(Run(StepRun.ROLL_BACK), holds_restart=True)
+    return stay(row, "goes back to the snapshot from before").with_changes(Run(StepRun.ROLL_BACK), holds_restart=True)
 
 
 def is_stop_of(seen: Seen) -> bool:

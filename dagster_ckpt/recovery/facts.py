@@ -15,7 +15,7 @@ from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
-from dagster_ckpt.stream.unregistered import unlisted_snapshot
+from dagster_ckpt.stream.unregistered import unregistered_snapshot
 
 
 def recovery_facts(
@@ -48,7 +48,7 @@ def recovery_facts(
     state = inspect_live_directory(live) if live is not None else None
     executions = catalog.executions.of_stream(stream.stream_id)
     listed = catalog.snapshots.completed(stream.stream_id)
-    unlisted = unlisted_snapshot(stream, start_from, listed)
+    unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
     failures = catalog.recoveries.of_stream(stream.stream_id) if remembers else []
     # The state may belong to another catalog.
@@ -57,7 +57,7 @@ def recovery_facts(
         stream=record,
         live=state,
         snapshots=catalog.snapshots.restorable(stream.stream_id),
-        all_snapshots=listed if unlisted is None else [unlisted, *listed],
+        all_snapshots=listed if unregistered is None else [unregistered, *listed],
         last_batch=catalog.executions.last_batch(stream.stream_id, record.live_directory),
         has_run=any(each.live_directory == record.live_directory for each in executions),
         predecessor_ended=predecessor_ended,

@@ -87,7 +87,7 @@ def prepare(
     sinks.refuse(stream.stream_id)
     record = stream.catalog.streams.get(stream.stream_id)
     if plan.kind is RecoveryKind.RESUME and record.live_directory is not None:
-        return _go_on(LiveDirectory(record.live_directory), sinks, lease)
+        return _resume(LiveDirectory(record.live_directory), sinks, lease)
     if plan.kind is RecoveryKind.FINISH_RESTORE:
         return _finish_restore(stream, _out_of_the_fence(stream, record, lease), sinks, lease)
     live = stream.new_live_directory(record.live_generation, lease.record.token)
@@ -103,7 +103,7 @@ def prepare(
         made = clone(LiveDirectory(record.live_directory), live, carry_state=True, watch=watch)
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
         stream.catalog.streams.switch_live_directory(lease.record, live.url, origin=origin)
-        return _go_on(live, sinks, lease)
+        return _resume(live, sinks, lease)
     return _start_empty(stream, record, live, sinks=sinks, lease=lease)
 
 
@@ -147,7 +147,7 @@ def restore_into(
     materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, watch=watch)
 
 
-def _go_on(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
+def _resume(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
     """Continue where the query stopped. Only a batch that sinks have and the query does not have is undone."""
     _begin_logs(sinks, lease.step)
     return PreparedStart(live, tuple(settle_in_flight(live, sinks.to_settle, still_mine=lease.step)))
@@ -296,7 +296,7 @@ def _start_empty(
     record = stream.catalog.streams.switch_live_directory(
         lease.record,
         live.url,
-        origin=StateOrigin.nothing(before.live_directory),
+        origin=StateOrigin.empty(before.live_directory),
         pending_restore={"sinks": wrote_to},
         plan={},
     )

@@ -10,7 +10,7 @@ from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError, SinkRollbackError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import snapshot_location
-from dagster_ckpt.recovery.safety_savepoint import announce_way_back
+from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.forecast import forecast
@@ -59,7 +59,7 @@ class RewindPreview:
         sinks: What each sink will do.
         undone_since_ms: The earliest time at which the first undone batch may have been written, in ms
             since the epoch; None if unknown.
-        way_back: How the current state will be preserved; None if nothing is left behind.
+        safety_savepoint: How the current state will be preserved; None if nothing is left behind.
     """
 
     plan: RecoveryPlan
@@ -69,7 +69,7 @@ class RewindPreview:
     left: tuple[SnapshotRecord, ...]
     sinks: tuple[SinkForecast, ...]
     undone_since_ms: int | None = None
-    way_back: str | None = None
+    safety_savepoint: str | None = None
 
     @property
     def batches(self) -> int:
@@ -107,7 +107,7 @@ class RewindPreview:
                 f"{self.batches} committed batches are processed again ({self.plan.from_batch} back to "
                 f"{self.plan.to_batch}), rows: {self.rows}, time: {span}"
             )
-        lines += [self.way_back] if self.way_back is not None else []
+        lines += [self.safety_savepoint] if self.safety_savepoint is not None else []
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
         return lines
 
@@ -132,7 +132,7 @@ def preview_rewind(
     survey = survey_sinks(stream, plan, output)
     judged = survey.forecasts()
     if plan.kind not in _REWINDS:
-        going_on = (*judged, *_sinks_that_go_on(facts, plan, survey))
+        going_on = (*judged, *_sinks_in_flight(facts, plan, survey))
         return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
@@ -157,7 +157,7 @@ def preview_rewind(
         left=tuple(left),
         sinks=(*judged, *(forecast(sink, replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged))),
         undone_since_ms=_undone_since_ms(facts, plan, apart),
-        way_back=announce_way_back(plan, facts.start_from),
+        safety_savepoint=describe_safety_savepoint(plan, facts.start_from),
     )
 
 
@@ -209,7 +209,7 @@ def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[str]:
     return [*then, *(sink for sink in now if sink not in then and not _is_one_of(sink, then))]
 
 
-def _sinks_that_go_on(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
+def _sinks_in_flight(facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey) -> tuple[SinkForecast, ...]:
     """Forecasts for sinks that already have a batch which the query has not committed."""
     live = facts.stream.live_directory
     if live is None or plan.kind not in (RecoveryKind.RESUME, RecoveryKind.ADOPT):

@@ -20,7 +20,7 @@ def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
     return plan.kind in _REWINDS and start_from.point is not StartPoint.LATEST and plan.rewound_batches > 0
 
 
-def announce_way_back(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
+def describe_safety_savepoint(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
     """Announcement of how to come back to the current state; None if nothing is left behind."""
     if not leaves_something_behind(plan, start_from):
         return None
@@ -29,7 +29,7 @@ def announce_way_back(plan: RecoveryPlan, start_from: StartFrom) -> str | None:
     return f"before it a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, to start from to come back"
 
 
-def keep_way_back(
+def take_safety_savepoint(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom, lease: LeaseRecord
 ) -> str | None:
     """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.

@@ -189,7 +189,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         snapshot.snapshot_id for snapshot in stream.catalog.snapshots.restorable(stream.stream_id)
     }
     lasts = {path: logged_batch(path) for path in named.folders}
-    planned = _planned(stream) if aim.start in (Start.GOES_ON, Start.CLEAN) else None
+    planned = _planned(stream) if aim.start in (Start.RESUME, Start.CLEAN) else None
     judgements = []
     for path in _distinct([*noted, *named.folders, *ours, *aim.originals]):
         entries = next((log for each, log in noted.items() if same_folder(each, path)), None)
@@ -277,7 +277,7 @@ def _aim(stream: StreamHandle, plan: RecoveryPlan) -> Aim:
     if plan.kind is RecoveryKind.START_EMPTY:
         return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH)
     if plan.kind is not RecoveryKind.FINISH_RESTORE:
-        return Aim(Start.GOES_ON, to_batch)
+        return Aim(Start.RESUME, to_batch)
     record = stream.catalog.streams.get(stream.stream_id)
     pending = record.pending_restore or {}
     batch_id = int(pending.get("batch_id", BEFORE_THE_FIRST_BATCH))
@@ -316,7 +316,7 @@ def _is_among(path: str, others: Sequence[str]) -> bool:
 
 def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
     sink = f"FileSink[{judgement.path}]"
-    if judgement.verdict is Verdict.LEAVE and aim.start is not Start.GOES_ON:
+    if judgement.verdict is Verdict.LEAVE and aim.start is not Start.RESUME:
         return SinkForecast(sink, SinkEffect.UNTOUCHED, "The query about to start does not write there.")
     if judgement.verdict is Verdict.BEGIN:
         return SinkForecast(

@@ -30,7 +30,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, Stora
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
-from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.runtime.retry_queue import RetryQueue
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.query.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts
@@ -50,7 +50,7 @@ class AttemptRunner:
         prepared: The live directory the query runs in.
         log: Progress of the query's batches.
         lease: The lease that makes this process the writer.
-        owed: Queue for catalog writes that may be retried later.
+        retry_queue: Queue for catalog writes that may be retried later.
         facts: Returns properties of the running query. Called in the thread that talks to the JVM.
         predecessor_ended: Whether older live directories may be deleted.
         wall_clock: Clock for the timestamps of snapshots.
@@ -64,7 +64,7 @@ class AttemptRunner:
         log: BatchLog,
         lease: LeaseKeeper,
         *,
-        owed: OwedChanges,
+        retry_queue: RetryQueue,
         facts: Callable[[], QueryFacts],
         predecessor_ended: bool,
         wall_clock: Clock,
@@ -77,7 +77,7 @@ class AttemptRunner:
         self._log = log
         self._positions = PositionWatch(prepared.live, log)
         self._lease = lease
-        self._owed = owed
+        self._retry_queue = retry_queue
         self._facts = facts
         self._may_delete_older = predecessor_ended
         self._sinks_before = tuple(self._catalog.executions.last_sinks(stream.stream_id))
@@ -214,7 +214,7 @@ class AttemptRunner:
                 events.append(CleaningChanged(monotonic_ms(), self._cleaning))
         return events
 
-    def make_room(self) -> list[Event]:
+    def subsume_checkpoints(self) -> list[Event]:
         """Delete the checkpoints that the newest one subsumes, in the background."""
         protected = [running.order.base for running in self._running.values() if running.order.base is not None]
         try:
@@ -253,7 +253,7 @@ class AttemptRunner:
                 # Housekeeping deletes what remains. An error here must not hide why the query ended.
                 with suppress(StorageAccessError, CatalogError, LeaseLostError):
                     self._discard_own(result.taken)
-        self._owed.make_up()
+        self._retry_queue.retry()
 
     def _at_boundary(self, running: RunningAttempt) -> bool:
         attempt = running.attempt
@@ -294,7 +294,7 @@ class AttemptRunner:
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             # Recorded before the request is answered: a process killed after that stays stopped.
             lease, ours, finished = self._lease.record, self._execution_id, ExecutionStatus.FINISHED
-            self._owed.make(lambda: self._catalog.executions.end(lease, ours, finished, STOPPED_WITH_SAVEPOINT))
+            self._retry_queue.run(lambda: self._catalog.executions.end(lease, ours, finished, STOPPED_WITH_SAVEPOINT))
         self._answer(running.attempt.request_id, RequestStatus.COMPLETED, snapshot_id=recorded.snapshot_id)
         return AttemptCompleted(monotonic_ms(), result.number)
 
@@ -331,7 +331,7 @@ class AttemptRunner:
 
     def _record_failure(self, snapshot_id: str, request_id: str | None, why: str) -> None:
         lease = self._lease.record
-        self._owed.make(lambda: self._catalog.snapshots.fail(lease, snapshot_id, why))
+        self._retry_queue.run(lambda: self._catalog.snapshots.fail(lease, snapshot_id, why))
         self._answer(request_id, RequestStatus.FAILED, error=why)
 
     def _answer(
@@ -339,7 +339,9 @@ class AttemptRunner:
     ) -> None:
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
-            self._owed.make(lambda: requests.resolve(lease, request_id, status, snapshot_id=snapshot_id, error=error))
+            self._retry_queue.run(
+                lambda: requests.resolve(lease, request_id, status, snapshot_id=snapshot_id, error=error)
+            )
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
         self._cleaning += 1

@@ -10,7 +10,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError
 Change = Callable[[], object]
 
 
-class OwedChanges:
+class RetryQueue:
     """Catalog writes, applied in order and retried until the catalog accepts them.
 
     A write may be applied twice, because the response to it may be lost: each has to be idempotent. A process that has
@@ -18,20 +18,20 @@ class OwedChanges:
     """
 
     def __init__(self) -> None:
-        self._owed: deque[Change] = deque()
+        self._pending: deque[Change] = deque()
 
-    def make(self, change: Change) -> None:
+    def run(self, change: Change) -> None:
         """Apply a write after all pending ones, now if the catalog is available."""
-        self._owed.append(change)
-        self.make_up()
+        self._pending.append(change)
+        self.retry()
 
-    def make_up(self) -> None:
+    def retry(self) -> None:
         """Apply the pending writes until one fails."""
         try:
-            while self._owed:
-                self._owed[0]()
-                self._owed.popleft()
+            while self._pending:
+                self._pending[0]()
+                self._pending.popleft()
         except LeaseLostError:
-            self._owed.clear()
+            self._pending.clear()
         except CatalogError:
             return

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, StartCause
-from dagster_ckpt.checkpointing.numbering import count_beyond_what_is_used
+from dagster_ckpt.checkpointing.checkpoint_ids import advance_checkpoint_id
 from dagster_ckpt.errors import LeaseLostError, RestartWithdrawnError
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
@@ -20,7 +20,7 @@ from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.recovery.safety_savepoint import keep_way_back
+from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.runtime.start_watch import StartWatch
@@ -186,12 +186,12 @@ class Start:
         self._check_loss(preview_rewind(stream, facts, plan, output))
         stream.store.check_access()
         claim_live_folder(stream)
-        count_beyond_what_is_used(stream, plan.snapshot, self._lease.record)
+        advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         for message in check_backend(stream, plan):
             self._request.report(message)
         query_plan = self._check_plan(plan)
         self._watch()
-        kept = keep_way_back(stream, facts, plan, start_from, self._lease.record)
+        kept = take_safety_savepoint(stream, facts, plan, start_from, self._lease.record)
         if kept is not None:
             self._request.report(kept)
         refuse_shared_folder(stream, output)

@@ -38,7 +38,7 @@ from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
-from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.runtime.retry_queue import RetryQueue
 from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
 from dagster_ckpt.spark.query.activity import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
@@ -146,14 +146,14 @@ class Supervisor:
         self._log = BatchLog()
         self._stall_detector = StallDetector(monotonic_ms())
         self._still = QueryInactivity(STARTING, is_idle=False, stalled_for_ms=0)
-        self._owed = OwedChanges()
+        self._retry_queue = RetryQueue()
         self._attempts = AttemptRunner(
             stream,
             execution_id,
             prepared,
             self._log,
             lease,
-            owed=self._owed,
+            retry_queue=self._retry_queue,
             facts=query.facts,
             predecessor_ended=predecessor_ended,
             wall_clock=wall_clock,
@@ -212,13 +212,13 @@ class Supervisor:
             self._handle(QueryStarted(now_ms))
         if now_ms >= self._next_request_poll_ms:
             self._next_request_poll_ms = now_ms + REQUEST_POLL_MS
-            self._owed.make_up()
+            self._retry_queue.retry()
             with suppress(CatalogError):
                 self._take_requests()
         for event in self._attempts.news():
             self._handle(event)
             if isinstance(event, AttemptCompleted):
-                for cleaning in self._attempts.make_room():
+                for cleaning in self._attempts.subsume_checkpoints():
                     self._handle(cleaning)
         deadline_ms = self._coordinator.next_deadline_ms
         if deadline_ms is not None and monotonic_ms() >= deadline_ms:
@@ -263,7 +263,9 @@ class Supervisor:
         request_id, why = action.request_id, f"{action.reason.name}: {action.detail}"
         if request_id is not None:
             lease = self._lease.record
-            self._owed.make(lambda: self._catalog.requests.resolve(lease, request_id, RequestStatus.FAILED, error=why))
+            self._retry_queue.run(
+                lambda: self._catalog.requests.resolve(lease, request_id, RequestStatus.FAILED, error=why)
+            )
 
     @property
     def _is_stopped(self) -> bool:
@@ -336,7 +338,7 @@ class Supervisor:
                 # running while its record says that it was stopped.
                 self._end = QueryEnd(end, reason)
                 resolve = self._catalog.requests.resolve
-                self._owed.make(partial(resolve, lease, request.request_id, RequestStatus.COMPLETED))
+                self._retry_queue.run(partial(resolve, lease, request.request_id, RequestStatus.COMPLETED))
                 return
             kind = _TRIGGERS.get(request.kind)
             if kind is not None and self._is_ready and self._catalog.requests.accept(lease, request.request_id):

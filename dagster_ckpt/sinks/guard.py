@@ -18,7 +18,7 @@ from dagster_ckpt.spark.query.sinks import file_sink_path
 class Start(StrEnum):
     """What kind of start a sink sees.
 
-    GOES_ON: The query goes on where it stopped.
+    RESUME: The query goes on where it stopped.
     TO_SNAPSHOT: It goes back to a snapshot.
     TO_BATCH: It goes back to a batch in the live directory.
     EMPTY: It begins without state.
@@ -26,7 +26,7 @@ class Start(StrEnum):
     CLEAN: Nothing is started: files that no log names are deleted.
     """
 
-    GOES_ON = "GOES_ON"
+    RESUME = "RESUME"
     TO_SNAPSHOT = "TO_SNAPSHOT"
     TO_BATCH = "TO_BATCH"
     EMPTY = "EMPTY"
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
     """What is done with the log of a folder.
 
     LEAVE: Nothing: the query does not write there.
-    GO_ON: Nothing: it stands where the query stands.
+    CONTINUE: Nothing: it stands where the query stands.
     ROLL_BACK: It goes back to the batch; to before the first for an empty start.
     BEGIN: The folder is given a log without files up to the batch: Spark refuses one with a hole at its next
         compaction.
@@ -46,7 +46,7 @@ class Verdict(StrEnum):
     """
 
     LEAVE = "LEAVE"
-    GO_ON = "GO_ON"
+    CONTINUE = "CONTINUE"
     ROLL_BACK = "ROLL_BACK"
     BEGIN = "BEGIN"
     REFUSE = "REFUSE"
@@ -132,12 +132,12 @@ def judge(path: str, facts: SinkFacts) -> Judgement:
     return Judgement(path, decided)
 
 
-def _goes_on(facts: SinkFacts) -> Verdict | Refusal:
+def _resume(facts: SinkFacts) -> Verdict | Refusal:
     if facts.last is None:
         if facts.batch_id < 0:
-            return Verdict.GO_ON
+            return Verdict.CONTINUE
         return Refusal.LOG_IS_GONE if facts.ours else Verdict.BEGIN
-    if facts.others_known and _is_half_begun(facts):
+    if facts.others_known and _is_half_started(facts):
         return Verdict.BEGIN
     if not facts.ours and facts.others_known and not facts.blank:
         return Refusal.ANOTHERS_LOG
@@ -153,23 +153,23 @@ def _to_snapshot(facts: SinkFacts) -> Verdict | Refusal:
         other_way = facts.past in (Past.SHARED, Past.PART) and facts.left_behind
         agrees = facts.past in (Past.NONE, Past.SAME) or other_way
         return Verdict.ROLL_BACK if agrees else Refusal.ANOTHERS_LOG
-    if facts.last is None or _is_half_begun(facts):
+    if facts.last is None or _is_half_started(facts):
         return Verdict.BEGIN
     # Taken before the catalog was told of the folder, of a query that stood where its log stands now.
-    return Verdict.GO_ON if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_SNAPSHOT
+    return Verdict.CONTINUE if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_SNAPSHOT
 
 
 def _to_batch(facts: SinkFacts) -> Verdict | Refusal:
     if facts.last is None:
         return Refusal.LOG_IS_GONE if facts.ours else Verdict.BEGIN
-    if _is_half_begun(facts):
+    if _is_half_started(facts):
         return Verdict.BEGIN
     return Verdict.ROLL_BACK if facts.ours else Refusal.ANOTHERS_LOG
 
 
 def _empty(facts: SinkFacts) -> Verdict | Refusal:
     if facts.last is None:
-        return Verdict.GO_ON
+        return Verdict.CONTINUE
     return Verdict.ROLL_BACK if facts.ours else Refusal.ANOTHERS_LOG
 
 
@@ -178,12 +178,12 @@ def _forked(facts: SinkFacts) -> Verdict | Refusal:
         # It is given the rows of the original. Half of them may be there, of a time before when that was cut off.
         is_part = facts.past in (Past.SAME, Past.PART) and facts.last is not None and facts.last <= facts.batch_id
         return Verdict.ROLL_BACK if is_part or facts.past is Past.NONE else Refusal.ANOTHERS_LOG
-    if facts.last is None or _is_half_begun(facts):
+    if facts.last is None or _is_half_started(facts):
         return Verdict.BEGIN
     if not facts.ours:
         # What it was given by `begin` names no file.
-        return Verdict.GO_ON if facts.blank and facts.last == facts.batch_id else Refusal.ANOTHERS_LOG
-    return Verdict.GO_ON if facts.batch_id <= facts.last <= facts.batch_id + 1 else Refusal.ANOTHERS_LOG
+        return Verdict.CONTINUE if facts.blank and facts.last == facts.batch_id else Refusal.ANOTHERS_LOG
+    return Verdict.CONTINUE if facts.batch_id <= facts.last <= facts.batch_id + 1 else Refusal.ANOTHERS_LOG
 
 
 def _clean(facts: SinkFacts) -> Verdict | Refusal:
@@ -198,16 +198,16 @@ def _where_the_query_stands(facts: SinkFacts) -> Verdict | Refusal:
     # One more than the query: the batch in flight, which is decided by itself. One that still runs goes on meanwhile.
     ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
     last = facts.last if facts.last is not None else -1
-    return Verdict.GO_ON if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE
+    return Verdict.CONTINUE if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE
 
 
-def _is_half_begun(facts: SinkFacts) -> bool:
+def _is_half_started(facts: SinkFacts) -> bool:
     """Whether a log is there because a start was cut off while it gave a new folder one."""
     return not facts.ours and facts.blank and facts.last is not None and facts.last < facts.batch_id
 
 
 _RULES = {
-    Start.GOES_ON: _goes_on,
+    Start.RESUME: _resume,
     Start.TO_SNAPSHOT: _to_snapshot,
     Start.TO_BATCH: _to_batch,
     Start.EMPTY: _empty,

@@ -42,7 +42,7 @@ from dagster_ckpt.snapshot.writer import (
     INLINE_LIMIT_BYTES,
     METADATA_NAME,
     PACK_TARGET_BYTES,
-    Hold,
+    Pin,
     WriteOptions,
     WrittenSnapshot,
     write_snapshot,
@@ -111,7 +111,7 @@ class ObjectSnapshotStore:
         *,
         base: str | Base | None = None,
         extends: bool = False,
-        hold: Hold = list,
+        pin: Pin = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
@@ -134,7 +134,7 @@ class ObjectSnapshotStore:
             options=self._options(SHARED_PREFIX),
             base=shared,
             extends=extends,
-            hold=hold,
+            pin=pin,
             should_abort=should_abort,
             runner=runner or self._threads,
         )
@@ -148,7 +148,7 @@ class ObjectSnapshotStore:
         *,
         target_directory: str | None = None,
         base: str | None = None,
-        hold: Hold = list,
+        pin: Pin = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
@@ -178,7 +178,7 @@ class ObjectSnapshotStore:
                 files,
                 options=self._options(""),
                 base=self._foreign(base),
-                hold=hold,
+                pin=pin,
                 should_abort=should_abort,
                 runner=runner or self._threads,
             )

@@ -24,7 +24,7 @@ from dagster_ckpt.config.storage_path import StoragePath
 from dagster_ckpt.config.stream_id import checked_stream_id
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.io.custom_objects import FolderOfSpace
-from dagster_ckpt.io.fsspec_objects import PUT_AT_ONCE_BYTES, FsspecSpace
+from dagster_ckpt.io.fsspec_objects import SINGLE_PUT_BYTES, FsspecSpace
 from dagster_ckpt.io.local_objects import LocalSpace
 from dagster_ckpt.io.location import normalised
 from dagster_ckpt.io.memory_objects import MemorySpace
@@ -61,7 +61,7 @@ def open_store(
                 savepoint_root=_savepoint_root(storage) or root,
                 inline_threshold=storage.get_min_file_size_threshold(),
                 transfer_threads=transfer_threads,
-                pack_least_bytes=PACK_TARGET_BYTES if root.startswith("file://") else PUT_AT_ONCE_BYTES,
+                pack_least_bytes=PACK_TARGET_BYTES if root.startswith("file://") else SINGLE_PUT_BYTES,
             ),
             storage.storage_options,
             (storage.checkpoint_location, storage.savepoint_location),

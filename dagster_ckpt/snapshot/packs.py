@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 from blake3 import blake3
 
 from dagster_ckpt.errors import CutOvertakenError
-from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.reuse import Source
 
@@ -48,7 +48,7 @@ class PackTask:
     target_bytes: int
 
 
-def at_once(work: Callable[[], None]) -> None:
+def run_now(work: Callable[[], None]) -> None:
     """Run it immediately."""
     work()
 
@@ -63,7 +63,7 @@ class Checks:
     Attributes:
         known: The entry for content that is already stored, by digest and file.
         is_likely_known: Whether to read a large file for its digest first.
-        go_on: Called at short intervals; raises SnapshotAbortedError if the snapshot is aborted.
+        check_aborted: Called at short intervals; raises SnapshotAbortedError if the snapshot is aborted.
         made: Called with the name of each data object before it is created, so that a partial
             object can be removed.
         wrote: Called with files and their entries; from several threads if several write.
@@ -73,10 +73,10 @@ class Checks:
 
     known: KnownContent
     is_likely_known: Callable[[Source], bool]
-    go_on: Callable[[], None]
+    check_aborted: Callable[[], None]
     made: Callable[[str], None]
     wrote: Callable[[Sequence[Source], Sequence[FileEntry]], None]
-    complete: Callable[[Callable[[], None]], object] = at_once
+    complete: Callable[[Callable[[], None]], object] = run_now
 
 
 def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
@@ -94,7 +94,7 @@ def write_packs(task: PackTask, create: Create, checks: Checks) -> int:
     """
     with _PackWriter(task, create, checks) as writer:
         while task.files:
-            checks.go_on()
+            checks.check_aborted()
             some = _next_small(task.files)
             if some:
                 writer.add_small(some)
@@ -153,15 +153,15 @@ class Threads:
     def run(self, tasks: Sequence[PackTask], create: Create, checks: Checks) -> int:
         """Write every task; returns the number of bytes written."""
 
-        def work(task: PackTask, go_on: GoOn) -> int:
+        def work(task: PackTask, check_canceled: CancelCheck) -> int:
             def both() -> None:
-                go_on()
-                checks.go_on()
+                check_canceled()
+                checks.check_aborted()
 
             # With several tasks, the next one reuses the thread, so the buffers of the previous one
             # must be released first.
-            complete = checks.complete if len(tasks) == 1 else at_once
-            return write_packs(task, create, replace(checks, go_on=both, complete=complete))
+            complete = checks.complete if len(tasks) == 1 else run_now
+            return write_packs(task, create, replace(checks, check_aborted=both, complete=complete))
 
         return sum(in_threads(self.count, tasks, work))
 

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.objects import ObjectSpace
-from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.container import Metadata, referred_objects, unpack_files, unpack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import object_name
@@ -96,11 +96,11 @@ def extract(
     wanted = (entry for entry in contents.files if only(entry.path))
     entries = sorted(missing(wanted), key=lambda entry: (entry.object or "", entry.offset))
 
-    def hand_out(share: Sequence[FileEntry], go_on: GoOn) -> None:
+    def hand_out(share: Sequence[FileEntry], check_canceled: CancelCheck) -> None:
         part = range(share[0].offset, max(entry.offset + entry.size for entry in share))
         with _opened(space, directory, share[0].object, contents.inline, part) as stream:
             for entry in share:
-                go_on()
+                check_canceled()
                 write(entry, _checked(stream, entry, f"{space.url}/{directory}"))
 
     in_threads(threads, list(_shares(entries)), hand_out)

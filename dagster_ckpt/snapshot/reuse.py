@@ -88,7 +88,7 @@ SPARSE = 0.25
 
 # Makes an object of the base snapshot available to the new one, given its reference there; returns
 # the new reference, or None if the object cannot be shared.
-Take = Callable[[str], str | None]
+Share = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ class Reusable:
             for equal content would then cost more than writing the new files.
     """
 
-    def __init__(self, base: Base | None, take: Take, *, is_extended: bool) -> None:
+    def __init__(self, base: Base | None, take: Share, *, is_extended: bool) -> None:
         self._base = base
         self._is_extended = is_extended
-        self._take_object = take
+        self._share_object = take
         self._references: dict[str, str | None] = {}
         self._by_digest: dict[bytes, bytes] | None = None
         self._good = base.good_objects if base is not None else frozenset()
@@ -226,4 +226,4 @@ class Reusable:
         base = self._base
         if base is None:
             return None
-        return self._take_object(reference) if reference in self._good else None
+        return self._share_object(reference) if reference in self._good else None

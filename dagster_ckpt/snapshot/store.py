@@ -12,7 +12,7 @@ from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader
 from dagster_ckpt.snapshot.packs import PackRunner
 from dagster_ckpt.snapshot.reader import WriteEntry
 from dagster_ckpt.snapshot.reuse import Base, Source
-from dagster_ckpt.snapshot.writer import Hold
+from dagster_ckpt.snapshot.writer import Pin
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SnapshotStore(Protocol):
         *,
         base: str | Base | None = None,
         extends: bool = False,
-        hold: Hold = list,
+        pin: Pin = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
@@ -62,7 +62,7 @@ class SnapshotStore(Protocol):
             base: A snapshot or its location, which must exist until this returns; or None.
             extends: The checkpoint contains all stable files of the base in addition to `files`;
                 requires that the base `can_be_extended`.
-            hold: Called with the files to read, before any of them is read; returns them in the
+            pin: Called with the files to read, before any of them is read; returns them in the
                 form to read.
             should_abort: Called at short intervals.
             runner: Writes the data objects; None means threads of this process.
@@ -80,7 +80,7 @@ class SnapshotStore(Protocol):
         *,
         target_directory: str | None = None,
         base: str | None = None,
-        hold: Hold = list,
+        pin: Pin = list,
         should_abort: Callable[[], bool] = lambda: False,
         runner: PackRunner | None = None,
     ) -> StoredSnapshot:
@@ -92,7 +92,7 @@ class SnapshotStore(Protocol):
             target_directory: Target folder, if not the configured one.
             base: Location of a snapshot whose bytes can be linked or copied by the storage, or
                 None.
-            hold: Called with the files to read, before any of them is read; returns them in the
+            pin: Called with the files to read, before any of them is read; returns them in the
                 form to read.
             should_abort: Called at short intervals.
             runner: Writes the data objects; None means threads of this process.

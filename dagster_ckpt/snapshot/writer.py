@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from dagster_ckpt.errors import CkptError, SnapshotAbortedError, StorageAccessError
 from dagster_ckpt.io.objects import ObjectSpace
-from dagster_ckpt.io.parallel import begin
+from dagster_ckpt.io.parallel import start_in_thread
 from dagster_ckpt.snapshot.container import pack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry, parse_line, place_of
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, object_name
@@ -26,7 +26,7 @@ from dagster_ckpt.snapshot.segment import Segment
 
 METADATA_NAME = "_metadata"
 # Called with the files to read; returns them in the form to read.
-Hold = Callable[[list[Source]], Sequence[Source]]
+Pin = Callable[[list[Source]], Sequence[Source]]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_OF_AN_SNAPSHOT = 64
 # Inlined bytes are written again with every snapshot: beyond this size an object that snapshots
@@ -85,7 +85,7 @@ def write_snapshot(
     options: WriteOptions,
     base: Base | None = None,
     extends: bool = False,
-    hold: Hold = list,
+    pin: Pin = list,
     should_abort: Callable[[], bool] = lambda: False,
     runner: PackRunner = ONE_THREAD,
 ) -> WrittenSnapshot:
@@ -104,7 +104,7 @@ def write_snapshot(
         base: An earlier snapshot whose data objects may be shared.
         extends: The snapshot contains all stable files of the base, which `can_be_extended`, in
             addition to `files`. The cost then depends only on the new files.
-        hold: Called with the files to read, before any of them is read; returns them in the form to
+        pin: Called with the files to read, before any of them is read; returns them in the form to
             read.
         should_abort: Called at short intervals.
         runner: Writes the data objects.
@@ -121,17 +121,17 @@ def write_snapshot(
         )
     writer = _Writer(space, directory, header, options, base, extends=extends)
 
-    def go_on() -> None:
+    def check_aborted() -> None:
         if should_abort():
             raise SnapshotAbortedError(f"{space.url}/{directory} was given up before it was whole.")
 
     try:
         # No list of all files outlives the next step: a snapshot may have a hundred thousand.
-        inline, packed = writer.split(hold(writer.share(files)))
+        inline, packed = writer.split(pin(writer.share(files)))
         for file in inline:
-            go_on()
+            check_aborted()
             writer.inline(file)
-        writer.pack(packed, runner, go_on)
+        writer.pack(packed, runner, check_aborted)
         return writer.finish()
     except BaseException:
         writer.remove()
@@ -224,7 +224,7 @@ class _Writer:
         entry = FileEntry(digest, file.path, file.size, file.identity, file.token, None, offset)
         self._segment(file).add(entry)
 
-    def pack(self, files: list[Source], runner: PackRunner, go_on: Callable[[], None]) -> None:
+    def pack(self, files: list[Source], runner: PackRunner, check_aborted: Callable[[], None]) -> None:
         """Store files in data objects."""
         if not files:
             return
@@ -240,7 +240,7 @@ class _Writer:
         checks = Checks(
             self._known.same_content,
             self._known.is_likely,
-            go_on,
+            check_aborted,
             self._made.append,
             wrote,
             self._complete_beside,
@@ -262,7 +262,7 @@ class _Writer:
 
     def _complete_beside(self, work: Callable[[], None]) -> None:
         try:
-            self._completing.append(begin(work))
+            self._completing.append(start_in_thread(work))
         except RuntimeError:
             # The system cannot start another thread; run it in this one.
             work()

@@ -17,7 +17,7 @@ from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 OWNER = "deployment"
 _LONGEST = 256
-_GOES_ON = frozenset({StartPoint.LATEST, StartPoint.BATCH})
+_RESUMES = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 
 
 def check_places(stream: StreamHandle, start_from: StartFrom, *, predecessor_ended: bool) -> None:
@@ -34,7 +34,7 @@ def check_places(stream: StreamHandle, start_from: StartFrom, *, predecessor_end
         StorageAccessError: The folder cannot be reached.
     """
     record = stream.catalog.streams.get(stream.stream_id)
-    if lies_elsewhere(stream, record) and (start_from.point in _GOES_ON or not predecessor_ended):
+    if lies_elsewhere(stream, record) and (start_from.point in _RESUMES or not predecessor_ended):
         raise LiveDirectoryError(
             f"The catalog says that the live directory of stream {stream.stream_id!r} is {record.live_directory}, and "
             "the ones "

@@ -17,7 +17,7 @@ from dagster_ckpt.stream.start_from import StartFrom, is_location
 DEPLOYMENT = "deployment_id"
 
 
-def unlisted_snapshot(
+def unregistered_snapshot(
     stream: StreamHandle, start_from: StartFrom, listed: Sequence[SnapshotRecord]
 ) -> SnapshotRecord | None:
     """The snapshot at the location that a start names; None if it names a listed snapshot or no location.

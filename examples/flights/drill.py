@@ -266,7 +266,7 @@ class Feed:
         self._pass_all()
         self._thread.join()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let the days up to the next stop arrive."""
         next(stop for stop in self._stops.values() if not stop.is_set()).set()
 
@@ -315,7 +315,7 @@ def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[st
             drill.await_successor(departure_delays, killed)
             console.log("[bold]3. A savepoint while it runs[/bold]")
             drill.take_savepoint(departure_delays, SAVEPOINT_LABEL)
-            feed.go_on()
+            feed.resume()
             drill.await_batches_after(departure_delays, SAVEPOINT_LABEL, batches=2)
             console.log("[bold]4. A bad deployment, rewound to the savepoint[/bold]")
             drill.rewind(departure_delays, SAVEPOINT_LABEL)

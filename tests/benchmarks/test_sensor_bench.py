@@ -12,7 +12,7 @@ from dagster_ckpt.orchestration.sensors.catalog_sensor import SensorCursor
 
 def test_the_sensors_find_running_streams_with_a_past_and_new_checkpoints(tmp_path: Path) -> None:
     many = crowd(tmp_path, streams=3, snapshots_each=5)
-    many.go_on(2)
+    many.resume(2)
     many.beat()
     sensors = many.sensors()
 

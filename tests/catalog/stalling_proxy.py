@@ -30,7 +30,7 @@ class StallingProxy:
         """Pass nothing on from now on; connections are still taken, as a hung server's machine takes them."""
         self._flows.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Pass on what has come, and all that comes."""
         self._flows.set()
 

@@ -59,7 +59,7 @@ class TestPostgresql:
         catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
         catalog.database.limit_calls(TTL_MS)
         yield catalog
-        proxy.go_on()
+        proxy.resume()
         catalog.close()
 
     @pytest.mark.parametrize("call", CALLS)
@@ -73,7 +73,7 @@ class TestPostgresql:
         took_s = seconds_until_it_fails(lambda: CALLS[call](catalog, taken.token))
 
         assert LIMIT_S * 0.9 <= took_s < LIMIT_S + SLACK_S
-        proxy.go_on()
+        proxy.resume()
         catalog.leases.check("orders", taken.token)
 
     def test_so_does_a_server_that_answers_no_new_connection(self, catalog: Catalog, proxy: StallingProxy) -> None:

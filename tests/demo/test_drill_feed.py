@@ -22,7 +22,7 @@ def test_the_last_days_come_as_they_are_asked_for(tmp_path: Path) -> None:
     with feed.arriving():
         for stop in STOPS_BEFORE_THE_END[:-1]:
             assert held_back_at(stop) == set(files[-stop:])
-            feed.go_on()
+            feed.resume()
         assert held_back_at(STOPS_BEFORE_THE_END[-1]) == set(files[-STOPS_BEFORE_THE_END[-1] :])
         feed.await_end()
     assert feed.share == 1

@@ -26,7 +26,7 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, SnapshotRecord, SnapshotStatus
-from dagster_ckpt.catalog.snapshots import SnapshotStore
+from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.modes import CheckpointingMode
@@ -55,13 +55,13 @@ class KillPoint(StrEnum):
     SNAPSHOTTED: A snapshot has been taken of all there is.
     PLANNED: A batch is planned and its tasks run.
     WRITTEN: The rows of that batch have come out, and it is not committed.
-    UNLISTED: It is committed and in a snapshot, which the catalog does not know yet.
+    UNREGISTERED: It is committed and in a snapshot, which the catalog does not know yet.
     """
 
     SNAPSHOTTED = "snapshotted"
     PLANNED = "planned"
     WRITTEN = "written"
-    UNLISTED = "unlisted"
+    UNREGISTERED = "unregistered"
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Shops:
         """Made when a batch of a stream is held by the gate."""
         return self.folder / f"held-{stream}"
 
-    def unlisted(self, stream: str) -> Path:
+    def unregistered(self, stream: str) -> Path:
         """Made when a snapshot of a stream is stored and not in the catalog."""
-        return self.folder / f"unlisted-{stream}"
+        return self.folder / f"unregistered-{stream}"
 
     def feed(self, first: int, files: int, *, marked: bool = False) -> None:
         """Lay files: each has three sales of each of three shops, an hour after those of the file before."""
@@ -206,10 +206,10 @@ class Victim:
             self.shops.gate.unlink()
             self._await(self._is_written)
             assert all(self._live(name).positions().commit == self.held_batch[name] - 1 for name in STREAMS)
-        if self.point is KillPoint.UNLISTED:
+        if self.point is KillPoint.UNREGISTERED:
             self._hold_before_the_catalog()
             self.shops.gate.unlink()
-            self._await(lambda name: self.shops.unlisted(name).exists())
+            self._await(lambda name: self.shops.unregistered(name).exists())
         self.shops.ready.touch()
         threading.Event().wait()
 
@@ -242,17 +242,17 @@ class Victim:
         return self.held_batch[name] in [line["batch"] for line in self.shops.came_out(name)]
 
     def _hold_before_the_catalog(self) -> None:
-        complete = SnapshotStore.complete
+        complete = SnapshotRecords.complete
 
         def hold(
-            store: SnapshotStore, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot
+            store: SnapshotRecords, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot
         ) -> SnapshotRecord:
             if (facts.batch_id or 0) >= self.held_batch[lease.stream_id]:
-                self.shops.unlisted(lease.stream_id).touch()
+                self.shops.unregistered(lease.stream_id).touch()
                 threading.Event().wait()
             return complete(store, lease, snapshot_id, facts)
 
-        SnapshotStore.complete = hold  # type: ignore[method-assign]
+        SnapshotRecords.complete = hold  # type: ignore[method-assign]
 
 
 def main(folder: str, point: str) -> None:

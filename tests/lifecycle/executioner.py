@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog.streams import StreamStore
+from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.io.local_folder import LocalFolder
 
 
@@ -28,8 +28,8 @@ class Executioner:
             (LocalFolder, "delete_all"),
             (LocalFolder, "rename"),
             (os, "link"),
-            (StreamStore, "switch_live_directory"),
-            (StreamStore, "restore_finished"),
+            (StreamRecords, "switch_live_directory"),
+            (StreamRecords, "restore_finished"),
         ]:
             patch.setattr(owner, name, self._before(getattr(owner, name)))
 

@@ -39,7 +39,7 @@ from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.execution import StreamRun
-from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.runtime.retry_queue import RetryQueue
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.runtime.supervision import EndKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -124,7 +124,7 @@ def checkpoint(stream: StreamHandle) -> Callable[[], None]:
         PreparedStart(LiveDirectory(record.live_directory or "")),
         BatchLog(),
         keeper,
-        owed=OwedChanges(),
+        retry_queue=RetryQueue(),
         facts=QueryFacts,
         predecessor_ended=True,
         wall_clock=lambda: 1,
@@ -144,7 +144,7 @@ def checkpoint(stream: StreamHandle) -> Callable[[], None]:
             runner.begin(Attempt(number, TriggerKind.CHECKPOINT, None, Alignment.NEWEST_COMMIT, None, 1 << 60))
             runner.order_cuts(lambda _number: None)
             until(AttemptCompleted)
-            if runner.make_room():
+            if runner.subsume_checkpoints():
                 until(CleaningChanged)
         finally:
             runner.close("the test is over")

@@ -73,7 +73,7 @@ class Shelf:
         stream.register()
         shelf.execution("first")
         as_writer(stream.catalog, STREAM).streams.switch_live_directory(
-            stream.live_directory(1, 0).url, origin=StateOrigin.nothing(None)
+            stream.live_directory(1, 0).url, origin=StateOrigin.empty(None)
         )
         shelf.write_live_directory()
         return shelf

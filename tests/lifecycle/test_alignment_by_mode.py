@@ -14,7 +14,7 @@ from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
-from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.runtime.retry_queue import RetryQueue
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.guarantees import ExecutionMode
 from dagster_ckpt.spark.query.query import QueryFacts
@@ -37,7 +37,7 @@ class Stage:
             PreparedStart(live),
             BatchLog(),
             self.keeper,
-            owed=OwedChanges(),
+            retry_queue=RetryQueue(),
             facts=lambda: QueryFacts(mode),
             predecessor_ended=False,
             wall_clock=lambda: 1,

@@ -26,7 +26,7 @@ from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 pytestmark = pytest.mark.spark
 
 # What has not moved between two heartbeats stands still.
-AT_ONCE = HealthSettings(max_stall_ms=1)
+IMMEDIATELY = HealthSettings(max_stall_ms=1)
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,14 @@ class BlockingBench(Bench):
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
         super().__init__(spark, root, make_stream(root))
-        self.go_on = threading.Event()
+        self.resume = threading.Event()
 
     def start_query(self, live: LiveDirectory, *, output: str = "output") -> SupervisedQuery:
         stream = self.spark.readStream.schema("at timestamp, shop long").option("maxFilesPerTrigger", 1)
 
         def write(_frame: DataFrame, batch_id: int) -> None:
             if batch_id == 1:
-                self.go_on.wait(DEADLINE_S)
+                self.resume.wait(DEADLINE_S)
 
         return start_query(stream.json(str(self.root / "landing")).writeStream.foreachBatch(write), "orders", live)
 
@@ -57,8 +57,8 @@ class BlockingBench(Bench):
         if execution is None or (execution.progress or {}).get("batch_id") != batch_id:
             return None
         at_ms = execution.heartbeat_at_ms
-        facts = health_facts(self.stream.catalog, {"orders": AT_ONCE}, now_ms=at_ms)["orders"]
-        return at_ms, progress(facts, self.stream.options, AT_ONCE, now_ms=at_ms)
+        facts = health_facts(self.stream.catalog, {"orders": IMMEDIATELY}, now_ms=at_ms)["orders"]
+        return at_ms, progress(facts, self.stream.options, IMMEDIATELY, now_ms=at_ms)
 
 
 def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSession, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSess
         found = bench.judged(1)
         return found is not None and found[1].verdict is Verdict.PASS
 
-    stages = [(is_idle_for_three_heartbeats, lambda: bench.feed(1)), (is_ill, bench.go_on.set), (is_well_again, None)]
+    stages = [(is_idle_for_three_heartbeats, lambda: bench.feed(1)), (is_ill, bench.resume.set), (is_well_again, None)]
 
     def live_through() -> bool:
         condition, then = stages[0]

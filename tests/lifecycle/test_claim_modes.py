@@ -67,7 +67,7 @@ def started_from(shelf: Shelf, name: str, mode: RecoveryClaimMode) -> str:
     return plan.reason
 
 
-def make_room(shelf: Shelf) -> list[str]:
+def subsume_checkpoints(shelf: Shelf) -> list[str]:
     dropped = subsume(shelf.stream)
     assert discard(shelf.stream, dropped, reason="subsumed", lease=None).failed == ()
     return [snapshot.snapshot_id for snapshot in dropped]
@@ -83,11 +83,11 @@ def test_a_claimed_savepoint_is_subsumed_by_the_next_checkpoint_and_any_other_st
 ) -> None:
     savepoint = taken(shelf, SnapshotKind.SAVEPOINT, label="mine")
     reason = started_from(shelf, "mine", mode)
-    assert make_room(shelf) == []
+    assert subsume_checkpoints(shelf) == []
     assert is_there(savepoint)
 
     checkpoint = taken(shelf, SnapshotKind.CHECKPOINT)
-    gone = make_room(shelf)
+    gone = subsume_checkpoints(shelf)
 
     is_claimed = mode is RecoveryClaimMode.CLAIM
     assert gone == ([savepoint.snapshot_id] if is_claimed else [])
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_the_stream_is_its_own_in_either_mode(shelf: Shelf) -> N
     started_from(shelf, f"chk-{first.number}", RecoveryClaimMode.NO_CLAIM)
     second = taken(shelf, SnapshotKind.CHECKPOINT)
 
-    assert make_room(shelf) == [first.snapshot_id]
+    assert subsume_checkpoints(shelf) == [first.snapshot_id]
     assert shelf.is_whole(second)
 
 

@@ -132,7 +132,7 @@ def test_what_an_attempt_under_way_has_written_is_swept_by_no_clock(shelf: Shelf
     assert (mine.exists(), crashed.exists()) == (True, dry_run)
 
 
-def begun_before(shelf: Shelf, attempt: SnapshotRecord, ms: int) -> None:
+def started_before(shelf: Shelf, attempt: SnapshotRecord, ms: int) -> None:
     with shelf.stream.catalog.database.writing() as connection:
         this = snapshots.c.snapshot_id == attempt.snapshot_id
         connection.execute(snapshots.update().where(this).values(created_at_ms=attempt.created_at_ms - ms))
@@ -150,7 +150,7 @@ def test_what_a_savepoint_of_a_stopped_stream_has_written_stays_as_long_as_its_p
 
     with storage_clock_ahead(YEARS_MS):
         with holding(shelf.stream.catalog, [attempt], "savepoint"):
-            begun_before(shelf, attempt, HOUR_MS)
+            started_before(shelf, attempt, HOUR_MS)
             housekeeping(shelf.stream)
             assert data.exists()
         housekeeping(shelf.stream)

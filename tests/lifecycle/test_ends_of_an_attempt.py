@@ -36,7 +36,7 @@ from dagster_ckpt.operations.operations import preview_start
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.attempts import NotStored
-from dagster_ckpt.runtime.retry_queue import OwedChanges
+from dagster_ckpt.runtime.retry_queue import RetryQueue
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.lease import LeaseKeeper
@@ -53,7 +53,7 @@ class Stage:
 
     shelf: Shelf
     runner: AttemptRunner
-    owed: OwedChanges
+    retry_queue: RetryQueue
     request_id: str
 
     def end(self) -> Event:
@@ -102,20 +102,20 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     as_writer(catalog, STREAM).requests.accept(request.request_id)
     lease = catalog.leases.acquire(STREAM, Holder("first", "run", "host", 1, 1, "boot"), 60_000)
     with LeaseKeeper(catalog, lease, ttl_ms=60_000) as keeper:
-        owed = OwedChanges()
+        retry_queue = RetryQueue()
         runner = AttemptRunner(
             shelf.stream,
             "first",
             PreparedStart(LiveDirectory(str(shelf.live))),
             BatchLog(),
             keeper,
-            owed=owed,
+            retry_queue=retry_queue,
             facts=QueryFacts,
             predecessor_ended=False,
             wall_clock=lambda: 1,
         )
         runner.begin(Attempt(1, TriggerKind.CHECKPOINT, request.request_id, Alignment.WAIT_FOR_COMMIT, None, 1 << 60))
-        yield Stage(shelf, runner, owed, request.request_id)
+        yield Stage(shelf, runner, retry_queue, request.request_id)
         runner.close("the test is over")
     catalog.close()
 
@@ -233,7 +233,7 @@ def test_an_answer_that_the_catalog_did_not_take_is_given_when_it_is_back(stage:
 
     assert isinstance(event, AttemptCompleted)
     assert stage.answer() is RequestStatus.ACCEPTED
-    stage.owed.make_up()
+    stage.retry_queue.retry()
     assert stage.answer() is RequestStatus.COMPLETED
 
 
@@ -241,7 +241,7 @@ def test_a_catalog_that_is_away_when_room_is_to_be_made_does_not_end_the_query(s
     assert isinstance(stage.end(), AttemptCompleted)
 
     with away("snapshots", "of_stream"):
-        assert stage.runner.make_room() == []
+        assert stage.runner.subsume_checkpoints() == []
 
 
 def test_a_live_directory_that_cannot_be_reached_is_looked_at_again(
@@ -289,8 +289,8 @@ def test_what_went_wrong_has_flinks_name(error: Exception, after_cut: bool, reas
 def test_files_that_cannot_be_stored_after_the_cut_are_the_querys_failure(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(_header: object, _files: object, *, hold: Callable[[list[Any]], object], **_how: object) -> None:
-        hold([])
+    def away(_header: object, _files: object, *, pin: Callable[[list[Any]], object], **_how: object) -> None:
+        pin([])
         raise StorageAccessError("the bucket is away")
 
     monkeypatch.setattr(stage.shelf.stream.store, "write_checkpoint", away)
@@ -334,7 +334,7 @@ def test_deletions_are_told_to_the_coordinator_when_they_begin_and_when_they_end
     for _ in range(3):
         stage.shelf.checkpoint()
 
-    assert [event.pending for event in stage.runner.make_room() if isinstance(event, CleaningChanged)] == [1]
+    assert [event.pending for event in stage.runner.subsume_checkpoints() if isinstance(event, CleaningChanged)] == [1]
 
     assert stage.cleaned() == [0]
     assert stage.stored() == ["chk-2", "chk-3", "chk-4"]

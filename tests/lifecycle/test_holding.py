@@ -42,7 +42,7 @@ def checkpoint(history: History) -> SnapshotRecord:
     return taken(history.shelf, SnapshotKind.CHECKPOINT)
 
 
-def make_room(history: History) -> None:
+def subsume_checkpoints(history: History) -> None:
     discard(history.shelf.stream, subsume(history.shelf.stream), reason="subsumed", lease=None)
 
 
@@ -73,7 +73,7 @@ def test_what_is_being_read_is_deleted_only_afterwards(
     seen: list[str] = []
 
     def subsumed_meanwhile() -> None:
-        make_room(history)
+        subsume_checkpoints(history)
         seen.extend(hold.holder for hold in stream.catalog.holds.on(old.snapshot_id))
 
     while_it_reads(monkeypatch, "verify" if reader == "verify" else "extract", subsumed_meanwhile)
@@ -93,7 +93,7 @@ def test_what_is_being_read_is_deleted_only_afterwards(
     if reader == "fork":
         # Until the fork is started, it names what it began with.
         as_writer(stream.catalog, "copy").streams.restore_finished()
-    make_room(history)
+    subsume_checkpoints(history)
     assert old.location not in stream.store.checkpoints()
     assert stream.catalog.holds.on(old.snapshot_id) == []
 
@@ -103,7 +103,7 @@ def test_a_stale_name_is_told_as_what_it_is_and_never_as_damage(history: History
     old = checkpoint(history)
     history.commit(LAST + 1)
     new = checkpoint(history)
-    make_room(history)
+    subsume_checkpoints(history)
 
     for read in (
         lambda: verify_snapshot(stream, old.location or ""),
@@ -250,7 +250,7 @@ class RunningProcess:
                     self.catalog.requests.resolve(self.lease, request.request_id, RequestStatus.COMPLETED)
                     self.catalog.leases.release(STREAM, self.lease.token)
                 elif request.kind is RequestKind.START:
-                    make_room(self.history)
+                    subsume_checkpoints(self.history)
                     self.starts.append(request)
                     as_writer(self.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
 
@@ -273,7 +273,7 @@ def test_a_restart_finds_its_checkpoint_however_many_the_stream_has_taken_meanwh
         for batch in (LAST + 1, LAST + 2):
             history.commit(batch)
             checkpoint(history)
-            make_room(history)
+            subsume_checkpoints(history)
 
     word = {"id": target.snapshot_id, "number": f"chk-{target.number}"}.get(name, name)
     with RunningProcess(history, before_the_stop=takes_two_more) as process:
@@ -284,7 +284,7 @@ def test_a_restart_finds_its_checkpoint_however_many_the_stream_has_taken_meanwh
     assert stream.store.verify(target.location or "") == []
     assert [request.arguments["start_from"] for request in process.starts] == [word]
     # Answered, it is nobody's any more.
-    make_room(history)
+    subsume_checkpoints(history)
     assert target.location not in stream.store.checkpoints()
 
 

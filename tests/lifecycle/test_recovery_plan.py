@@ -58,7 +58,7 @@ def snapshot(text: str) -> tuple[SnapshotRecord, bool]:
 def origin(text: str) -> StateOrigin | None:
     """Where state came from: see the table."""
     if text == "nothing":
-        return StateOrigin.nothing(None)
+        return StateOrigin.empty(None)
     if text in ("fork", "unknown"):
         return StateOrigin(OriginKind.FORK, batch_id=4) if text == "fork" else None
     if text.startswith("live-"):

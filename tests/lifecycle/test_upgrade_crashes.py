@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import event
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.desired_states import DesiredRecord, DesiredStateStore, PreflightRecord, UpgradePhase
-from dagster_ckpt.catalog.executions import ExecutionStore
+from dagster_ckpt.catalog.desired_states import DesiredRecord, DesiredStateRecords, PreflightRecord, UpgradePhase
+from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
@@ -27,7 +27,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
-from dagster_ckpt.catalog.requests import RequestStore
+from dagster_ckpt.catalog.requests import RequestRecords
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.managed_stream import StepRun
 from dagster_ckpt.operations.reconcile_desired_state import Definition, Orchestrator, StepRuns, reconcile_desired
@@ -36,11 +36,11 @@ from tests.as_writer import as_writer, set_stream
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot")
 CHANGES = [
-    (RequestStore, "submit"),
-    (RequestStore, "withdraw"),
-    (ExecutionStore, "settle"),
-    (DesiredStateStore, "put"),
-    (DesiredStateStore, "advance"),
+    (RequestRecords, "submit"),
+    (RequestRecords, "withdraw"),
+    (ExecutionRecords, "settle"),
+    (DesiredStateRecords, "put"),
+    (DesiredStateRecords, "advance"),
 ]
 LOOKS = 60
 

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import (
     StorageAccessError,
 )
 from dagster_ckpt.io.memory_objects import MemorySpace
-from dagster_ckpt.io.objects import nothing
+from dagster_ckpt.io.objects import no_op
 from dagster_ckpt.snapshot import segment as segment_module
 from dagster_ckpt.snapshot.container import Metadata
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -246,7 +246,7 @@ def test_a_snapshot_is_never_overwritten(space, write, content) -> None:
 
 def test_a_snapshot_that_became_visible_although_the_put_failed_keeps_its_objects(header, content) -> None:
     class LateSpace(MemorySpace):
-        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
             super().publish(name, data, after=after)
             if name.endswith("_metadata"):
                 raise StorageAccessError("time-out")
@@ -268,7 +268,7 @@ def test_the_metadata_is_made_meanwhile_and_visible_once_the_data_is_durable(hea
                 assert is_made.wait(60)
                 seen.append(self.size("chk-1/_metadata"))
 
-        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
             if name.endswith("_metadata"):
                 is_made.set()
             super().publish(name, data, after=after)
@@ -292,7 +292,7 @@ def test_where_nobody_can_tell_whether_it_became_visible_nothing_is_removed(head
     class SilentSpace(MemorySpace):
         cut_off = False
 
-        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
             after()
             self.cut_off = name.endswith("_metadata")
             if self.cut_off:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from dagster_ckpt.io.memory_objects import MemorySpace
-from dagster_ckpt.io.objects import nothing
+from dagster_ckpt.io.objects import no_op
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 
 STREAM_ROOT, SAVEPOINT_ROOT = "mem://snapshots/stream", "mem://savepoints"
@@ -71,7 +71,7 @@ class _FragileSpace(MemorySpace):
         with super().create(name) as stream:
             yield stream
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
         self._storage.take_step(lambda: MemorySpace.publish(self, name, data, after=after))
 
     def delete(self, name: str) -> None:

@@ -289,15 +289,15 @@ class SnapshotLife(RuleBasedStateMachine):
         earlier = store.base(base)
         with staged_cut(self.live, carry_in_flight=carry_in_flight, base=earlier) as staged:
 
-            def hold(files: Sequence[Source]) -> list[Source]:
+            def pin(files: Sequence[Source]) -> list[Source]:
                 meanwhile()
-                return staged.hold(files)
+                return staged.pin(files)
 
             self.number += 1
             header = self.header(SnapshotKind.CHECKPOINT, staged.cut)
             extends = staged.cut.extends
             location = store.write_checkpoint(
-                header, staged.files, base=earlier, extends=extends, hold=hold, should_abort=lambda: aborts
+                header, staged.files, base=earlier, extends=extends, pin=pin, should_abort=lambda: aborts
             ).location
         self.snapshots[location] = (self.position, staged.cut.in_flight is not None)
         return location
@@ -306,7 +306,7 @@ class SnapshotLife(RuleBasedStateMachine):
         with staged_cut(self.live, carry_in_flight=carry_in_flight) as staged:
             self.number += 1
             header = self.header(SnapshotKind.SAVEPOINT, staged.cut)
-            location = store.write_savepoint(header, staged.files, base=base, hold=staged.hold).location
+            location = store.write_savepoint(header, staged.files, base=base, pin=staged.pin).location
         self.snapshots[location] = (self.position, staged.cut.in_flight is not None)
         return location
 

@@ -68,7 +68,7 @@ class Query:
                 properties=dict(staged.cut.properties),
             )
             extends = staged.cut.extends
-            stored = self.store.write_checkpoint(header, staged.files, base=earlier, extends=extends, hold=staged.hold)
+            stored = self.store.write_checkpoint(header, staged.files, base=earlier, extends=extends, pin=staged.pin)
         self.snapshots.append(stored.location)
         return extends
 

@@ -100,7 +100,7 @@ def test_several_files_are_written_at_once(tmp_path: Path) -> None:
 def test_little_is_written_without_a_thread_and_without_telling_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_behind, "begin", lambda _work: pytest.fail("a thread for so little"))
+    monkeypatch.setattr(write_behind, "start_in_thread", lambda _work: pytest.fail("a thread for so little"))
     monkeypatch.setattr(write_behind, "begin_writing", lambda *_range: pytest.fail("a call for so little"))
     sent = [bytes([number]) * PIECE for number in range(DIRECT - 1)]
     with writing(tmp_path / "object") as behind:
@@ -126,7 +126,7 @@ def test_without_a_thread_to_be_had_the_caller_writes_and_the_next_one_may_have_
 
     sent = [bytes([number]) * PIECE for number in range(MANY)]
     with monkeypatch.context() as refused, writing(tmp_path / "object") as behind:
-        refused.setattr(write_behind, "begin", none_left)
+        refused.setattr(write_behind, "start_in_thread", none_left)
         for piece in sent:
             behind.write(piece)
     assert (tmp_path / "object").read_bytes() == b"".join(sent)

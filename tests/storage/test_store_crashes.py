@@ -11,7 +11,7 @@ import pytest
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.memory_objects import MemorySpace
-from dagster_ckpt.io.objects import nothing
+from dagster_ckpt.io.objects import no_op
 from dagster_ckpt.snapshot.garbage_collection import Garbage, Sweep
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 
@@ -69,7 +69,7 @@ class FragileSpace(MemorySpace):
         with MemorySpace.create(self, name) as stream:
             yield stream
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = nothing) -> None:
+    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
         self._steps.take(lambda: MemorySpace.publish(self, name, data, after=after))
 
     def delete(self, name: str) -> None:

@@ -58,7 +58,7 @@ def lose(name: str, disk: Disk, fault: LeaseFault, call: int) -> Ran:
     case = CASES[name]
 
     def work(_die: Callable[[Sequence[str]], None]) -> Ran:
-        LocalFolder.moves_at_once = fault is LeaseFault.LOST
+        LocalFolder.can_rename = fault is LeaseFault.LOST
         scene = _scene(disk.root, History.reopened(disk.root))
         try:
             lost, seen = lost_at(scene, case.old, call - 1, steps_of=partial(SystemSteps, disk.root), **case.options)

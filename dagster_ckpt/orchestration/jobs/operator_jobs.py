@@ -171,9 +171,9 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             )
             if config.history is not None:
                 limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
-                made_room = apply_savepoint_history(handle, config.history.schedule, limits)
+                history_report = apply_savepoint_history(handle, config.history.schedule, limits)
                 # Housekeeping retries failed deletions: the savepoint itself succeeded.
-                for message in made_room.messages():
+                for message in history_report.messages():
                     context.log.info(message)
         return report_snapshot(context, snapshot)
 

@@ -34,14 +34,14 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
     return run.status if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED) else None
 
 
-def start_cause(tags: Mapping[str, str], *, has_begun: bool = False) -> StartCause:
+def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:
     """What started a run: a user (also by re-executing one), or a restart (also one of Dagster's retries).
 
     Args:
         tags: The tags of the run.
-        has_begun: Whether a previous process already started the stream in this run.
+        has_started: Whether a previous process already started the stream in this run.
     """
-    if RETRY_NUMBER_TAG in tags or has_begun:
+    if RETRY_NUMBER_TAG in tags or has_started:
         return StartCause.RESTART_NEW_RUN
     # A re-executed run inherits the tags of the original.
     if RESTART_OF_TAG in tags and PARENT_RUN_ID_TAG not in tags:

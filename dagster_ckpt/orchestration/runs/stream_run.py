@@ -193,7 +193,7 @@ def _run(
         return start_query(to_start.take(), handle.name, live)
 
     before = handle.catalog.executions.of_run(context.run.run_id)
-    cause = start_cause(context.run.tags, has_begun=any(each.stream_id == handle.stream_id for each in before))
+    cause = start_cause(context.run.tags, has_started=any(each.stream_id == handle.stream_id for each in before))
     # Enter again, because creating a Spark session replaces the SIGINT handler.
     with capture_interrupts():
         return execute_stream(

@@ -121,7 +121,7 @@ def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> Rec
     return RecordedEnd.STILL_RUNNING
 
 
-def runs_that_go_on(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
+def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
     """The runs whose end Dagster has not recorded."""
     if not run_ids:
         return frozenset()
@@ -208,7 +208,7 @@ def _reconciled(
 ) -> Iterator[dg.RunRequest]:
     unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
     # Two queries that read only ids: nearly all runs are still in progress and need nothing.
-    over = unsettled - runs_that_go_on(context.instance, unsettled)
+    over = unsettled - unfinished_runs(context.instance, unsettled)
     runs = runs_by_id(context.instance, over)
     for execution in catalog.executions.unsettled(over):
         stream = streams[execution.stream_id]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
@@ -61,10 +61,10 @@ def altered(
     unsure = [entry for entry in entries if check is DonorCheck.DIGEST or not entry.path.endswith(_LARGE_STATE)]
     parts = [unsure[first : first + _FILES_OF_A_PART] for first in range(0, len(unsure), _FILES_OF_A_PART)]
 
-    def compare(part: list[FileEntry], go_on: GoOn) -> list[FileEntry]:
+    def compare(part: list[FileEntry], check_canceled: CancelCheck) -> list[FileEntry]:
         found = []
         for entry in part:
-            go_on()
+            check_canceled()
             watch()
             if not _has_content(f"{root}/{entry.path}", entry):
                 found.append(entry)

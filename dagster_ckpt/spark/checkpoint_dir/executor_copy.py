@@ -77,7 +77,7 @@ class ExecutorCopy:
             future = pool.submit(collect)
             try:
                 while not wait([future], timeout=_POLL_S).done:
-                    checks.go_on()
+                    checks.check_aborted()
             except BaseException:
                 self.context.cancelJobGroup(group)
                 raise
@@ -117,7 +117,7 @@ def _copy(work: tuple[PackTask, Create]) -> _Copied | CkptError:
         entries.extend(told)
 
     try:
-        written = write_packs(task, create, Checks(_nothing, bool, _nothing, _nothing, wrote))
+        written = write_packs(task, create, Checks(_no_op, bool, _no_op, _no_op, wrote))
     except CkptError as error:
         # Returned instead of raised: Spark would retry a hopeless task and lose the type of the
         # error.
@@ -125,5 +125,5 @@ def _copy(work: tuple[PackTask, Create]) -> _Copied | CkptError:
     return _Copied(entries, written)
 
 
-def _nothing(*_: object) -> None:
+def _no_op(*_: object) -> None:
     """Do nothing: an executor has no callbacks to the driver."""

@@ -93,7 +93,7 @@ def materialize(
             f"{target.url} exists already, and a live directory in use must not be overwritten. Restore into "
             "another one, or delete it if nothing of it is needed."
         )
-    unfinished = target.sibling(".partial") if target.folder.moves_at_once else target
+    unfinished = target.sibling(".partial") if target.folder.can_rename else target
     unfinished.delete()
     unfinished.folder.make()
     filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target, watch=watch)
@@ -150,7 +150,7 @@ def clone(
 
             def fill(filler: Filler) -> None:
                 rest = [file for file in staged.hand_over() if file.data is not None or not filler.link(file)]
-                for file in staged.hold(rest):
+                for file in staged.pin(rest):
                     with file.open() as stream:
                         filler(file.path, iter(lambda: stream.read(1 << 20), b""))
 

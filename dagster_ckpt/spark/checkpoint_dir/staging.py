@@ -25,7 +25,7 @@ from typing import TypeVar, cast
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.io.folder import FileVersion
 from dagster_ckpt.io.local_folder import LocalFolder, version_of
-from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import Base, Source
 from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -77,7 +77,7 @@ class StagedCut:
         while self._needed:
             yield self._needed.popleft()
 
-    def hold(self, files: Sequence[Source]) -> list[Source]:
+    def pin(self, files: Sequence[Source]) -> list[Source]:
         """Protect some of the files until the context exits.
 
         Args:
@@ -108,17 +108,17 @@ class StagedCut:
         self._release.callback(place.remove)
         folder = LocalFolder(place.path)
 
-        def hold(indexes: range, go_on: GoOn) -> None:
+        def pin(indexes: range, check_canceled: CancelCheck) -> None:
             for index in indexes:
-                go_on()
-                name = place.hold(unread[index], index)
+                check_canceled()
+                name = place.pin(unread[index], index)
                 if name is not None:
                     # In place, because a second list of a hundred thousand files would not fit in
                     # memory.
                     unread[index].folder, unread[index].source = folder, name
 
         width = self._live.folder.width
-        in_threads(width, [range(first, len(unread), width) for first in range(width)], hold)
+        in_threads(width, [range(first, len(unread), width) for first in range(width)], pin)
         return list(wanted)
 
     def _keep_open(self, file: NeededFile) -> bool:
@@ -130,7 +130,7 @@ class StagedCut:
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
         except OSError as error:
-            raise _cannot_hold(file, error, "Check the rights to it.") from error
+            raise _cannot_pin(file, error, "Check the rights to it.") from error
         self._release.callback(os.close, descriptor)
         if version_of(os.fstat(descriptor)) != file.version:
             raise overtaken(file, "was replaced")
@@ -236,7 +236,7 @@ class _Place:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
-    def hold(self, file: NeededFile, number: int) -> str | None:
+    def pin(self, file: NeededFile, number: int) -> str | None:
         """Protect one file; returns its name here, or None if it needs no protection."""
         local = file.folder if isinstance(file.folder, LocalFolder) else None
         if file.identity is not None and local is None:
@@ -249,7 +249,7 @@ class _Place:
         except FileNotFoundError as error:
             raise overtaken(file, "was purged") from error
         except OSError as error:
-            raise _cannot_hold(file, error, f"Check space and rights in {self.path.parent}.") from error
+            raise _cannot_pin(file, error, f"Check space and rights in {self.path.parent}.") from error
         if version != file.version:
             raise overtaken(file, "was replaced")
         return name
@@ -302,7 +302,7 @@ def _remove_abandoned(root: Path) -> None:
                 os.close(lock)
 
 
-def _cannot_hold(file: NeededFile, error: OSError, advice: str) -> StorageAccessError:
+def _cannot_pin(file: NeededFile, error: OSError, advice: str) -> StorageAccessError:
     return StorageAccessError(f"Cannot hold {file.folder.url}/{file.source} for a snapshot: {error}. {advice}")
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.io.folder import Folder
-from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
@@ -88,8 +88,8 @@ def state_files(state: CommittedState) -> StateFiles:
     version = state.commit.batch_id + 1
     of_version = _version_files(state.offsets)
 
-    def files_of(place: StorePlace, go_on: GoOn) -> list[NeededFile]:
-        go_on()
+    def files_of(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
+        check_canceled()
         store = StoreDirectory(state.folder, place.path)
         if place.unique_id is not None:
             return rocksdb_v2.version_files(store, version, place.unique_id)

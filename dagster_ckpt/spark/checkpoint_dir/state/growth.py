@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.folder import Folder
-from dagster_ckpt.io.parallel import GoOn, in_threads
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import Base
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS
 from dagster_ckpt.spark.checkpoint_dir.needed import (
@@ -87,12 +87,12 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
     if grown == 0:
         return []
     versions = range(header.batch_id + 2, commit.batch_id + 2)
-    look = _Look(folder, _read_at_once(len(versions), state))
+    look = _Look(folder, _max_inline_read(len(versions), state))
 
     places = store_places(state)
 
-    def with_ids(place: StorePlace, go_on: GoOn) -> list[NeededFile]:
-        go_on()
+    def with_ids(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
+        check_canceled()
         return list(_with_ids(base, look, place.path, versions, place.unique_id or ""))
 
     try:
@@ -114,7 +114,7 @@ def _is_ancestor(base: Base, folder: Folder) -> bool:
         return False
 
 
-def _read_at_once(versions: int, state: CommittedState) -> int:
+def _max_inline_read(versions: int, state: CommittedState) -> int:
     """Size of the largest file to read during inspection: as much as is read anyway, and fits into memory together."""
     stores = sum(len(operator.stores) for operator in state.operators) * (state.offsets.partitions or 1)
     files = versions * max(1, stores)

@@ -10,7 +10,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 
 
-def count_beyond_what_is_used(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
+def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the snapshot that it is restored from.
 
     A catalog that was lost or restored from a backup counts from below the stored numbers. A number

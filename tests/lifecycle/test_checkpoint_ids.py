@@ -10,7 +10,7 @@ import pytest
 from retention_shelf import STREAM, Shelf
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.checkpointing.numbering import count_beyond_what_is_used
+from dagster_ckpt.checkpointing.checkpoint_ids import advance_checkpoint_id
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -32,7 +32,7 @@ def forgotten(shelf: Shelf) -> Shelf:
 
 def counted(stream: StreamHandle, restored: SnapshotRecord | None) -> int:
     with holding(stream.catalog, STREAM) as lease:
-        return count_beyond_what_is_used(stream, restored, lease)
+        return advance_checkpoint_id(stream, restored, lease)
 
 
 def next_number(shelf: Shelf) -> int:

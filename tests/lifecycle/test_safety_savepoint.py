@@ -22,7 +22,7 @@ from dagster_ckpt.operations import operations
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.retention import discard, subsume
-from dagster_ckpt.recovery.safety_savepoint import keep_way_back
+from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import holding
@@ -41,12 +41,12 @@ def rewound(history: History, text: str, **how: bool) -> str | None:
     start_from = StartFrom.parse(text, **how)
     facts = recovery_facts(stream, start_from, predecessor_ended=True)
     with holding(stream.catalog, STREAM) as lease:
-        kept = keep_way_back(stream, facts, plan_recovery(facts), start_from, lease)
+        kept = take_safety_savepoint(stream, facts, plan_recovery(facts), start_from, lease)
     history.start(text)
     return kept
 
 
-def make_room(shelf: Shelf, num_retained: int = 1) -> None:
+def subsume_checkpoints(shelf: Shelf, num_retained: int = 1) -> None:
     stream = replace(shelf.stream, options=replace(shelf.stream.options, num_retained=num_retained))
     discard(stream, subsume(stream), reason="subsumed", lease=None)
 
@@ -71,7 +71,7 @@ def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: 
     assert kept == f"took the savepoint {snapshot.label} at batch 9: start from it to come back"
     for _ in range(3):
         taken(history.shelf, SnapshotKind.CHECKPOINT)
-        make_room(history.shelf)
+        subsume_checkpoints(history.shelf)
     history.start(snapshot.label or "")
     assert history.batch == LAST + 1
 
@@ -105,7 +105,7 @@ def test_where_no_savepoint_can_be_taken_the_newest_snapshot_is_tagged(
     assert kept is not None
     assert "tagged chk-2 at batch 9 as before-rewind-3" in kept
     taken(history.shelf, SnapshotKind.CHECKPOINT)
-    make_room(history.shelf)
+    subsume_checkpoints(history.shelf)
     assert history.shelf.is_whole(newest)
 
 
@@ -131,7 +131,7 @@ def test_what_was_taken_before_a_rewind_is_the_streams_own_once_it_is_released(h
 
     assert released.claimed
     taken(history.shelf, SnapshotKind.CHECKPOINT)
-    make_room(history.shelf)
+    subsume_checkpoints(history.shelf)
     assert not Path((snapshot.location or "").removeprefix("file://")).exists()
 
 
@@ -141,7 +141,7 @@ def test_a_tagged_checkpoint_is_found_by_its_label_until_it_is_released(tmp_path
     tagged = operations.tag_checkpoint(shelf.stream, "chk-1", label="good-one", origin="a person")
     shelf.checkpoint(base=first)
     shelf.checkpoint(base=first)
-    make_room(shelf)
+    subsume_checkpoints(shelf)
 
     assert tagged.label == "good-one"
     assert shelf.listed() == {"snapshot-1", "snapshot-3"}
@@ -151,7 +151,7 @@ def test_a_tagged_checkpoint_is_found_by_its_label_until_it_is_released(tmp_path
     assert [hold.kind for hold in shelf.stream.catalog.holds.on(first.snapshot_id)] == [HoldKind.TAG]
 
     operations.release_checkpoint(shelf.stream, "good-one")
-    make_room(shelf)
+    subsume_checkpoints(shelf)
     assert shelf.listed() == {"snapshot-3"}
     with pytest.raises(SnapshotNotFoundError, match="chk-3"):
         operations.tag_checkpoint(shelf.stream, "chk-1", label=None, origin="too late")

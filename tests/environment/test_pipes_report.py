@@ -27,7 +27,6 @@ from dagster_ckpt.driver.pipes import pipes_report
 from dagster_ckpt.flink.program import StreamExecution
 from dagster_ckpt.runtime.supervision import EndKind
 from tests.as_writer import as_writer
-from tests.as_writer import as_writer
 
 catalog = Catalog(sys.argv[1])
 looks = threading.Semaphore(0)
@@ -36,7 +35,7 @@ catalog.executions.latest = lambda stream_id: (looks.release(), look(stream_id))
 
 with pipes_report(catalog, "sales", interval_s=0.05) as report:
     assert report.run_id == sys.argv[2]
-    report.tell("sales", "rolled back the file sink")
+    report.report("sales", "rolled back the file sink")
     for _ in range(3):
         assert looks.acquire(timeout=60)
     if sys.argv[3] == "fail":

@@ -1,7 +1,7 @@
 """Flink-grade checkpoints and savepoints for Spark Structured Streaming queries that run as Dagster assets.
 
-Start with `streaming_asset` and `stream_definitions`, or without Dagster with `StreamExecutionEnvironment`; the names
-below are the whole of what most users need.
+Start with `streaming_asset` and `stream_definitions`, or with `StreamExecutionEnvironment` if you
+do not use Dagster. Most users need only the names below.
 """
 
 from importlib import import_module
@@ -146,7 +146,8 @@ if TYPE_CHECKING:
         UpgradePolicy,
     )
 
-# Where each public name is defined. It is imported on first use: reading a catalog needs no Dagster and no Spark.
+# The module of each public name. Names are imported on first use, so that reading a catalog needs
+# neither Dagster nor Spark.
 _MODULES = {
     "config.checkpoint_config": ("CheckpointConfig",),
     "config.checkpoint_storage": (

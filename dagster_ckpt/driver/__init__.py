@@ -1,4 +1,4 @@
-"""One stream in a process of its own, such as a driver that `spark-submit` or Kubernetes starts.
+"""One stream in a separate process, such as a driver started by `spark-submit` or Kubernetes.
 
-Start with `driver.py`; `pipes.py` reports to the Dagster run that launched the process, if one did.
+Start with `driver.py`; `pipes.py` reports to the Dagster run that launched the process, if any.
 """

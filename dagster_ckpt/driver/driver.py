@@ -1,4 +1,4 @@
-"""`run_stream`: one stream in a program of its own, such as a driver that `spark-submit` starts."""
+"""`run_stream`: runs one stream in a separate program, such as a driver started by `spark-submit`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# A cluster's managers stop a driver by SIGTERM, a person by Ctrl-C.
+# Cluster managers stop a driver with SIGTERM, users with Ctrl-C.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -55,39 +55,43 @@ def run_stream(
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
-    The same coordinator as that of a streaming asset: the stream takes checkpoints, is restarted in place, and answers
-    what operators ask through the catalog. It goes on where it stopped. A start that was asked for through the
-    catalog (`restart_stream_job`, or the run that launched this process) says where to begin, and is answered.
+    Uses the same coordinator as a streaming asset: the stream takes checkpoints, is restarted in
+    place, and answers operators' requests through the catalog. It continues where it stopped. If a
+    start was requested through the catalog (by `restart_stream_job`, or by the run that launched
+    this process), the request determines where to start and is answered.
 
-    With a Dagster Pipes context in the environment, its log and its end are reported there as well.
+    If the environment contains a Dagster Pipes context, the log and the end of the stream are
+    reported there as well.
 
     Args:
         stream_id: Its id in catalog and storage, the same as that of its asset in Dagster.
-        start: Describes the query on a session: returns a `DataStreamWriter` that is not started. Called for each
-            start, so also after a failure.
+        start: Defines the query on a session: returns a `DataStreamWriter` that is not started. Called
+            for each start, also after a failure.
         catalog: SQLAlchemy URL of the catalog.
-        storage: Where snapshots are; savepoints go to `<storage>/savepoints` unless a storage object says otherwise.
+        storage: Where snapshots are stored; savepoints go to `<storage>/savepoints` unless a storage
+            object specifies another folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
         checkpointing: Checkpointing options; default: no periodic checkpoints.
-        restart_strategy: What happens after a failure in this process; default: as for a streaming asset.
-        state_backend: How the query keeps its state; None leaves it to the session.
-        spark: The session; default: that of this process, or a new one with the master of `spark-submit`, else with
-            the cores of this machine.
-        start_from: Where to begin where nobody asked for anything else.
-        give_up_state: With `start_from="empty"`: confirms that all state there is may be given up.
-        no_safety_savepoint: Take no savepoint of where the stream stands before a rewind.
-        code_version: Version of the code, which snapshots carry.
+        restart_strategy: What happens after a failure in this process; default: as for a streaming
+            asset.
+        state_backend: How the query keeps its state; None uses the session's settings.
+        spark: The session; default: that of this process, or a new one with the master of
+            `spark-submit`, else with the cores of this machine.
+        start_from: Where to start if no request specifies it.
+        give_up_state: With `start_from="empty"`: confirms that all existing state may be discarded.
+        no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
+        code_version: Version of the code, recorded in snapshots.
 
     Returns:
         How it ended: stopped with a savepoint, suspended, cancelled, or out of input.
 
     Raises:
         OptionError: An option or the stream id cannot be used.
-        RequestFailedError: The start that this process was launched for is not wanted any more.
+        RequestFailedError: The start that this process was launched for has failed or was withdrawn.
         LeaseHeldError: Another execution of the stream is alive.
-        StreamFailedError: The query failed, and its restart strategy gave up.
+        StreamFailedError: The query failed, and its restart strategy allows no further restart.
         LeaseLostError: Another process is the writer now.
-        KeyboardInterrupt: SIGINT or SIGTERM came; the query was stopped and keeps what it has.
+        KeyboardInterrupt: SIGINT or SIGTERM was received; the query was stopped and keeps its state.
         CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
 
     Example:
@@ -153,7 +157,7 @@ def run_stream(
 
 @contextmanager
 def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
-    """Let whoever waits for a start know that it will not come, where it failed before its execution began."""
+    """Fail the start request if the start failed before its execution began, so that nothing waits for it."""
     try:
         yield
     except BaseException as error:

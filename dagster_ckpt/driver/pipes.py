@@ -1,6 +1,6 @@
-"""Dagster Pipes: what a program tells the Dagster run that started it, where there is one.
+"""Reports from a program to the Dagster run that started it, through Dagster Pipes.
 
-Checkpoints are not reported here: the catalog sensor does that, for every process alike.
+Checkpoints are not reported here: the catalog sensor reports them for all processes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from dagster_ckpt.flink.program import StreamExecution, log_message
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
 
-# Each line costs Dagster some hundred bytes for ever; a day of these is a third of a megabyte.
+# Dagster keeps every line forever, a few hundred bytes each; at this rate a day takes a third of a
+# megabyte.
 PROGRESS_INTERVAL_S = 60.0
-# Set by Dagster for a process that it started through Pipes.
+# Set by Dagster for a process that it starts through Pipes.
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 class PipesReport:
-    """Tells the program's log, and Dagster where a Pipes context is there.
+    """Reports to the program's log and, if there is a Pipes context, to Dagster.
 
     Args:
         context: The Pipes context, or None.
@@ -40,7 +41,7 @@ class PipesReport:
         return self._context.run_id if self._context is not None else None
 
     def report(self, stream_id: str, message: str) -> None:
-        """Tell one sentence."""
+        """Report one message."""
         log_message(stream_id, message)
         if self._context is not None:
             self._context.log.info(f"{stream_id}: {message}")
@@ -67,13 +68,13 @@ def pipes_report(
     interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[PipesReport]:
-    """Report through Dagster Pipes while a program runs; without a Pipes context only its log is told.
+    """Report through Dagster Pipes while a program runs; without a Pipes context, only to its log.
 
     Args:
-        catalog: Where the figures of the running query are.
-        stream_id: The stream that runs.
-        interval_s: Shortest time between two lines of progress in Dagster's log.
-        environment: Holds the Pipes context.
+        catalog: The catalog with the progress of the running query.
+        stream_id: The stream that is running.
+        interval_s: Minimum time between two progress messages in Dagster's log.
+        environment: Contains the Pipes context, if any.
     """
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)
@@ -98,7 +99,7 @@ def pipes_report(
     try:
         yield PipesReport(context)
     except BaseException as error:
-        # A traceback would not get there: only the message is sent.
+        # Pipes sends only the message, not a traceback.
         context.log.error(f"{stream_id}: ended by {type(error).__name__}: {error}")  # noqa: TRY400
         raise
     finally:
@@ -109,7 +110,7 @@ def pipes_report(
 
 
 def progress_message(catalog: Catalog, stream_id: str) -> str:
-    """Where the stream is, from the catalog."""
+    """The stream's progress, from the catalog."""
     try:
         execution = catalog.executions.latest(stream_id)
         snapshots = catalog.snapshots.completed(stream_id)

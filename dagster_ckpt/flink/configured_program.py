@@ -1,4 +1,4 @@
-"""What a program says of its execution before anything runs: PyFlink's setters and getters, without a session."""
+"""The configuration of a program: PyFlink's setters and getters. Needs no session."""
 
 from __future__ import annotations
 
@@ -19,57 +19,59 @@ from dagster_ckpt.policies.restart_strategies import RestartStrategies
 
 
 class ConfiguredProgram:
-    """The settings of one program. Every setter checks its value, and changes nothing on an error."""
+    """The settings of one program. Every setter validates its value; on an error nothing is changed."""
 
     def __init__(self) -> None:
         self._config = ExecutionConfig()
         self._checkpoint_config = CheckpointConfig()
         self._backend: StateBackend | None = None
         self._restart: RestartStrategyConfiguration = RestartStrategies.fall_back_restart()
-        # The URL, and what the getter answers.
+        # The URL, and the value that the getter returns.
         self._savepoints: tuple[str, str] | None = None
 
     def set_max_parallelism(self, max_parallelism: int) -> Self:
-        """Set how many partitions state is kept in, 1 to 32768.
+        """Set the number of state partitions, 1 to 32768.
 
-        Spark freezes the number at the first batch: `execute` refuses another one for a stream that has state.
+        Spark fixes the number at the first batch: `execute` refuses another one for a stream that
+        has state.
         """
         self._config = replace(self._config, max_parallelism=allowed.MAX_PARALLELISM.checked(max_parallelism))
         return self
 
     def get_max_parallelism(self) -> int:
-        """Return how many partitions state is kept in; -1 where it was not set: then as many as the parallelism."""
+        """Return the number of state partitions; -1 if it was not set: then it equals the parallelism."""
         return self._config.max_parallelism
 
     def set_buffer_timeout(self, timeout_millis: int | timedelta) -> Self:
-        """Set the period of the trigger of writers that bring none, in ms; 0 and -1: as fast as batches allow.
+        """Set the trigger interval of writers without their own trigger, in ms; 0 and -1: as fast as batches allow.
 
-        Flink's 0 (lowest latency) and -1 (highest throughput) are the same to micro-batches. Real-time mode is
-        chosen on the writer, `trigger(realTime=...)`, because only some sources, sinks and operators can run in it.
+        Flink's 0 (lowest latency) and -1 (highest throughput) are the same for micro-batches.
+        Real-time mode is chosen on the writer, `trigger(realTime=...)`, because only some sources,
+        sinks and operators support it.
         """
         self._config = replace(self._config, buffer_timeout_ms=allowed.BUFFER_TIMEOUT.checked(timeout_millis))
         return self
 
     def get_buffer_timeout(self) -> int:
-        """Return the period in ms of the trigger of writers that bring none."""
+        """Return the trigger interval in ms of writers without their own trigger."""
         return self._config.buffer_timeout_ms
 
     def disable_operator_chaining(self) -> Self:
-        """Run every operator by itself: whole-stage code generation is off."""
+        """Execute every operator separately: turns off whole-stage code generation."""
         self._config = replace(self._config, operator_chaining=False)
         return self
 
     def is_chaining_enabled(self) -> bool:
-        """Return whether operators are compiled into one function a stage."""
+        """Return whether the operators of a stage are compiled into one function."""
         return self._config.operator_chaining
 
     def set_stream_time_characteristic(self, characteristic: TimeCharacteristic) -> None:
-        """Set which time `assign_timestamps_and_watermarks` goes by."""
+        """Set the notion of time that `assign_timestamps_and_watermarks` uses."""
         checked = allowed.TIME_CHARACTERISTIC.checked(characteristic)
         self._config = replace(self._config, time_characteristic=checked)
 
     def get_stream_time_characteristic(self) -> TimeCharacteristic:
-        """Return which time `assign_timestamps_and_watermarks` goes by."""
+        """Return the notion of time that `assign_timestamps_and_watermarks` uses."""
         return self._config.time_characteristic
 
     def enable_checkpointing(self, interval: int | timedelta, mode: CheckpointingMode | None = None) -> Self:
@@ -77,7 +79,7 @@ class ConfiguredProgram:
 
         Args:
             interval: Time between them, ms or timedelta, from 10 ms.
-            mode: The guarantee after a restore; None leaves it as it is.
+            mode: The guarantee after a restore; None leaves it unchanged.
         """
         if mode is not None:
             MODE.checked(mode)
@@ -87,11 +89,11 @@ class ConfiguredProgram:
         return self
 
     def get_checkpoint_config(self) -> CheckpointConfig:
-        """Return the checkpointing options, which can be set there."""
+        """Return the checkpointing options, which can be modified."""
         return self._checkpoint_config
 
     def get_checkpoint_interval(self) -> int:
-        """Return the time between periodic checkpoints in ms, -1 where none are taken."""
+        """Return the time between periodic checkpoints in ms, or -1 if they are off."""
         return self._checkpoint_config.get_checkpoint_interval()
 
     def get_checkpointing_mode(self) -> CheckpointingMode:
@@ -99,7 +101,7 @@ class ConfiguredProgram:
         return self._checkpoint_config.get_checkpointing_mode()
 
     def set_state_backend(self, state_backend: StateBackend) -> Self:
-        """Set how queries keep their state; its settings hold while they are started."""
+        """Set how queries keep their state. The backend's settings apply while queries are started."""
         if not isinstance(state_backend, StateBackend):
             raise OptionTypeError(
                 f"state backend is {state_backend!r} ({type(state_backend).__name__}), but must be a StateBackend such "
@@ -109,31 +111,31 @@ class ConfiguredProgram:
         return self
 
     def get_state_backend(self) -> StateBackend | None:
-        """Return how queries keep their state; None leaves it to the session."""
+        """Return how queries keep their state; None uses the session's settings."""
         return self._backend
 
     def enable_changelog_state_backend(self, enabled: bool) -> Self:
-        """Let RocksDB upload changelogs instead of snapshots, or not, whatever the state backend says of it."""
+        """Set whether RocksDB uploads changelogs instead of snapshots, overriding the state backend."""
         self._config = replace(self._config, changelog_state_backend=allowed.CHANGELOG.checked(enabled))
         return self
 
     def is_changelog_state_backend_enabled(self) -> bool | None:
-        """Return what was set, or None where it is left to the state backend."""
+        """Return what was set, or None if the state backend decides."""
         return self._config.changelog_state_backend
 
     def set_default_savepoint_directory(self, directory: str) -> Self:
-        """Set where savepoints go for which no place is named: a URL, or an absolute path of this machine."""
+        """Set the default folder of savepoints: a URL, or an absolute local path."""
         option = "default savepoint directory"
         if directory is None:
             raise OptionError(f"{option} is None, but must be the URL of a directory, for example file:///data/sp.")
         is_path = isinstance(directory, str) and directory.startswith("/")
         parsed = StoragePath.parse(option, f"file://{directory}" if is_path else directory)
-        # PyFlink gives a path back as a path.
+        # PyFlink returns a path as a path.
         self._savepoints = (parsed.url, parsed.path if is_path else str(parsed))
         return self
 
     def get_default_savepoint_directory(self) -> str | None:
-        """Return where savepoints go for which no place is named, or None where it was not set."""
+        """Return the default folder of savepoints, or None if it was not set."""
         return None if self._savepoints is None else self._savepoints[1]
 
     def set_restart_strategy(self, restart_strategy_configuration: RestartStrategyConfiguration) -> None:

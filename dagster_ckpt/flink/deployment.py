@@ -1,4 +1,4 @@
-"""Where a program without Dagster keeps its catalog, its snapshots and Spark's live directories."""
+"""Locations of the catalog, snapshots and live directories of a program without Dagster."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dagster_ckpt.stream.handle import StreamHandle
 
 @dataclass(frozen=True)
 class Deployment:
-    """The places of one program.
+    """The locations of one program.
 
     Attributes:
         live_root: Folder of live directories.
         catalog_url: SQLAlchemy URL of the catalog.
-        storage: Where snapshots are, unless the stream or its backend says otherwise.
+        storage: Where snapshots are stored, unless the stream or its backend specifies it.
     """
 
     live_root: str
@@ -40,7 +40,7 @@ class Deployment:
         savepoint_url: str | None,
         code_version: str | None = None,
     ) -> StreamHandle:
-        """Put a stream together.
+        """Create the handle of a stream.
 
         Args:
             stream_id: Its id.
@@ -48,9 +48,9 @@ class Deployment:
             query_name: Name of its query in Spark.
             options: Its checkpointing options.
             restart: Its restart strategy.
-            backend: Its state backend; None leaves it to the session.
-            savepoint_url: Where savepoints go for which no place is named; None: beside the checkpoints.
-            code_version: Version of the code, which snapshots carry.
+            backend: Its state backend; None uses the session's settings.
+            savepoint_url: Default folder of savepoints; None: next to the checkpoints.
+            code_version: Version of the code, recorded in snapshots.
 
         Raises:
             OptionError: The storage cannot be used.
@@ -73,7 +73,7 @@ class Deployment:
         )
 
     def open_catalog(self) -> Catalog:
-        """Open the catalog; the folder of a SQLite file is made if it is not there.
+        """Open the catalog; the folder of a SQLite file is created if it does not exist.
 
         Raises:
             CatalogError: It cannot be opened.
@@ -84,17 +84,17 @@ class Deployment:
 def deployment_below(
     folder: Path, *, live_root: str | None, catalog_url: str | None, storage_path: str | None
 ) -> Deployment:
-    """Return the places of a program; nothing is made yet.
+    """Return the locations of a program; nothing is created yet.
 
     Args:
-        folder: Where everything is that is not named.
+        folder: Default folder of everything below.
         live_root: Folder of live directories, or None for `live` in the folder.
         catalog_url: URL of the catalog, or None for a SQLite file `catalog.db` in the folder.
         storage_path: URL of the folder of snapshots, or None for `snapshots` in the folder.
 
     Raises:
         OptionError: The storage path has no scheme or is the root of a file system.
-        OptionTypeError: It is no string.
+        OptionTypeError: It is not a string.
     """
     home = folder.absolute()
     return Deployment(

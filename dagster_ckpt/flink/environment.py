@@ -46,19 +46,21 @@ DEFAULT_JOB_NAME = "Spark Streaming Stream"
 class StreamExecutionEnvironment(ConfiguredProgram):
     """The context of one streaming program, under PyFlink's names; it runs without Dagster.
 
-    Queries are described on `env.spark`, added with `add_writer`, and run by `execute` under the coordinator: with
+    Define queries on `env.spark`, add them with `add_writer`, and run them with `execute`: with
     periodic checkpoints, restarts in place, and a start from where they stopped.
 
     Args:
-        spark: The session; None takes the one of this process, or starts one when it is first needed.
-        folder: Where everything is that this program keeps, unless said otherwise below.
-        live_root: Folder of Spark's own checkpoint directories, as a path or URL that every executor can reach.
+        spark: The session; None uses that of this process, or starts one when it is first needed.
+        folder: Default folder of everything that this program stores.
+        live_root: Folder of Spark's own checkpoint directories, as a path or URL that every executor
+            can reach.
         catalog_url: SQLAlchemy URL of the catalog.
-        storage_path: URL of the folder of snapshots, where neither the checkpoint config nor the backend names one.
+        storage_path: URL of the folder of snapshots, if neither the checkpoint config nor the backend
+            names one.
 
     Raises:
         OptionError: A path or URL cannot be used.
-        OptionTypeError: `spark` is no session, or one of Spark Connect.
+        OptionTypeError: `spark` is not a session, or one of Spark Connect.
 
     Example:
         >>> env = StreamExecutionEnvironment.get_execution_environment()
@@ -98,14 +100,14 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         catalog_url: str | None = None,
         storage_path: str | None = None,
     ) -> StreamExecutionEnvironment:
-        """Make an environment; without arguments everything is below `./checkpoints`. Arguments are those of the class.
+        """Create an environment, by default below `./checkpoints`. The arguments are those of the class.
 
-        `<folder>/live` holds live directories, `<folder>/snapshots` checkpoints and savepoints, `<folder>/catalog.db`
-        is a SQLite catalog.
+        `<folder>/live` contains live directories, `<folder>/snapshots` checkpoints and savepoints,
+        and `<folder>/catalog.db` is a SQLite catalog.
 
         Raises:
             OptionError: A path or URL cannot be used.
-            OptionTypeError: `spark` is no session, or one of Spark Connect.
+            OptionTypeError: `spark` is not a session, or one of Spark Connect.
         """
         return StreamExecutionEnvironment(
             spark=spark, folder=folder, live_root=live_root, catalog_url=catalog_url, storage_path=storage_path
@@ -113,7 +115,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
 
     @property
     def spark(self) -> SparkSession:
-        """The session to describe queries on; asked for first, it starts Spark where none runs in this process."""
+        """The session to define queries on. The first access starts Spark if this process has no session."""
         if self._spark is None:
             settings = {allowed.SHUFFLE_PARTITIONS: str(self._local_parallelism)} | self._config.kryo.spark_settings()
             if self._backend is not None:
@@ -130,7 +132,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return replace(self._config, parallelism=self.get_parallelism())
 
     def set_parallelism(self, parallelism: int) -> Self:
-        """Set how many tasks read and shuffle, from 1; -1 leaves it to the session."""
+        """Set how many tasks read and shuffle, from 1; -1 uses the session's setting."""
         if allowed.PARALLELISM.typed(parallelism) != allowed.PARALLELISM_DEFAULT:
             allowed.PARALLELISM.checked(parallelism)
         self._config = replace(self._config, parallelism=parallelism)
@@ -138,7 +140,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return self
 
     def get_parallelism(self) -> int:
-        """Return how many tasks read and shuffle, unless a query says otherwise itself."""
+        """Return how many tasks read and shuffle, unless a query sets it itself."""
         if self._parallelism is not None:
             return self._parallelism
         if self._spark is None:
@@ -146,10 +148,10 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return int(self._spark.conf.get(allowed.SHUFFLE_PARTITIONS) or self._local_parallelism)
 
     def set_default_local_parallelism(self, parallelism: int) -> None:
-        """Set how many threads run tasks where this environment starts Spark on this machine; default: its cores.
+        """Set how many threads run tasks if this environment starts Spark on this machine; default: its cores.
 
         Raises:
-            OptionError: It is below 1, or Spark runs already.
+            OptionError: It is below 1, or Spark is already running.
         """
         allowed.LOCAL_PARALLELISM.checked(parallelism)
         if self._spark is not None:
@@ -161,34 +163,35 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self._local_parallelism = parallelism
 
     def get_default_local_parallelism(self) -> int:
-        """Return how many threads run tasks where this environment starts Spark on this machine."""
+        """Return how many threads run tasks if this environment starts Spark on this machine."""
         return self._local_parallelism
 
     def assign_timestamps_and_watermarks(self, frame: DataFrame, column: str, delay: str = "0 seconds") -> DataFrame:
-        """Give a stream the column that its windows go by, as the time characteristic says.
+        """Give a stream its time column, according to the time characteristic.
 
         Args:
-            frame: The stream, as its source gives it.
-            column: Event time: the column of a row's time. Otherwise it is made, in place of one of this name.
-            delay: How late rows may be. Processing time knows no late rows.
+            frame: The stream, as its source provides it.
+            column: For event time, the column with a row's time. Otherwise the column is created, replacing
+                one with this name.
+            delay: How late rows may be. In processing time no rows are late.
         """
         return with_time(frame, self._config.time_characteristic, column, delay)
 
     def add_default_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
-        """Do what `register_type_with_kryo_serializer` does: Spark has no serializers for subclasses."""
+        """Same as `register_type_with_kryo_serializer`: Spark has no serializers for subclasses."""
         self.register_type_with_kryo_serializer(type_class_name, serializer_class_name)
 
     def register_type_with_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
-        """Register a type with Spark's Kryo serializer, and the class that gives it a serializer.
+        """Register a type with Spark's Kryo serializer, and the class that provides its serializer.
 
         Args:
             type_class_name: Full name of the Java class.
-            serializer_class_name: Full name of a class that implements `org.apache.spark.serializer.KryoRegistrator`:
-                the only way in which Spark is told of serializers.
+            serializer_class_name: Full name of a class that implements
+                `org.apache.spark.serializer.KryoRegistrator`, Spark's only way to register serializers.
 
         Raises:
-            OptionError: A name is none of a class, or Spark runs already without this registration.
-            OptionTypeError: A name is no string.
+            OptionError: A name is not a class name, or Spark is already running without this registration.
+            OptionTypeError: A name is not a string.
         """
         self._set_kryo(self._config.kryo.with_registrator(type_class_name, serializer_class_name))
 
@@ -196,23 +199,23 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         """Register a type with Spark's Kryo serializer.
 
         Raises:
-            OptionError: It is no name of a class, or Spark runs already without this registration.
-            OptionTypeError: It is no string.
+            OptionError: It is not a class name, or Spark is already running without this registration.
+            OptionTypeError: It is not a string.
         """
         self._set_kryo(self._config.kryo.with_type(type_class_name))
 
     def add_writer(self, name: str, writer: DataStreamWriter) -> Self:
-        """Add a query to the program: what a sink is in Flink.
+        """Add a query to the program: the counterpart of a sink in Flink.
 
         Args:
-            name: Its stable name: the stream id in catalog and storage. Keep it, and the query goes on where it
-                stopped.
-            writer: What `DataFrame.writeStream` gives, not started. A trigger that it has already stays; a query
-                name or checkpoint location is replaced.
+            name: Its stable name: the stream id in catalog and storage. While you keep it, the query
+                continues where it stopped.
+            writer: The result of `DataFrame.writeStream`, not started. A trigger that it already has is
+                kept; a query name or checkpoint location is replaced.
 
         Raises:
-            OptionError: The name is taken or cannot name a folder, or the query is of another session.
-            OptionTypeError: It is no writer of a classic session.
+            OptionError: The name is taken or cannot name a folder, or the query belongs to another session.
+            OptionTypeError: It is not a writer of a classic session.
         """
         if not isinstance(name, str) or not STREAM_ID_PATTERN.fullmatch(name):
             raise OptionError(
@@ -245,17 +248,17 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return execution_plan(writers, self.get_parallelism())
 
     def execute(self, job_name: str | None = None) -> JobExecutionResult:
-        """Run the writers until all of them have ended; each goes on from where it stopped before.
+        """Run the writers until all of them have ended; each continues from where it stopped before.
 
         Args:
             job_name: Name of the program, shown in Spark and in the log.
 
         Raises:
             OptionError: There is no writer, or options contradict each other.
-            StreamFailedError: A query failed, and its restart strategy gave up.
-            StatePartitionsError: A query has state in another number of partitions than the max parallelism.
+            StreamFailedError: A query failed, and its restart strategy allows no further restart.
+            StatePartitionsError: A query's state has a number of partitions other than the max parallelism.
             StateBackendChangeError: A query has state that the state backend cannot read.
-            KeyboardInterrupt: The program was interrupted; its queries were stopped and keep what they have.
+            KeyboardInterrupt: The program was interrupted; its queries were stopped and keep their state.
             CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
         """
         self._check_writers()
@@ -271,7 +274,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     def stream_handle(self, name: str) -> StreamHandle:
         """Return the stream of a name, for `dagster_ckpt.operations.operations`: savepoints, suspend, cancel, doctor.
 
-        Works from another thread or process while the program runs there. Its catalog is the caller's to close.
+        Works from another thread or process while the program is running. Close its catalog when
+        you are done.
 
         Raises:
             CatalogError: The catalog cannot be opened.

@@ -1,4 +1,4 @@
-"""Runs the streams of one program until they end: a thread for each, and one result for all."""
+"""Runs the streams of one program until they end: a thread per stream, and one result for all."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class RegisteredWriter:
 
     Attributes:
         name: Its stable name.
-        writer: Its description.
-        has_own_trigger: Whether it was described with a trigger.
+        writer: Its writer.
+        has_own_trigger: Whether the writer already has a trigger.
     """
 
     name: str
@@ -53,12 +53,12 @@ class RegisteredWriter:
 
 
 def start_registered(stream: StreamHandle, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
-    """How the query of a writer is started, at first and after each failure.
+    """Create the function that starts a writer's query, at first and after each failure.
 
     Args:
         stream: Its stream.
         registered: The writer.
-        config: How it is executed; its session settings are those of the session meanwhile.
+        config: Its execution configuration; the session must have its settings while the query starts.
     """
 
     def start(live: LiveDirectory) -> SupervisedQuery:
@@ -72,12 +72,12 @@ def start_registered(stream: StreamHandle, registered: RegisteredWriter, config:
 
 
 def check_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfig) -> None:
-    """Refuse a max parallelism that the state in a live directory does not have, and tell of another parallelism.
+    """Refuse a max parallelism that differs from the state in a live directory; warn about a different parallelism.
 
-    Spark itself would go on with the number of the first batch, and ignore the other without a word.
+    Spark itself would continue with the number of the first batch and silently ignore the other.
 
     Raises:
-        StatePartitionsError: The state is kept in another number of partitions than the max parallelism.
+        StatePartitionsError: The state has a number of partitions other than the max parallelism.
     """
     pinned = pinned_partitions(live)
     if pinned is None:
@@ -95,10 +95,10 @@ def check_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfi
         )
 
 
-# Told the id of a stream and one sentence.
+# Called with the id of a stream and a message.
 Report = Callable[[str, str], None]
 
-# How a stream can end that is over; what else there is either goes on later or is an error.
+# The ways a stream can end for good. In all other cases it continues later, or there is an error.
 _TERMINAL = {
     EndKind.FINISHED: TerminalState.FINISHED,
     EndKind.ENDED_BY_ITSELF: TerminalState.SUSPENDED,
@@ -114,11 +114,12 @@ class StreamToRun:
     Attributes:
         stream: Its stream.
         start_query: Starts its query on a live directory.
-        describe: The query that this will start next, described.
-        start_from: Where to begin.
-        cause: Whether a person or a restart began it.
+        describe: Returns the writer that will be started next.
+        start_from: Where to start.
+        cause: Whether a user or a restart started it.
         start_request_id: The catalog request that this start answers, if any.
-        has_supervisor: Whether somebody starts it again after it was interrupted: its execution is left to them then.
+        has_supervisor: Whether a supervisor restarts it after an interrupt, in which case its execution
+            is left to that supervisor.
     """
 
     stream: StreamHandle
@@ -138,7 +139,7 @@ class StreamExecution:
         stream_id: Its stream in the catalog; the name its writer was added under.
         execution_id: Its last execution in the catalog.
         end: How it ended, such as ENDED_BY_ITSELF.
-        savepoint: Where the savepoint is that it was stopped with, if any.
+        savepoint: Location of the savepoint that it was stopped with, if any.
     """
 
     stream_id: str
@@ -149,10 +150,10 @@ class StreamExecution:
 
 @dataclass(frozen=True)
 class JobExecutionResult:
-    """What `execute` returns, after PyFlink's class of this name.
+    """The result of `execute`, named after PyFlink's class.
 
     Attributes:
-        run_id: Id of this run of the program; its executions in the catalog carry it.
+        run_id: Id of this run of the program, recorded in its executions in the catalog.
         job_name: The name it was executed under.
         net_runtime_ms: How long it ran.
         streams: Its streams, in the order in which their writers were added.
@@ -164,7 +165,7 @@ class JobExecutionResult:
     streams: tuple[StreamExecution, ...]
 
     def get_job_id(self) -> str:
-        """Return the id of this run: as in Flink, every execution of a program has another one."""
+        """Return the id of this run: as in Flink, every execution of a program has a new one."""
         return self.run_id
 
     def get_net_runtime(self) -> int:
@@ -173,7 +174,7 @@ class JobExecutionResult:
 
 
 def log_message(stream_id: str, message: str) -> None:
-    """Tell the program's log."""
+    """Write a message to the program's log."""
     _LOG.info("%s: %s", stream_id, message)
 
 
@@ -188,21 +189,22 @@ def run_program(
 ) -> JobExecutionResult:
     """Run streams until all of them have ended.
 
-    Each has a thread, so that an interrupt of the main thread never lands inside a call into the JVM. A signal stops
-    every stream and keeps what it has; the next run goes on from there. So it is for the others where one fails.
+    Each stream has a thread, so that an interrupt of the main thread never lands inside a call into
+    the JVM. A signal stops every stream and keeps its state; the next run continues from there. If
+    one stream fails, the others are stopped in the same way.
 
     Args:
         job_name: Name of the program, for the log.
         streams: Its streams.
         spark: The session they run on.
-        run_id: Id that their executions carry in the catalog; default: one of its own.
+        run_id: Id of the run, recorded in their executions in the catalog; default: a new one.
         signals: The signals that interrupt the program.
-        report: Told the stream id and one sentence at each step.
+        report: Called with the stream id and a message at each step.
 
     Raises:
-        StreamFailedError: A stream failed, and its restart strategy gave up.
+        StreamFailedError: A stream failed, and its restart strategy allows no further restart.
         LeaseLostError: Another process is the writer of a stream now.
-        CkptError: A stream could not be started as it was asked for.
+        CkptError: A stream could not be started as requested.
         KeyboardInterrupt: The program was interrupted, and its streams have been stopped.
     """
     began_ms = monotonic_ms()
@@ -242,7 +244,7 @@ def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event) -> Str
         outcome = execute_stream(stream, request)
         _settle(to_run, outcome, request.report)
     except BaseException:
-        # A program is whole or not at all, as a Flink job is.
+        # A program runs as a whole or not at all, like a Flink job.
         stop.set()
         raise
     savepoint = outcome.savepoint.location if outcome.savepoint is not None else None
@@ -250,15 +252,16 @@ def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event) -> Str
 
 
 def _settle(to_run: StreamToRun, outcome: Outcome, report: Callable[[str], None]) -> None:
-    """Apply retention where the stream is over, and raise where it did not end well."""
+    """Apply retention if the stream has ended for good, and raise if it did not end well."""
     stream, end = to_run.stream, outcome.end
     if end.kind is EndKind.LEASE_LOST:
         raise LeaseLostError(end.reason)
     if end.kind is EndKind.INTERRUPTED and to_run.has_supervisor:
-        # Told to stop by nobody that the catalog knows, such as a machine that shuts down: it is to come back.
+        # It was stopped by something unknown to the catalog, such as a machine that shuts down: it
+        # must be restarted.
         stream.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.FAILED, end.reason)
     elif end.kind is EndKind.INTERRUPTED:
-        # It stopped between two looks at its query and is to go on later: everything is kept.
+        # It stopped between two polls of its query and continues later: everything is kept.
         stream.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
     elif end.kind in _TERMINAL:
         for message in apply_terminal_retention(stream, outcome.execution_id, _TERMINAL[end.kind]).messages():
@@ -281,9 +284,9 @@ def _raise_first(ended: Sequence[Future[StreamExecution]]) -> None:
 
 @contextmanager
 def _stopped_by(signals: Sequence[signal.Signals], stop: threading.Event) -> Iterator[threading.Event]:
-    """Let signals set `stop`; SIGINT in place of Spark's own handler, which would fail the batch that runs.
+    """Let signals set `stop`. For SIGINT this replaces Spark's own handler, which would fail the running batch.
 
-    Yields an event that tells whether it came. Outside the main thread signals are somebody else's affair.
+    Yields an event that is set if a signal came. Outside the main thread no signals are handled.
     """
     interrupted = threading.Event()
 

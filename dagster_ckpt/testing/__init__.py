@@ -1,6 +1,7 @@
-"""For tests of your own: `CheckpointStorageContract`, which a checkpoint storage of yours has to pass.
+"""`CheckpointStorageContract`: pytest tests that a custom checkpoint storage must pass.
 
-The only package that needs pytest, and only once a name is taken from it. See docs/custom-storage.md.
+The only package that needs pytest, and only when a name is imported from it. See
+docs/custom-storage.md.
 """
 
 from importlib import import_module
@@ -13,7 +14,7 @@ __all__ = ["CheckpointStorageContract"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the contract when it is asked for."""
+    """Import the contract on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.checkpoint_storage_contract"), name)

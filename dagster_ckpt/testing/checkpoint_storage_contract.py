@@ -1,4 +1,4 @@
-"""One contract for every checkpoint storage: where the snapshots live makes no difference to what is promised."""
+"""One contract for every checkpoint storage: the guarantees are the same wherever snapshots are stored."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dagster_ckpt.testing.trial_snapshots import FILES, TRIAL_STREAM, TrialStrea
 
 
 class CheckpointStorageContract:
-    """What a checkpoint storage has to do, as tests for pytest.
+    """The required behaviour of a checkpoint storage, as pytest tests.
 
-    Derive a class of tests from it whose name begins with `Test`, and give it a fixture `storage`: the storage as it
-    is configured, empty at the beginning of each test.
+    Derive a test class from it whose name begins with `Test`, and define a fixture `storage` that
+    returns the configured storage, empty at the beginning of each test.
 
     Attributes:
-        outlives_the_process: Whether what is written is there for other processes.
-        size_limit: The largest snapshot it takes, in bytes; None: no limit.
+        outlives_the_process: Whether other processes can see what was written.
+        size_limit: Maximum size of a snapshot in bytes; None: no limit.
     """
 
     outlives_the_process: ClassVar[bool] = True
@@ -35,16 +35,16 @@ class CheckpointStorageContract:
 
     @pytest.fixture
     def storage(self) -> CheckpointStorage:
-        """The storage to test; to be overridden."""
+        """The storage to test; override it."""
         pytest.fail(f"{type(self).__name__} has no fixture `storage`: give it one that returns the storage to test.")
 
     @pytest.fixture
     def stream(self, storage: CheckpointStorage) -> TrialStream:
-        """A stream whose snapshots live there."""
+        """A stream whose snapshots are in the storage."""
         return self.opened(storage)
 
     def opened(self, storage: CheckpointStorage) -> TrialStream:
-        """The stream, as another process or thread opens its storage."""
+        """The stream, with its storage opened as another process or thread would."""
         return TrialStream(open_store(storage, TRIAL_STREAM))
 
     # Configuration
@@ -162,7 +162,7 @@ class CheckpointStorageContract:
         assert stream.restored(checkpoint) == FILES
 
     def test_what_a_checkpoint_takes_over_from_a_savepoint_goes_with_no_other(self, stream: TrialStream) -> None:
-        """Two checkpoints that both begin with the same savepoint, as after going back to it twice."""
+        """Two checkpoints that share the same savepoint, as after restoring it twice."""
         savepoint = stream.savepoint(1, FILES)
         first = stream.checkpoint(2, FILES, base=savepoint)
 
@@ -256,7 +256,7 @@ class CheckpointStorageContract:
         after = self.opened(storage) if self.outlives_the_process else stream
         assert after.restored(first) == FILES
         if died or not self.outlives_the_process:
-            # Whatever is left is in nobody's way.
+            # Leftovers must not interfere.
             assert after.store.checkpoints() == [first]
             second = after.checkpoint(2, new, base=first)
         else:

@@ -1,4 +1,4 @@
-"""A process that dies while it writes a checkpoint: run as a program, with what to write pickled on its input."""
+"""A process that dies while it writes a checkpoint. Runs as a program that reads its task, pickled, from stdin."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DIED = 9
 
 
 class Moment(StrEnum):
-    """When it dies.
+    """When the process dies.
 
-    IN_THE_DATA: With some files written and others not.
-    BEFORE_THE_MANIFEST: With every data object written, and nothing that refers to them.
+    IN_THE_DATA: After writing some files but not all. BEFORE_THE_MANIFEST: After writing every data
+    object, with nothing that refers to them.
     """
 
     IN_THE_DATA = "in the data"
@@ -34,7 +34,7 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True)
 class Deed:
-    """What the process does.
+    """The task of the process.
 
     Attributes:
         storage: Where it writes.
@@ -49,7 +49,7 @@ class Deed:
     moment: Moment
 
     def do(self) -> None:
-        """Write the checkpoint, and die on the way."""
+        """Write the checkpoint, dying on the way."""
         stream = TrialStream(open_store(self.storage, TRIAL_STREAM))
         if self.moment is Moment.IN_THE_DATA:
             last = SourceFile("last", 1000, None, _die)
@@ -58,14 +58,15 @@ class Deed:
             stream.stored(self.number, self.files, runner=_DiesWhenDone())
 
     def did_it_die(self) -> bool:
-        """Do it in a process of its own; False where that ended well, with the checkpoint written."""
+        """Run it in a separate process. False if that ended normally, with the checkpoint written."""
         done = subprocess.run(
             [sys.executable, "-m", __name__],
             input=pickle.dumps((sys.path, pickle.dumps(self))),
             capture_output=True,
             timeout=DEADLINE_S,
             check=False,
-            # Only this package is found there; the storage brings what it needs by `sys.path`.
+            # Only this package must be importable there; the storage's modules are found through
+            # `sys.path`.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         if done.returncode not in (0, DIED):
@@ -74,7 +75,7 @@ class Deed:
 
 
 class _DiesWhenDone(Threads):
-    """Writes every data object as usual, and then is gone."""
+    """Writes every data object as usual, then kills the process."""
 
     def __init__(self) -> None:
         super().__init__(1)

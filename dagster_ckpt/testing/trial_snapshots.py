@@ -1,4 +1,4 @@
-"""Small snapshots, and short words to write and read them with."""
+"""Small snapshots, and helpers to write and read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dagster_ckpt.snapshot.reuse import Source, SourceFile
 from dagster_ckpt.snapshot.store import SnapshotStore, StoredSnapshot
 
 TRIAL_STREAM = "flights.delays"
-# Two are larger than what a storage puts into a snapshot's metadata by default.
+# Two files are too large to be stored inside a snapshot's metadata by default.
 FILES: Mapping[str, bytes] = {
     "metadata": b"{}",
     "offsets/3": b"v1\n{}",
@@ -24,7 +24,7 @@ FILES: Mapping[str, bytes] = {
 
 
 def header(number: int | None, kind: SnapshotKind = SnapshotKind.CHECKPOINT) -> SnapshotHeader:
-    """What a trial snapshot says of itself."""
+    """The header of a trial snapshot."""
     return SnapshotHeader(
         snapshot_id=f"snapshot-{number}",
         stream_id=TRIAL_STREAM,
@@ -37,7 +37,7 @@ def header(number: int | None, kind: SnapshotKind = SnapshotKind.CHECKPOINT) -> 
 
 
 def sources(files: Mapping[str, bytes]) -> list[Source]:
-    """Files as a snapshot takes them; names that begin with "id-" are taken for identities, as those of RocksDB are."""
+    """Files as sources of a snapshot. Names that begin with "id-" count as identities, like RocksDB's."""
 
     def opener(data: bytes) -> Callable[[], io.BytesIO]:
         return lambda: io.BytesIO(data)
@@ -50,10 +50,10 @@ def sources(files: Mapping[str, bytes]) -> list[Source]:
 
 @dataclass(frozen=True)
 class TrialStream:
-    """A stream whose snapshots are a few small files.
+    """A stream whose snapshots contain a few small files.
 
     Attributes:
-        store: Where they live.
+        store: The store of its snapshots.
     """
 
     store: SnapshotStore

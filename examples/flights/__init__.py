@@ -1,4 +1,5 @@
-"""The flights of 2013 as streams: the example, and the drill that proves the product on it.
+"""The flights of 2013 as streams: the example, and the drill that tests the package on it.
 
-Everything here uses only what a user of the package has. Start with `assets.py`; `drill.py` is `make demo`.
+The example uses only what users of the package have. Start with `assets.py`; `drill.py` is `make
+demo`.
 """

@@ -1,4 +1,4 @@
-"""The flights example as Dagster assets: two streams and one ordinary asset that reads what they write."""
+"""The flights example as Dagster assets: two streams and one batch asset that reads what they write."""
 
 from pathlib import Path
 
@@ -39,10 +39,10 @@ SPARK = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
-    # A batch of many small files is listed by two tasks, not by one for each file.
+    # List a batch of many small files with two tasks instead of one task per file.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.sql.session.timeZone": "UTC",
-    # Processes that live for minutes on two cores: quick to compile counts more than fast in the end.
+    # The processes run for minutes on two cores: compile time matters more than peak speed.
     "spark.driver.extraJavaOptions": (
         f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={LOGGING.as_uri()}"
     ),
@@ -50,7 +50,7 @@ SPARK = {
 
 
 class FlightsResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Where the feed of flights lands and where the assets write."""
+    """Where the feed of flights arrives and where the assets write."""
 
     landing: str = Field(description="Folder into which the replayer lays files of flights, weather and planes.")
     output: str = Field(description="Folder below which each asset has its Parquet table.")
@@ -85,7 +85,7 @@ def flights_with_weather(
 def airport_day_summary(
     context: dg.AssetExecutionContext, pyspark: PySparkResource, flights: FlightsResource
 ) -> dg.MaterializeResult[None]:
-    """One row per airport and day out of both streams: an ordinary batch asset downstream of streaming ones."""
+    """One row per airport and day from both streams: an ordinary batch asset downstream of streaming ones."""
     rows = streams.airport_day_summary(
         pyspark.spark_session,
         delays_path=flights.table("departure_delays"),
@@ -112,7 +112,7 @@ def flight_definitions(workspace: Workspace) -> dg.Definitions:
             flights_with_weather,
             downstream=airport_day_summary_job,
             downstream_interval_seconds=90,
-            # A demo lasts minutes: its page shows every checkpoint.
+            # A demo lasts minutes: show every checkpoint on the page.
             report_interval_seconds=0,
             savepoint_schedules={departure_delays.stream_id: "0 3 * * *"},
         ),

@@ -1,4 +1,4 @@
-"""Are two tables the same, row for row, whatever the order?"""
+"""Compares two tables row by row, in any order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dagster_ckpt.errors import CkptError
 
 @dataclass(frozen=True)
 class TableComparison:
-    """Two tables as multisets of rows.
+    """The comparison of two tables as multisets of rows.
 
     Attributes:
         rows_left: Rows of the first.
         rows_right: Rows of the second.
-        only_left: Rows of the first that the second has not, or not as often.
-        only_right: Rows of the second that the first has not, or not as often.
+        only_left: Rows of the first that are missing in the second, or are there less often.
+        only_right: Rows of the second that are missing in the first, or are there less often.
     """
 
     rows_left: int
@@ -28,12 +28,12 @@ class TableComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether they are the same; two empty tables prove nothing and are not."""
+        """Whether they are the same. False for two empty tables, which prove nothing."""
         return self.rows_left > 0 and not self.only_left and not self.only_right
 
 
 def compare_tables(spark: SparkSession, left: str, right: str) -> TableComparison:
-    """Compare two Parquet tables; a streaming one is read through its log, as any reader sees it.
+    """Compare two Parquet tables; a streaming one is read through its log, like by any reader.
 
     Args:
         spark: A session.
@@ -41,7 +41,7 @@ def compare_tables(spark: SparkSession, left: str, right: str) -> TableCompariso
         right: Folder of the second.
 
     Raises:
-        CkptError: A table is not there, or the two have other columns.
+        CkptError: A table does not exist, or the two have different columns.
     """
     first, second = _table(spark, left), _table(spark, right)
     if first.dtypes != second.dtypes:

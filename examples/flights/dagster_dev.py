@@ -1,4 +1,4 @@
-"""A real `dagster dev`, page and daemon, as a child process; what a person clicks goes through its GraphQL API."""
+"""Runs a real `dagster dev` (webserver and daemon) as a child process and operates it through its GraphQL API."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class DagsterDev:
     """A running `dagster dev`.
 
     Attributes:
-        process: The child process; it leads a process group of its own.
+        process: The child process, leader of its process group.
         port: Port of the page.
-        log: File with everything it prints.
+        log: File with its output.
     """
 
     process: subprocess.Popen[bytes]
@@ -50,11 +50,11 @@ class DagsterDev:
         return DagsterGraphQLClient("localhost", port_number=self.port)
 
     def launch(self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> str:
-        """Launch a job as the launchpad does; returns the run id."""
+        """Launch a job like the launchpad; returns the run id."""
         return self.client.submit_job_execution(job, run_config=dict(config or {}), tags=dict(tags or {}))
 
     def terminate(self, run_id: str) -> None:
-        """Terminate a run as the page's button does."""
+        """Terminate a run like the page's button."""
         self.client.terminate_run(run_id)
 
     def status(self, run_id: str) -> DagsterRunStatus:
@@ -62,10 +62,10 @@ class DagsterDev:
         return self.client.get_run_status(run_id)
 
     def await_end(self, run_id: str, *, timeout_s: float) -> DagsterRunStatus:
-        """Wait until a run is over; returns its status.
+        """Wait until a run has ended; returns its status.
 
         Raises:
-            CkptError: It is not over in time.
+            CkptError: It has not ended in time.
         """
         deadline = time.monotonic() + timeout_s
         while (status := self.status(run_id)) not in TERMINAL:
@@ -75,7 +75,7 @@ class DagsterDev:
         return status
 
     def query(self, document: str, variables: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Any other GraphQL question."""
+        """Send any other GraphQL query."""
         answer = requests.post(
             f"http://localhost:{self.port}/graphql",
             json={"query": document, "variables": dict(variables or {})},
@@ -89,7 +89,7 @@ class DagsterDev:
         return data
 
     def failed_ticks(self) -> list[str]:
-        """What the log says of sensors and schedules whose own code failed; a killed code server is none of these."""
+        """Log lines of sensors and schedules whose own code failed; a killed code server is not included."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if _FAILED_TICK.search(line)]
 
     def is_up(self) -> bool:
@@ -102,7 +102,7 @@ class DagsterDev:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -110,7 +110,7 @@ def free_port() -> int:
 
 
 def prepare_home(workspace: Workspace) -> None:
-    """Make the workspace and give its Dagster home the settings that a stream wants."""
+    """Create the workspace, with the Dagster settings that streams need."""
     workspace.create()
     settings = workspace.dagster_home / "dagster.yaml"
     if not settings.exists():
@@ -118,7 +118,7 @@ def prepare_home(workspace: Workspace) -> None:
 
 
 def environment(workspace: Workspace) -> dict[str, str]:
-    """The environment in which Dagster runs the example."""
+    """The environment variables for Dagster."""
     return {
         **os.environ,
         HOME_VARIABLE: str(workspace.root),
@@ -137,12 +137,12 @@ def command(definitions: Path, port: int) -> list[str]:
 
 @contextmanager
 def running_dagster_dev(workspace: Workspace, definitions: Path, *, port: int | None = None) -> Iterator[DagsterDev]:
-    """Start `dagster dev`, wait until it answers, and end it with all its children.
+    """Start `dagster dev`, wait until it answers, and stop it with all its children.
 
     Args:
-        workspace: Where everything is.
+        workspace: The workspace.
         definitions: The file with the definitions.
-        port: Port of the page; None takes a free one.
+        port: Port of the page; None picks a free one.
 
     Raises:
         CkptError: It ended or did not answer in time; the message names its log.

@@ -1,4 +1,4 @@
-"""`make dev`: the flights arrive at a set pace, and Dagster's page shows the streams that read them."""
+"""`make dev`: flights arrive at a set pace, and Dagster's page shows the streams that read them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(port: int, pace: float) -> None:
             stderr=subprocess.STDOUT,
         )
     arguments = command(DEFINITIONS, port)
-    # The same process: Ctrl-C then reaches Dagster itself.
+    # Replace this process, so that Ctrl-C reaches Dagster itself.
     os.execve(arguments[0], arguments, environment(workspace))
 
 

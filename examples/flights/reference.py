@@ -1,4 +1,4 @@
-"""The uninterrupted run: the same feed through plain PySpark, without Dagster and without this package's lifecycle."""
+"""The uninterrupted run: the same feed through plain PySpark, without Dagster and without this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from examples.flights import streams
 
 
 def run_reference(spark: SparkSession, landing: str, root: str) -> None:
-    """Process a whole feed at once; tables go below `root`, named as the assets are.
+    """Process a whole feed at once; tables go below `root`, named like the assets.
 
     Args:
         spark: A session.

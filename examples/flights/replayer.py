@@ -1,4 +1,4 @@
-"""The feed: flights and weather arrive as files, in the order of event time, at a set pace."""
+"""The feed: flights and weather arrive as files, in event-time order, at a set pace."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from examples.flights.flights import FlightData, load_flights
 if TYPE_CHECKING:
     import pandas as pd
 
-# Spark takes files in the order of their modification time, in ms: two files must not share one.
+# Spark reads files in order of modification time, in ms: no two files may share one.
 MTIME_STEP_NS = 2_000_000
 HOURS_PER_DAY = 24
 
 
 @dataclass(frozen=True)
 class FeedPlan:
-    """What the whole feed holds, known before the first file is laid.
+    """The contents of the whole feed, known before the first file is written.
 
     Attributes:
-        days: Number of days, in UTC. The year in New York touches 366 of them.
-        flight_files: Names of the files of flights in their order; the last one completes the feed.
-        weather_files: Names of the files of weather. Weather ends one day before the flights do.
-        flight_rows: Rows in the files of flights.
-        weather_rows: Rows in the files of weather.
-        last_departure_ms: Latest scheduled departure, ms since the epoch.
+        days: Number of days, in UTC. The year in New York spans 366 of them.
+        flight_files: Names of the flight files, in order; the last one completes the feed.
+        weather_files: Names of the weather files. Weather ends one day before the flights do.
+        flight_rows: Rows in the flight files.
+        weather_rows: Rows in the weather files.
+        last_departure_ms: Latest scheduled departure, in ms since the epoch.
         last_flight_hour_ms: Its hour.
         last_weather_hour_ms: Latest hour of weather.
     """
@@ -49,15 +49,15 @@ class FeedPlan:
 
 
 class Replayer:
-    """Lays the feeds into a landing directory. Files that are there already are passed over, so it can be restarted.
+    """Writes the feeds into a landing directory. Existing files are skipped, so it can be restarted.
 
     Args:
-        landing: `flights/`, `weather/` and `planes/` are below it.
+        landing: Contains `flights/`, `weather/` and `planes/`.
         data: The tables; None loads all flights of 2013.
-        days: Only so many days from the start; None is all of them.
+        days: Number of days from the start; None for all.
         hours_per_file: Event time in one file of a feed; a divisor of 24.
-        clock: Seconds that only grow.
-        sleep: Waits for seconds.
+        clock: Monotonic time in seconds.
+        sleep: Sleeps for a number of seconds.
 
     Raises:
         OptionError: `days` or `hours_per_file` is out of range.
@@ -96,7 +96,7 @@ class Replayer:
 
     @property
     def plan(self) -> FeedPlan:
-        """What the whole feed holds, whether or not it has been laid."""
+        """The contents of the whole feed, whether or not it has been written."""
         flights, weather = self._feeds["flights"], self._feeds["weather"]
         return FeedPlan(
             days=len(self._days),
@@ -110,14 +110,14 @@ class Replayer:
         )
 
     def replay(self, pace: float, *, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
-        """Lay one day after the other; yields each day when its files are visible.
+        """Write one day after the other; yields each day once its files are visible.
 
         Args:
-            pace: Days per second; 0 is all at once. Days that are there already take no time.
-            stopped: Asked before a file is laid; True ends the replay.
+            pace: Days per second; 0 is all at once. Days that already exist take no time.
+            stopped: Called before a file is written; True ends the replay.
 
         Raises:
-            OptionError: The pace is negative, or the landing directory holds files of another feed.
+            OptionError: The pace is negative, or the landing directory contains files of another feed.
         """
         if pace < 0:
             raise OptionError(f"pace is {pace:g}, but must be 0 (all at once) or a number of days per second.")
@@ -155,9 +155,10 @@ class Replayer:
 
     def _write(self, path: Path, table: pd.DataFrame) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Spark passes over names that begin with a dot; the rename makes the whole file visible at once.
+        # Spark ignores names that begin with a dot; the rename makes the whole file visible at
+        # once.
         unfinished = path.with_name(f".{path.name}.tmp")
-        # Spark reads microseconds; pandas may keep nanoseconds.
+        # Spark reads microseconds; pandas may have nanoseconds.
         table.to_parquet(unfinished, index=False, coerce_timestamps="us")
         self._last_mtime_ns = max(time.time_ns(), self._last_mtime_ns + MTIME_STEP_NS)
         os.utime(unfinished, ns=(self._last_mtime_ns, self._last_mtime_ns))
@@ -165,7 +166,7 @@ class Replayer:
 
 
 def _by_file(table: pd.DataFrame, column: str, hours_per_file: int) -> dict[str, pd.DataFrame]:
-    """Names of files in their order, with the rows of each."""
+    """File names in order, with the rows of each."""
     begins = table[column].dt.floor(f"{hours_per_file}h")
     pattern = "%Y-%m-%d.parquet" if hours_per_file == HOURS_PER_DAY else "%Y-%m-%dT%H.parquet"
     return {begin.strftime(pattern): rows for begin, rows in table.groupby(begins)}

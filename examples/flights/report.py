@@ -1,4 +1,4 @@
-"""What the drill prints: the checkpoints it took and the comparison it made."""
+"""The drill's output: the checkpoints it took and the comparison of the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from examples.flights.compare import TableComparison
 
 
 def checkpoint_table(snapshots: Iterable[SnapshotRecord]) -> Table:
-    """Every snapshot that was taken, oldest first, with its sizes and how long it took."""
+    """Every snapshot that was taken, oldest first, with its sizes and duration."""
     table = Table(title="Checkpoints and savepoints", title_justify="left")
     for heading in ("stream", "snapshot", "taken", "why", "status"):
         table.add_column(heading, no_wrap=True)
@@ -36,7 +36,7 @@ def checkpoint_table(snapshots: Iterable[SnapshotRecord]) -> Table:
 
 
 def comparison_table(comparisons: Mapping[str, TableComparison]) -> Table:
-    """Each asset's table against that of the uninterrupted run."""
+    """Each asset's table compared with that of the uninterrupted run."""
     table = Table(title="Against an uninterrupted run of the same feed", title_justify="left")
     table.add_column("asset")
     for heading in ("rows", "rows uninterrupted", "only here", "only uninterrupted"):

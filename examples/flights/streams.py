@@ -1,7 +1,7 @@
-"""The queries of the example, as plain PySpark: nothing here knows checkpoints or Dagster.
+"""The queries of the example in plain PySpark, without checkpoints or Dagster.
 
-Their results do not depend on how the feed is cut into batches: files arrive in the order of event time, so no row is
-late, and every figure is a count, a sum of whole numbers, or a maximum.
+Their results do not depend on how the feed is split into batches: files arrive in event-time order,
+so no row is late, and every figure is a count, a sum of integers, or a maximum.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ WITH_WEATHER_SCHEMA = (
 def departure_delays(
     spark: SparkSession, landing: str, output: str, *, files_per_batch: int | None = None
 ) -> DataStreamWriter:
-    """Departure delays per airport and carrier in windows of six hours, each written once it is over.
+    """Departure delays per airport and carrier in windows of six hours, each written once it is complete.
 
     Args:
         spark: The session that will run the query.
         landing: The landing directory.
         output: Folder of the table.
-        files_per_batch: Files a batch takes at most; None is all there are.
+        files_per_batch: Maximum number of files per batch; None for no limit.
     """
     flights = _feed(spark, landing, "flights", FLIGHTS_SCHEMA, files_per_batch).withWatermark("at", WATERMARK_DELAY)
     delays = flights.groupBy(F.window("at", WINDOW), "origin", "carrier").agg(
@@ -63,13 +63,13 @@ def departure_delays(
 def flights_with_weather(
     spark: SparkSession, landing: str, output: str, *, files_per_batch: int | None = None
 ) -> DataStreamWriter:
-    """Each flight with the weather of its airport and hour; without, once none can come any more.
+    """Each flight with the weather of its airport and hour; without it, once none can arrive any more.
 
     Args:
         spark: The session that will run the query.
         landing: The landing directory.
         output: Folder of the table.
-        files_per_batch: Files of each feed a batch takes at most; None is all there are.
+        files_per_batch: Maximum number of files of each feed per batch; None for no limit.
     """
     flights = _feed(spark, landing, "flights", FLIGHTS_SCHEMA, files_per_batch)
     weather = _feed(spark, landing, "weather", WEATHER_SCHEMA, files_per_batch)
@@ -89,7 +89,7 @@ def flights_with_weather(
 def airport_day_summary(
     spark: SparkSession, *, delays_path: str, weather_path: str, planes_path: str, output: str
 ) -> int:
-    """One row per airport and day out of what the streams have written; returns the number of rows.
+    """Write one row per airport and day from the streams' output; returns the number of rows.
 
     A stream that has not written yet counts as empty.
     """
@@ -115,7 +115,7 @@ def airport_day_summary(
         )
     )
     summary = delays.join(weather, ["origin", "day"], "full_outer").orderBy("origin", "day").coalesce(1)
-    # Written aside: a run that is killed while it writes leaves the table as it was.
+    # Written to a temporary folder: if the run is killed while writing, the table is unchanged.
     unfinished = f"{output}.unfinished"
     summary.write.mode("overwrite").parquet(unfinished)
     rows = spark.read.parquet(unfinished).count()
@@ -125,21 +125,22 @@ def airport_day_summary(
 
 
 def final_watermarks(plan: FeedPlan) -> dict[str, str]:
-    """The watermark each stream stands at once it has processed the whole feed, as its progress shows it.
+    """The watermark of each stream after the whole feed, as shown in its progress.
 
-    Each stream is named as its function; the text is `eventTime.watermark` of `StreamingQueryProgress`. Spark does not
-    keep the watermarks of a join's two inputs, only the lower one: a join that is restarted after the last file of one
-    feed stays where it is, because that input never shows an event time again.
+    The keys are the names of the streams' functions; the value is `eventTime.watermark` of
+    `StreamingQueryProgress`. Spark does not keep the watermarks of a join's two inputs, only the
+    lower one: a join restarted after the last file of one feed does not advance, because that input
+    never shows another event time.
     """
     return {
         "departure_delays": _shown(plan.last_departure_ms - WATERMARK_DELAY_MS),
-        # Of two inputs the slower one counts.
+        # The slower of two inputs counts.
         "flights_with_weather": _shown(min(plan.last_flight_hour_ms, plan.last_weather_hour_ms) - WATERMARK_DELAY_MS),
     }
 
 
 def _feed(spark: SparkSession, landing: str, feed: str, schema: str, files_per_batch: int | None) -> DataFrame:
-    # Spark wants the folder to be there; the replayer may not have come to it yet.
+    # Spark requires the folder to exist; the replayer may not have created it yet.
     Path(landing, feed).mkdir(parents=True, exist_ok=True)
     reader = spark.readStream.schema(schema)
     if files_per_batch is not None:

@@ -1,4 +1,4 @@
-"""Where everything of the flights example is on this machine."""
+"""Local folders of the flights example."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# Set by whoever starts the code location; everything below it belongs to the example.
+# Set by the process that starts the code location; everything below it belongs to the example.
 HOME_VARIABLE = "FLIGHTS_HOME"
 DEFAULT_HOME = ".demo/dev"
 
@@ -16,7 +16,7 @@ class Workspace:
     """The folders of one instance of the example.
 
     Attributes:
-        root: Absolute path of the folder that holds all others.
+        root: Absolute path of the folder that contains all others.
     """
 
     root: Path
@@ -28,7 +28,7 @@ class Workspace:
 
     @property
     def landing(self) -> Path:
-        """Where the replayer lays the feed."""
+        """Where the replayer writes the feed."""
         return self.root / "landing"
 
     @property
@@ -57,6 +57,6 @@ class Workspace:
         return f"sqlite:///{self.root / 'catalog.db'}"
 
     def create(self) -> None:
-        """Make the folders that must be there before anything starts."""
+        """Create the folders that must exist before anything starts."""
         for folder in (self.landing, self.output, self.checkpoints, self.live, self.dagster_home):
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Component instances of the example, as `dg scaffold defs` makes them; `dg` wants the folder to be there."""
+"""Component instances of the example, as created by `dg scaffold defs`; `dg` requires the folder."""

@@ -56,7 +56,7 @@ class RebuildReport:
 
     def messages(self) -> list[str]:
         """The report as log messages."""
-        where = self.live_directory or "the newest snapshot, which is restored"
+        where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in self.registered),
             *(f"passed over {what}" for what in self.passed_over),
@@ -104,7 +104,12 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
             live_directory = record.live_directory
         else:
             is_ours = owner is None or owner == stream.catalog.deployment_id
-            rebuilt, batch = _stream(found, missing, next_number, stream.live_directories() if is_ours else [])
+            built = stream.live_directories() if is_ours else []
+            half_made = {each.live.url: why for each in built if (why := _why_half_made(each)) is not None}
+            passed_over += [f"{url}: {why}" for url, why in half_made.items()]
+            usable = [each for each in built if each.live.url not in half_made]
+            generation = max((each.generation for each in built), default=0)
+            rebuilt, batch = _stream(found, missing, next_number, usable, generation)
             if rebuilt.live_directory is not None or missing:
                 _note_execution(stream, lease, rebuilt, batch)
                 stream.catalog.rebuilding.register(lease.record, rebuilt)
@@ -199,11 +204,11 @@ def _stream(
     missing: Sequence[SnapshotRecord],
     next_number: int,
     built: Sequence[BuiltDirectory],
+    generation: int,
 ) -> tuple[RebuiltStream, int | None]:
     timeline = max((snapshot.timeline for snapshot in found), default=0)
     begins, restored = _begins(found)
     live, batch = _where_it_stood(built, found)
-    generation = max((each.generation for each in built), default=0)
     later = [
         snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) > (batch or 0)
     ]
@@ -241,6 +246,15 @@ def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]]
             begins[timeline] = (parent.timeline, parent.batch_id)
             restored[timeline] = parent.snapshot_id
     return begins, restored
+
+
+def _why_half_made(built: BuiltDirectory) -> str | None:
+    """Why a live directory is not the stream's, although a query could resume from it; None if it is."""
+    if built.live.awaits_first_start():
+        return "a fork or an import made it, and no query was started in it. Run the fork or the import again"
+    if built.is_unfinished:
+        return "it was not moved to its place, because the process that made it was killed"
+    return None
 
 
 def _where_it_stood(

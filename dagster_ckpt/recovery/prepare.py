@@ -115,6 +115,7 @@ def restore_into(
     new_query_id: str | None = None,
     donor: Donor | None = None,
     is_scratch: bool = False,
+    is_fork: bool = False,
     watch: Watch = unwatched,
 ) -> None:
     """Restore a snapshot to a live directory without making it the stream's own.
@@ -130,6 +131,7 @@ def restore_into(
         donor: A good live directory whose files are linked if they match the snapshot. None: everything
             is read from the snapshot.
         is_scratch: The directory is temporary, so it need not survive a power loss.
+        is_fork: See `materialize`.
         watch: See `materialize`.
 
     Raises:
@@ -144,7 +146,9 @@ def restore_into(
 
         stream.store.extract(location, lambda entry, chunks: filler(entry.path, chunks), missing=missing)
 
-    materialize(live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, watch=watch)
+    materialize(
+        live, fill, new_query_id=new_query_id, is_whole=True, is_scratch=is_scratch, is_fork=is_fork, watch=watch
+    )
 
 
 def _resume(live: LiveDirectory, sinks: Survey, lease: LeaseKeeper) -> PreparedStart:
@@ -277,7 +281,8 @@ def _out_of_the_fence(stream: StreamHandle, record: StreamRecord, lease: LeaseKe
     live = stream.new_live_directory(record.live_generation, lease.record.token)
     origin = record.origin
     if fenced.positions().commit is not None:
-        made = clone(fenced, live, carry_state=True)
+        is_fork = "fork_of" in (record.pending_restore or {})
+        made = clone(fenced, live, carry_state=True, is_fork=is_fork)
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
     return stream.catalog.streams.switch_live_directory(
         lease.record,

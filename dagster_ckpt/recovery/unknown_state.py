@@ -8,6 +8,8 @@ from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
 from dagster_ckpt.stream.handle import StreamHandle
 
+_AWAITS = "; a fork or an import made it, and no query was started in it: run the fork or the import again"
+
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
     """Look for live directories, checkpoints, savepoints and sink logs of a stream. Changes nothing.
@@ -20,7 +22,7 @@ def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> Un
         StorageAccessError: The storage or the live folder cannot be reached.
     """
     directories = [
-        f"{built.live.url}, up to batch {commit}"
+        f"{built.live.url}, up to batch {commit}{_AWAITS if built.live.awaits_first_start() else ''}"
         for built in stream.live_directories()
         if (commit := built.live.positions().commit) is not None
     ]

@@ -11,6 +11,7 @@ import pytest
 from executioner import Executioner, Killed
 from retention_shelf import STREAM
 from rewind_history import LAST, History
+from test_run_stream_refusals import PlayedQuery
 
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.errors import (
@@ -23,9 +24,12 @@ from dagster_ckpt.errors import (
     StreamNotFoundError,
 )
 from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.recovery.fork import Fork, fork
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
@@ -269,3 +273,46 @@ def test_stream_ids_of_the_original_are_untouched(history: History) -> None:
     before = history.shelf.stream.catalog.streams.get(STREAM)
     make(history)
     assert history.shelf.stream.catalog.streams.get(STREAM) == before
+
+
+def test_a_rebuild_leaves_a_fork_that_was_killed_half_way_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory resumes like the stream's own, but nothing would keep its query out of the original's output."""
+    killed, step, named = True, 0, 0
+    while killed:
+        root = tmp_path / str(step)
+        root.mkdir()
+        history = History(root)
+        with monkeypatch.context() as patch:
+            Executioner(patch, step)
+            try:
+                make(history, "batch-2")
+                killed = False
+            except Killed:
+                step += 1
+        stream = scratch(history)
+        if killed:
+            directories = [built.live.url for built in stream.live_directories() if not built.is_unfinished]
+            report = rebuild(stream, origin="a test")
+            assert report.live_directory is None, f"killed at step {step}"
+            assert [each for each in directories if not any(each in line for line in report.passed_over)] == []
+            named += len(directories)
+            if directories:
+                with pytest.raises(LiveDirectoryError, match="a fork or an import made it"):
+                    preview_start(stream, StartFrom())
+        else:
+            start(history)
+        history.close()
+    assert named
+
+
+def test_a_fork_that_was_started_is_rebuilt_like_any_stream(history: History) -> None:
+    make(history)
+    live = start(history)
+    assert live.awaits_first_start()
+    stream = scratch(history)
+    request = RunRequest("run", lambda _live: PlayedQuery(ends=True))  # type: ignore[arg-type, return-value]
+    execute_stream(stream, request)
+    assert not live.awaits_first_start()
+    assert "fork_of" not in (stream.catalog.streams.get("scratch").pending_restore or {})

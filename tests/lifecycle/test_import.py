@@ -32,6 +32,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.operations import preview_start
+from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.import_snapshot import import_snapshot
@@ -361,6 +362,9 @@ def test_killed_at_any_step_there_is_a_whole_import_or_none_and_it_can_be_made_a
                 killed = False
             except Killed:
                 step += 1
+        if killed:
+            # Its query would not be kept out of the original's output.
+            assert rebuild(two.staging, origin="a test").live_directory is None, f"killed at step {step}"
         refuses_to_start_or_begins_whole(two, was_made=not killed)
         made = two.make(with_rows=with_rows)
         live = two.start().live

@@ -22,6 +22,8 @@ COMMITS = "commits"
 SOURCES = "sources"
 STATE = "state"
 DEFAULT_STORE = "default"
+# Ours, and unknown to Spark: a fork or an import made the directory, and no query has started in it.
+FORK_NOT_STARTED = "fork-not-started"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,14 @@ class LiveDirectory:
     def exists(self) -> bool:
         """Whether the directory exists."""
         return self.folder.exists()
+
+    def awaits_first_start(self) -> bool:
+        """Whether a fork or an import made the directory, and no query has started in it yet."""
+        return FORK_NOT_STARTED in self.folder.list()
+
+    def note_first_start(self) -> None:
+        """Note that a query has started in a directory that a fork or an import made."""
+        self.folder.delete(FORK_NOT_STARTED)
 
     def delete(self) -> None:
         """Delete the directory; a missing one is not an error."""

@@ -18,7 +18,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEn
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.hard_links import Linker
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, FORK_NOT_STARTED, METADATA, OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id
 from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
@@ -64,6 +64,7 @@ def materialize(
     new_query_id: str | None = None,
     is_whole: bool = False,
     is_scratch: bool = False,
+    is_fork: bool = False,
     watch: Watch = unwatched,
 ) -> Materialized:
     """Build a live directory in a temporary location, check it, then move it into place; durable on return.
@@ -81,6 +82,7 @@ def materialize(
         is_whole: `fill` passes a cut that was already checked completely, so that only the logs are
             checked again.
         is_scratch: The directory is temporary and need not survive a power failure.
+        is_fork: Mark the directory as made by a fork or an import until a query has started in it.
         watch: Called while files are placed, from the threads that place them; an exception aborts
             the restore.
 
@@ -98,6 +100,9 @@ def materialize(
     unfinished.folder.make()
     filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target, watch=watch)
     try:
+        if is_fork:
+            # First: a directory that a query could resume from always carries it.
+            unfinished.folder.create(FORK_NOT_STARTED, [b""])
         with contextlib.closing(filler):
             fill(filler)
             filler.write_logs()
@@ -122,6 +127,7 @@ def clone(
     at_batch: int | None = None,
     carry_state: bool = False,
     is_scratch: bool = False,
+    is_fork: bool = False,
     watch: Watch = unwatched,
 ) -> Materialized:
     """Clone a live directory, so that a query continues in the clone even if an old writer is still alive.
@@ -136,6 +142,7 @@ def clone(
             it is replayed, and later ones are planned again. By default the newest batch.
         carry_state: Also include the state after the batch in flight, if it is complete: see `cut`.
         is_scratch: See `materialize`.
+        is_fork: See `materialize`.
         watch: See `materialize`.
 
     Raises:
@@ -154,7 +161,7 @@ def clone(
                     with file.open() as stream:
                         filler(file.path, iter(lambda: stream.read(1 << 20), b""))
 
-            made = materialize(target, fill, is_scratch=is_scratch, watch=watch)
+            made = materialize(target, fill, is_scratch=is_scratch, is_fork=is_fork, watch=watch)
             return replace(made, carries_state=staged.cut.carries_state)
 
     return until_not_overtaken(attempt)

@@ -109,7 +109,7 @@ def _output_of(describe: Callable[[], DataStreamWriter]) -> NamedOutput | None:
     """Where a query writes; None if unknown, or if the query cannot be created."""
     try:
         return named_output(describe())
-    except Exception:  # noqa: BLE001 - the trial meets it as well, and says so
+    except Exception:  # noqa: BLE001 - the trial fails in the same way and reports it
         return None
 
 
@@ -125,7 +125,7 @@ def _weigh_sinks(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan,
 def _plan_of(describe: Callable[[], DataStreamWriter]) -> PlanDescription | None:
     try:
         return plan_of_writer(describe())
-    except Exception:  # noqa: BLE001 - the trial meets it as well, and says so
+    except Exception:  # noqa: BLE001 - the trial fails in the same way and reports it
         return None
 
 

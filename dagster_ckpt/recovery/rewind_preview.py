@@ -83,7 +83,7 @@ class RewindPreview:
 
     @property
     def losing(self) -> tuple[SinkForecast, ...]:
-        """Sinks that are proven, or not proven not, to lose rows."""
+        """Sinks that lose rows, or cannot be proven not to."""
         return tuple(sink for sink in self.sinks if sink.effect in (SinkEffect.LOSE, SinkEffect.UNPROVEN))
 
     @property

@@ -38,9 +38,9 @@ def fence_predecessor(
 ) -> None:
     """Stop the query of a previous holder that may still be alive before it can plan another batch.
 
-    Does nothing if every previous holder is proven to have ended. After this call a query must
-    never be started in the old live directory again, only restored from it, even if this process
-    dies.
+    Does nothing if every previous holder is proven to have ended. After this call no query may start
+    in the old live directory again, even if this process dies: the next start continues from it in a
+    fresh directory.
 
     Args:
         stream: The stream, whose lease this process holds.

@@ -128,7 +128,7 @@ def _run_to_its_end(
             if last is not None:
                 report_given_up(context.instance, handle.catalog, last, str(error))
         raise _failure(str(error), type(error).__name__) from cause_to_show(error)
-    except Exception as error:  # noqa: BLE001 - it is raised, as the cause or in words
+    except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
         # Leave every failure to the restart strategy: a retry by Dagster would start in this same
         # process.
         raise _failure(f"The stream could not go on: {_describe_error(error)}", "CRASHED") from cause_to_show(error)

@@ -31,7 +31,7 @@ class Reported:
 
     Attributes:
         looked_up_to: No event with a later sequence is on an asset: none was there when the first of
-            these ticks began, and none of theirs is before the cursor.
+            these ticks began, and these ticks have reported nothing beyond the cursor.
         latest: Sequence of the newest materialization that the sensor put on each asset examined so
             far.
     """
@@ -266,7 +266,7 @@ def _there(
     completed = [each.event for each in doubtful if not each.is_failure]
     failed = [each.event for each in doubtful if each.is_failure]
     found: frozenset[str] = frozenset()
-    # Our reports are stored in catalog order: nothing with a newer sequence precedes an older one.
+    # Our reports are stored in catalog order: none was stored before one with an older sequence.
     if completed and not 0 < latest < completed[0].sequence:
         found |= already_reported(instance.fetch_materializations, key, completed)
     if failed:

@@ -1,4 +1,4 @@
-"""What sinks remember of the batches they were given, and what each does when a batch comes again.
+"""Sinks: what each remembers of its batches, and what happens when a batch is written again.
 
-Start with `guard.py`, which decides whether a start may touch a sink, and `forecast.py`.
+Start with `guard.py`, which decides whether a start may change a sink, and with `forecast.py`.
 """

@@ -1,8 +1,9 @@
-"""What a Delta table remembers of a query, as far as its plain JSON commits tell.
+"""Read what a Delta table remembers of a query, from its plain JSON commits.
 
-The sink writes a `txn` action with each batch (the Delta protocol's "Transaction Identifiers": appId is the query's id,
-version the batch) and passes over a batch that is not above the newest one (`DeltaSink.addBatch`). `RESTORE` brings
-back files, not transactions. Checkpoints of the log are Parquet and are not read here.
+The sink writes a `txn` action with each batch (the Delta protocol's "Transaction Identifiers":
+appId is the query's id, version is the batch) and skips a batch that is not greater than the newest
+one (`DeltaSink.addBatch`). `RESTORE` restores files but not transactions. Checkpoints of the log
+are Parquet and are not read here.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class DeltaMemory:
     """What a table remembers of one query.
 
     Attributes:
-        last_batch: Newest batch it holds of the query; None where no commit that can be read names one.
-        version: Table version right before the first batch after the one asked for; None where there is no such
-            batch, or it cannot be told.
-        restored_to: Table version it was restored to since that query's last batch, or None.
-        reaches_back: Whether the commits that can be read tell the whole story: down to a batch at or before the one
-            asked for, or to the table's first version.
+        last_batch: Newest batch of the query in the table; None if no readable commit contains one.
+        version: Table version right before the first batch after the requested one; None if there
+            is no such batch or it is unknown.
+        restored_to: Version to which the table was restored since the query's last batch, or None.
+        reaches_back: Whether the readable commits are sufficient: they go back to a batch at or
+            before the requested one, or to the table's first version.
     """
 
     last_batch: int | None
@@ -40,7 +41,7 @@ class DeltaMemory:
 
 
 def read_delta_memory(table: Folder, query_id: str, batch_id: int) -> DeltaMemory:
-    """Read what a table remembers of a query, newest commit first, down to a batch.
+    """Read what a table remembers of a query, newest commit first, back to a batch.
 
     Args:
         table: The table's folder.
@@ -48,8 +49,8 @@ def read_delta_memory(table: Folder, query_id: str, batch_id: int) -> DeltaMemor
         batch_id: The batch to go back to.
 
     Raises:
-        FileNotFoundError: The folder holds no Delta log with JSON commits.
-        LiveDirectoryError: A commit cannot be read.
+        FileNotFoundError: The folder contains no Delta log with JSON commits.
+        LiveDirectoryError: A commit cannot be parsed.
         StorageAccessError: The folder cannot be reached.
     """
     matches = [match for match in map(_COMMIT.fullmatch, table.list(LOG)) if match]

@@ -1,4 +1,4 @@
-"""What may become of the rows of a sink when batches come again: the words for it."""
+"""The possible effects of replayed batches on the rows of a sink."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry
 
 
 class SinkEffect(StrEnum):
-    """What becomes of the rows of a sink.
+    """Effect of a start on the rows of a sink.
 
-    EXACT: Each row is there once: a test with the real sink shows it.
-    SKIP: The sink passes over batches it has, and these are the very same rows: each row is there once.
-    UNPROVEN: By the sink's own log each row is there once; no test with the real sink shows it.
-    DUPLICATE: Rows of the rewound batches are there twice.
-    LOSE: Rows may be missing afterwards.
-    UNKNOWN: It depends on what cannot be seen from here.
-    UNREACHABLE: The sink has to be brought back and cannot be: the start is refused.
-    UNTOUCHED: The query about to start does not write there: it is left as it is.
-    BEGINS: The query has not written there before: it holds what comes from now on.
-    REFUSED: It is another's, or does not stand where the query stands: the start is refused.
+    EXACT: Each row is written exactly once, as a test with the real sink shows.
+    SKIP: The sink skips batches that it has, and these contain the same rows: each row is written
+        exactly once.
+    UNPROVEN: According to the sink's own log each row is written exactly once; no test with the
+        real sink shows it.
+    DUPLICATE: Rows of the rewound batches are written twice.
+    LOSE: Rows may be lost.
+    UNKNOWN: The effect depends on facts that are not visible here.
+    UNREACHABLE: The sink has to be rolled back but cannot be: the start is refused.
+    UNTOUCHED: The query about to start does not write there: the sink is not changed.
+    BEGINS: The query has not written there before: the sink contains only rows from now on.
+    REFUSED: The sink belongs to another query, or is at another batch than the query: the start is
+        refused.
     """
 
     EXACT = "EXACT"
@@ -38,13 +41,13 @@ class SinkEffect(StrEnum):
 
 @dataclass(frozen=True)
 class SinkForecast:
-    """What is to be expected of one sink.
+    """The expected effect on one sink.
 
     Attributes:
-        sink: What Spark calls it.
-        effect: What becomes of its rows.
+        sink: Spark's name for it.
+        effect: Effect on its rows.
         reason: Why, in a sentence or two.
-        advice: What makes it exact, or the empty text.
+        advice: How to make it exact, or an empty string.
     """
 
     sink: str
@@ -55,16 +58,18 @@ class SinkForecast:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the sinks will see.
+    """The replay that the sinks will see.
 
     Attributes:
-        to_batch: The batch the query goes back to; -1 is before the first.
-        query_id: Id of the query as it was.
-        keeps_query_id: Whether the query that goes on has this id too.
-        in_flight: The batch after `to_batch` where exactly its rows are replayed, else None.
-        stateful: Whether the query keeps state: nothing writes it for a batch that a sink passes over without running.
-        carries_state: Whether the state after `in_flight` comes along.
-        log_entries: From a snapshot: log entries of each file sink, by its folder. None reads the sink's own log.
+        to_batch: The batch to which the query goes back; -1 is before the first.
+        query_id: Id of the query before the start.
+        keeps_query_id: Whether the started query has the same id.
+        in_flight: The batch after `to_batch` if exactly its rows are replayed, else None.
+        stateful: Whether the query keeps state, which is not written for a batch that a sink skips
+            without running it.
+        carries_state: Whether the state after `in_flight` is included.
+        log_entries: Log entries of each file sink from a snapshot, by its folder. None reads the
+            sink's own log.
     """
 
     to_batch: int

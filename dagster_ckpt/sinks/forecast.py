@@ -1,7 +1,8 @@
-"""What each sink of a query will do when batches it has written come again. Nothing is changed.
+"""Forecast what each sink of a query does when batches that it has written come again. Changes nothing.
 
-Sinks know a batch by its number: some for whatever query writes there (the file sink), some together with the
-query's id (Delta, Iceberg), some not at all. A rewound query cuts its batches anew, so the same number is other rows.
+Sinks identify a batch by its number: some regardless of the query (the file sink), some together
+with the query's id (Delta, Iceberg), some not at all. A rewound query plans its batches again, so
+the same number can stand for other rows.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from dagster_ckpt.sinks.tables import (
 
 _DELTA = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 _ICEBERG_WRITE = re.compile(r"IcebergWrite\(table=(?P<path>[^,)]+).*\)")
-# Spark's own and no other that has such a word in its name.
+# Spark's own noop sink, and no other sink with such a word in its name.
 _NOOP = re.compile(r"(org\.apache\.spark\.sql\.execution\.datasources\.noop\.)?NoopTable\$?(@[0-9a-f]+)?")
 _CATALOG_TABLE = re.compile(r"[\w`-]+(?:\.[\w`-]+)+")
 
 
 def forecast(sink: str, replay: Replay) -> SinkForecast:
-    """Say what one sink will do with the batches after `replay.to_batch`.
+    """Forecast what one sink does with the batches after `replay.to_batch`.
 
     Args:
         sink: `sink.description` of the query's progress.
-        replay: What it will see.
+        replay: The replay that it will see.
     """
     for pattern, judge in _KINDS:
         match = pattern.fullmatch(sink)
@@ -47,7 +48,7 @@ def _always(effect: SinkEffect, reason: str, advice: str = "") -> Callable[[str,
 
 
 _REPEATED = SinkEffect.DUPLICATE
-# In this order: names of classes come before the general shape of a table's name.
+# In this order: class names are matched before the general form of a table name.
 _KINDS: tuple[tuple[re.Pattern[str], Callable[[str, re.Match[str], Replay], SinkForecast]], ...] = (
     (re.compile(r"FileSink\[.+\]"), lambda sink, _match, replay: forecast_file_sink(sink, replay)),
     (_DELTA, forecast_delta),

@@ -1,7 +1,8 @@
-"""Whose sink is it? Asked before a start, restore, rewind, fork, roll-back or clean-up changes the log of one.
+"""Guard: decide who owns a sink's log before a start, restore, rewind, fork, roll-back or clean-up changes it.
 
-A log is rolled back, emptied or continued only where the query about to start names its folder, and where catalog,
-stream and log agree on who wrote it. A folder that a snapshot names and the query does not is left as it is.
+A log is rolled back, emptied or continued only if the query about to start names its folder, and if
+catalog, stream and log agree on who wrote it. A folder that a snapshot names and the query does not
+is not changed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from dagster_ckpt.spark.query.sinks import file_sink_path
 
 
 class Start(StrEnum):
-    """What kind of start a sink sees.
+    """Kind of start, as seen by a sink.
 
-    RESUME: The query goes on where it stopped.
+    RESUME: The query continues where it stopped.
     TO_SNAPSHOT: It goes back to a snapshot.
     TO_BATCH: It goes back to a batch in the live directory.
-    EMPTY: It begins without state.
-    FORKED: It begins with the state of another one, whose output is not its own.
-    CLEAN: Nothing is started: files that no log names are deleted.
+    EMPTY: It starts with empty state.
+    FORKED: It starts with the state of another stream, whose output it does not own.
+    CLEAN: Nothing is started: files that no log lists are deleted.
     """
 
     RESUME = "RESUME"
@@ -35,13 +36,14 @@ class Start(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What is done with the log of a folder.
+    """What happens to the log of a folder.
 
     LEAVE: Nothing: the query does not write there.
-    CONTINUE: Nothing: it stands where the query stands.
-    ROLL_BACK: It goes back to the batch; to before the first for an empty start.
-    BEGIN: The folder is given a log without files up to the batch: Spark refuses one with a hole at its next
-        compaction.
+    CONTINUE: Nothing: it is at the same batch as the query.
+    ROLL_BACK: It is rolled back to the batch; for a start with empty state, to before the first
+        batch.
+    BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole at
+        its next compaction.
     REFUSE: The query is not started.
     """
 
@@ -66,23 +68,23 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class SinkFacts:
-    """What is known of one folder.
+    """Facts about one folder.
 
     Attributes:
         start: The kind of start.
-        batch_id: The batch the query goes on after; -1 is before the first.
+        batch_id: The batch after which the query continues; -1 is before the first.
         named: The query about to start writes there.
-        ours: The catalog says that this stream wrote there last.
-        others_known: The catalog knows of other places that this stream wrote to last.
+        ours: According to the catalog, this stream wrote there last.
+        others_known: The catalog knows other folders to which this stream wrote last.
         noted: The snapshot names the folder.
         originals: It is the output of the stream that a fork or an import comes from.
-        anothers: The catalog says that another of its streams wrote there last.
-        mapped: No import is to be started, or the import maps a sink to the folder.
-        last: Newest batch of its log; None where it has none.
-        planned: Newest batch that the query has planned, looked at after its log; None where that is not known.
-        blank: Its log names no file.
-        past: How its log stands to the snapshot's; for a fork, to the log that it is given.
-        left_behind: The snapshot is of a timeline that was left, so that the log may have gone another way since.
+        anothers: According to the catalog, another of its streams wrote there last.
+        mapped: The start is not an import, or the import maps a sink to the folder.
+        last: Newest batch of its log; None if it has none.
+        planned: Newest batch that the query has planned, read after the log; None if unknown.
+        blank: Its log lists no file.
+        past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
+        left_behind: The snapshot is of an abandoned timeline, so the log may have diverged since.
     """
 
     start: Start
@@ -103,12 +105,12 @@ class SinkFacts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is done with one folder.
+    """Decision for one folder.
 
     Attributes:
         path: The folder.
-        verdict: What is done.
-        refusal: Why not, for REFUSE.
+        verdict: What happens to its log.
+        refusal: Why the start is refused, for REFUSE.
     """
 
     path: str
@@ -117,7 +119,7 @@ class Judgement:
 
 
 def judge(path: str, facts: SinkFacts) -> Judgement:
-    """Decide what a start does with the log of one folder. Pure."""
+    """Decide what a start does with the log of one folder. A pure function."""
     if not facts.named:
         return Judgement(path, Verdict.LEAVE)
     if facts.originals:
@@ -143,7 +145,8 @@ def _resume(facts: SinkFacts) -> Verdict | Refusal:
         return Refusal.ANOTHERS_LOG
     planned = facts.planned if facts.planned is not None else facts.batch_id
     if not facts.ours and facts.last > max(facts.batch_id, planned):
-        # The query that has this live directory never wrote it: to undo it as a batch in flight would undo another's.
+        # The query of this live directory never wrote it: undoing it as a batch in flight would
+        # undo another query's batch.
         return Refusal.ANOTHERS_LOG
     return _where_the_query_stands(facts)
 
@@ -155,7 +158,8 @@ def _to_snapshot(facts: SinkFacts) -> Verdict | Refusal:
         return Verdict.ROLL_BACK if agrees else Refusal.ANOTHERS_LOG
     if facts.last is None or _is_half_started(facts):
         return Verdict.BEGIN
-    # Taken before the catalog was told of the folder, of a query that stood where its log stands now.
+    # The snapshot was taken before the catalog knew the folder, of a query that was at the batch of
+    # the log.
     return Verdict.CONTINUE if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_SNAPSHOT
 
 
@@ -175,13 +179,14 @@ def _empty(facts: SinkFacts) -> Verdict | Refusal:
 
 def _forked(facts: SinkFacts) -> Verdict | Refusal:
     if facts.noted:
-        # It is given the rows of the original. Half of them may be there, of a time before when that was cut off.
+        # The folder gets the rows of the original. Part of them may exist from an earlier,
+        # interrupted start.
         is_part = facts.past in (Past.SAME, Past.PART) and facts.last is not None and facts.last <= facts.batch_id
         return Verdict.ROLL_BACK if is_part or facts.past is Past.NONE else Refusal.ANOTHERS_LOG
     if facts.last is None or _is_half_started(facts):
         return Verdict.BEGIN
     if not facts.ours:
-        # What it was given by `begin` names no file.
+        # A log created by `begin_log` lists no file.
         return Verdict.CONTINUE if facts.blank and facts.last == facts.batch_id else Refusal.ANOTHERS_LOG
     return Verdict.CONTINUE if facts.batch_id <= facts.last <= facts.batch_id + 1 else Refusal.ANOTHERS_LOG
 
@@ -195,14 +200,15 @@ def _clean(facts: SinkFacts) -> Verdict | Refusal:
 
 
 def _where_the_query_stands(facts: SinkFacts) -> Verdict | Refusal:
-    # One more than the query: the batch in flight, which is decided by itself. One that still runs goes on meanwhile.
+    # The log may be one batch ahead: the batch in flight, which is decided separately. A query that
+    # still runs may plan further batches.
     ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
     last = facts.last if facts.last is not None else -1
     return Verdict.CONTINUE if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE
 
 
 def _is_half_started(facts: SinkFacts) -> bool:
-    """Whether a log is there because a start was cut off while it gave a new folder one."""
+    """Whether the log exists because a start was interrupted while it created the log of a new folder."""
     return not facts.ours and facts.blank and facts.last is not None and facts.last < facts.batch_id
 
 
@@ -218,12 +224,12 @@ _RULES = {
 
 @dataclass(frozen=True)
 class NamedFolders:
-    """Folders that the query about to start writes files to.
+    """Folders to which the query about to start writes files.
 
     Attributes:
         folders: The folders.
-        is_seen: Whether the described query says so. Otherwise it is what the catalog and the snapshot know of the
-            stream: nothing else can be looked at where the query is not at hand.
+        is_seen: Whether the folders come from the query itself. Otherwise, if the query is not
+            available, they come from the catalog and the snapshot.
     """
 
     folders: tuple[str, ...]
@@ -231,12 +237,12 @@ class NamedFolders:
 
     @staticmethod
     def of(output: NamedOutput | None, last_sinks: Sequence[str], noted: Sequence[str] = ()) -> NamedFolders:
-        """The folders of a described query; where there is none, those that the stream is known to write to."""
+        """The folders of a described query, or if there is none, those to which the stream is known to write."""
         if output is not None:
             return NamedFolders((output.folder,) if output.folder is not None else (), is_seen=True)
         last = [path for path in map(file_sink_path, last_sinks) if path is not None]
         return NamedFolders(tuple(dict.fromkeys([*last, *noted])), is_seen=False)
 
     def names(self, path: str) -> bool:
-        """Whether a folder is among them, however it is spelled."""
+        """Whether a folder is among them, in any spelling."""
         return any(same_folder(path, folder) for folder in self.folders)

@@ -1,8 +1,9 @@
-"""What an Iceberg table remembers of a query, from its newest metadata file.
+"""Read what an Iceberg table remembers of a query, from its newest metadata file.
 
-A streaming write notes query and epoch in its snapshot's summary, and passes over an epoch that is not above the one
-of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). So a table that is rolled
-back forgets what it undid.
+A streaming write stores query id and epoch in its snapshot's summary, and skips an epoch that is
+not greater than that of the nearest such ancestor of the current snapshot
+(`SparkWrite.BaseStreamingWrite`). A table that is rolled back therefore forgets the epochs that
+were undone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dagster_ckpt.io.folder import Folder
 METADATA_FOLDER = "metadata"
 _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
-# zlib's way to ask for a gzip header.
+# The zlib `wbits` value for a gzip header.
 _GZIP = 31
-# HadoopTableOperations writes v7.metadata.json, catalogs 00007-<uuid>.metadata.json; both may be compressed.
+# HadoopTableOperations writes v7.metadata.json, catalogs write 00007-<uuid>.metadata.json; both may
+# be compressed.
 _NAME = re.compile(r"v?(\d+)(-[^.]+)?(\.gz)?\.metadata\.json(\.gz)?")
 
 
@@ -29,8 +31,8 @@ class IcebergMemory(BaseModel):
 
     Attributes:
         last_batch: Newest batch among the ancestors of the current snapshot, or None.
-        snapshot_id: The snapshot to roll the table back to, so that it forgets the batches after the one asked for;
-            None where there is none to forget, or nothing before them.
+        snapshot_id: The table snapshot to roll back to, so that the table forgets the batches after
+            the requested one; None if there are none, or no snapshot precedes them.
     """
 
     last_batch: int | None
@@ -57,8 +59,8 @@ def read_iceberg_memory(table: Folder, query_id: str, batch_id: int) -> IcebergM
         batch_id: The batch to go back to.
 
     Raises:
-        FileNotFoundError: The folder holds no Iceberg metadata.
-        LiveDirectoryError: The newest metadata cannot be read.
+        FileNotFoundError: The folder contains no Iceberg metadata.
+        LiveDirectoryError: The newest metadata cannot be parsed.
         StorageAccessError: The folder cannot be reached.
     """
     metadata = _newest(table)
@@ -73,7 +75,7 @@ def read_iceberg_memory(table: Folder, query_id: str, batch_id: int) -> IcebergM
             if epoch <= batch_id:
                 break
             target = snapshot.parent
-        # Each once: damaged ones may be ancestors of themselves.
+        # Visit each snapshot once: a damaged one may be its own ancestor.
         del snapshots[snapshot.id]
         snapshot = snapshots.get(snapshot.parent) if snapshot.parent is not None else None
     return IcebergMemory(last_batch=last, snapshot_id=target)

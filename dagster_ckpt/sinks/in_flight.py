@@ -1,10 +1,12 @@
-"""The batch that was planned and not committed, decided together with the sink's own memory of it.
+"""Decide what happens to the batch in flight (planned but not committed), based on what each sink remembers of it.
 
-A file sink and a Delta table pass over a batch that they have *without running it*: no task runs, no state is
-written, and Spark commits the batch all the same. Whatever the start, one of three must hold for a sink that has batch
-N+1 where the query goes on after N: the whole state of N+1 is there as well, or the sink's log goes back to N, or the
-query is not started. Checkpoint format v2 knows state by ids that only the missing commit could name, and Spark 4.3
-does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there only the second way is open.
+A file sink and a Delta table skip a batch that they already have *without running it*: no task
+runs, no state is written, and Spark commits the batch. For a sink that has batch N+1 when the query
+continues after N, every start must therefore ensure one of three things: the complete state of N+1
+is available as well, or the sink's log is rolled back to N, or the query is not started. Checkpoint
+format v2 identifies state by ids that only the missing commit would contain, and Spark 4.3 does not
+even resume in place (`assertion failed: CheckpointInfo length: 0`), so there only the second way is
+possible.
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ BEFORE_THE_FIRST_BATCH = -1
 
 
 class InFlight(StrEnum):
-    """What happens with the batch after the committed one.
+    """What happens to the batch after the committed one.
 
     RUN: The sink does not have it: Spark runs it.
-    PASSED_OVER: The sink has it, its state is there or there is none to keep: Spark passes over it.
-    ROLL_BACK: The sink has it and its state is not there: the sink's log goes back first, and Spark runs it again.
-    REFUSE: The sink has it, its state is not there, and the sink cannot be brought back from here.
-    FOREIGN: The sink has later batches, which the query never planned: another query wrote them, and Spark would pass
-        over this query's own.
+    PASSED_OVER: The sink has it, and its state is available or the query keeps none: Spark skips
+        it.
+    ROLL_BACK: The sink has it and its state is missing: the sink's log is rolled back first, and
+        Spark runs it again.
+    REFUSE: The sink has it, its state is missing, and the sink cannot be rolled back from here.
+    FOREIGN: The sink has later batches that the query never planned: another query wrote them, and
+        Spark would skip this query's own batches.
     """
 
     RUN = "RUN"
@@ -51,15 +55,15 @@ class InFlight(StrEnum):
 
 @dataclass(frozen=True)
 class InFlightFacts:
-    """What is known of the batch after the committed one.
+    """Facts about the batch after the committed one.
 
     Attributes:
-        in_sink: The sink's own memory has it.
-        planned: Its planned offsets are there, so that it is the same batch again.
+        in_sink: The sink's log contains it.
+        planned: Its planned offsets exist, so that exactly the same batch is run again.
         stateful: The query keeps state.
         unique_ids: State is in checkpoint format v2.
-        state_is_there: All of the state after it is where the query will start.
-        can_go_back: The sink can be brought back to the committed batch from here.
+        state_is_there: The complete state after it is available where the query will start.
+        can_go_back: The sink can be rolled back to the committed batch from here.
     """
 
     in_sink: bool
@@ -71,7 +75,7 @@ class InFlightFacts:
 
 
 def decide_in_flight(facts: InFlightFacts) -> InFlight:
-    """Decide what happens with the batch after the committed one. Pure."""
+    """Decide what happens to the batch after the committed one. A pure function."""
     if not facts.in_sink:
         return InFlight.RUN
     has_its_state = not facts.stateful or (facts.state_is_there and not facts.unique_ids)
@@ -82,14 +86,14 @@ def decide_in_flight(facts: InFlightFacts) -> InFlight:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Where a live directory stands, and what it has of the batch after that.
+    """The position of a live directory, and what it contains of the batch in flight.
 
     Attributes:
         batch_id: The newest committed batch; -1 before the first.
-        planned: Whether the offsets of the batch after it are there.
+        planned: Whether the offsets of the next batch exist.
         stateful: Whether the query keeps state.
         unique_ids: Whether its state is in checkpoint format v2.
-        state_is_there: Whether all of the state after the planned batch is there.
+        state_is_there: Whether the complete state after the planned batch is available.
     """
 
     batch_id: int
@@ -99,17 +103,17 @@ class Unfinished:
     state_is_there: bool
 
     def facts(self, *, in_sink: bool, can_go_back: bool) -> InFlightFacts:
-        """The same, together with what a sink has."""
+        """Combine this with the facts about a sink."""
         return InFlightFacts(
             in_sink, self.planned, self.stateful, self.unique_ids, self.state_is_there, can_go_back=can_go_back
         )
 
 
 def unfinished(live: LiveDirectory) -> Unfinished:
-    """Look at the batch after the newest committed one.
+    """Inspect the batch after the newest committed one.
 
     Raises:
-        LiveDirectoryError: An entry of a log cannot be read.
+        LiveDirectoryError: An entry of a log cannot be parsed.
         StorageAccessError: The directory cannot be reached.
     """
     folder = live.folder
@@ -131,7 +135,8 @@ def unfinished(live: LiveDirectory) -> Unfinished:
             operators = read_operators(folder, batch_id + 1)
             is_there = state_after(folder, query_id, operators, offsets, commit) is not None
         except (LiveDirectoryError, FileNotFoundError):
-            # What cannot be read is not there; whether the directory as a whole is good is asked elsewhere.
+            # Unreadable state counts as missing; other checks decide whether the directory as a
+            # whole is intact.
             is_there = False
     unique_ids = commit is not None and commit.state_ids is not None
     return Unfinished(batch_id, planned, stateful=True, unique_ids=unique_ids, state_is_there=is_there)
@@ -147,7 +152,7 @@ def keeps_state(live: LiveDirectory) -> bool:
 
 
 def carries_state(live: LiveDirectory, at_batch: int) -> bool:
-    """Whether a clone of a live directory that goes back to a batch can take the state after the next one along.
+    """Whether a clone of a live directory that goes back to a batch can include the state after the next batch.
 
     Raises:
         StorageAccessError: The directory cannot be reached.
@@ -159,18 +164,18 @@ def carries_state(live: LiveDirectory, at_batch: int) -> bool:
 
 
 def remembered_batch(sink: str, live: LiveDirectory, batch_id: int) -> int | None:
-    """The newest batch that a sink has which passes over batches without running them.
+    """The newest batch of a sink that skips existing batches without running them.
 
     Args:
-        sink: What Spark calls it.
-        live: Says which query it is.
+        sink: Spark's name for it.
+        live: The live directory, which identifies the query.
         batch_id: The committed batch.
 
     Returns:
-        None for a sink that has none, and for every sink of another kind: those run each batch they are given.
+        None for a sink without batches, and for every other kind of sink, which runs every batch.
 
     Raises:
-        LiveDirectoryError: A commit of the table cannot be read.
+        LiveDirectoryError: A commit of the table cannot be parsed.
         StorageAccessError: The sink cannot be reached.
     """
     path = file_sink_path(sink)
@@ -187,14 +192,14 @@ def remembered_batch(sink: str, live: LiveDirectory, batch_id: int) -> int | Non
 
 
 def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkForecast]:
-    """Say what each sink does with the batch after the committed one, where it has that batch already.
+    """Forecast what each sink does with the batch after the committed one, if it already has that batch.
 
     Args:
-        live: The directory that the query goes on in, or that is cloned for it.
+        live: The directory in which the query continues, or that is cloned for it.
         sinks: The query's sinks.
 
     Raises:
-        LiveDirectoryError: A log cannot be read.
+        LiveDirectoryError: A log cannot be parsed.
         StorageAccessError: The directory or a sink cannot be reached.
     """
     found = _decided(live, sinks)
@@ -202,22 +207,22 @@ def forecast_in_flight(live: LiveDirectory, sinks: Sequence[str]) -> list[SinkFo
 
 
 def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: StillMine) -> list[str]:
-    """Before a query starts in a directory: bring back the sinks that would pass over a batch whose state is missing.
+    """Before a query starts in a directory, roll back the sinks that would skip a batch whose state is missing.
 
-    May be cut off anywhere and done again.
+    Can be interrupted at any point and repeated.
 
     Args:
         live: The directory, ready for Spark.
-        sinks: The query's sinks, all its own.
-        still_mine: Raises where this process is not the writer any more; entered around each change.
+        sinks: The query's sinks, all owned by it.
+        still_mine: Entered around each change; raises if this process is no longer the writer.
 
     Returns:
         Folders of the file sinks whose log was rolled back.
 
     Raises:
-        RowsAtRiskError: A sink that cannot be brought back would pass over such a batch.
-        SinkRollbackError: A sink could not be brought back.
-        LiveDirectoryError: A log cannot be read.
+        RowsAtRiskError: A sink that cannot be rolled back would skip such a batch.
+        SinkRollbackError: A sink could not be rolled back.
+        LiveDirectoryError: A log cannot be parsed.
         StorageAccessError: The directory or a sink cannot be reached.
     """
     found = _decided(live, sinks)
@@ -234,7 +239,7 @@ def settle_in_flight(live: LiveDirectory, sinks: Sequence[str], *, still_mine: S
 
 
 def _decided(live: LiveDirectory, sinks: Sequence[str]) -> list[tuple[str, int, InFlight]]:
-    """Each sink with the batch the query goes on after, and what happens with the next one."""
+    """Each sink with the batch after which the query continues, and what happens to the next one."""
     memories = [sink for sink in sinks if file_sink_path(sink) is not None or _DELTA.fullmatch(sink)]
     if not memories:
         return []
@@ -254,13 +259,13 @@ def _decided(live: LiveDirectory, sinks: Sequence[str]) -> list[tuple[str, int, 
 
 
 def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
-    # Asked after the look at the sink: a query that runs has planned by now what it had written then.
+    # Read after the sink: a running query plans a batch before it writes to the sink.
     planned = live.positions().offset
     return planned is None or batch_id > planned
 
 
 def _asks_the_table(at: Unfinished) -> bool:
-    """Whether it matters what a table has: where the state is there, one that cannot be read stops no start."""
+    """Whether the table's log matters: if the state is available, an unreadable table does not prevent a start."""
     passed = decide_in_flight(at.facts(in_sink=True, can_go_back=False)) is InFlight.PASSED_OVER
     return at.planned and not passed
 

@@ -1,4 +1,4 @@
-"""Spark's file sink: whose log it has, what it does with repeated batches, and forking its folder."""
+"""Spark's file sink: compare its log with a snapshot's, forecast replays, and fork its folder."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from dagster_ckpt.spark.query.sinks import file_sink_path
 
 
 class Past(StrEnum):
-    """How the log at hand stands to that of a snapshot.
+    """Relation of the current log to that of a snapshot.
 
-    NONE: There is no log at hand.
-    SAME: Up to the snapshot's batch it names what the snapshot names, and nothing else.
-    PART: It ends where the snapshot does or before, and names nothing that the snapshot does not, but not all of it.
-    SHARED: They have files in common, and one names files up to that batch that the other does not: the log at hand
-        went another way in between, as after a rewind.
-    STRANGER: They have no file in common: another query, or another beginning, wrote it.
+    NONE: There is no current log.
+    SAME: Up to the snapshot's batch it lists exactly the same files.
+    PART: It ends at or before the snapshot's batch, and lists some of the snapshot's files and no
+        others.
+    SHARED: They have files in common, but one lists files up to that batch that the other does not:
+        the current log has diverged in between, for example by a rewind.
+    STRANGER: They have no file in common: another query, or another start of this one, wrote it.
     """
 
     NONE = "NONE"
@@ -45,14 +46,15 @@ class Past(StrEnum):
 
 @dataclass(frozen=True)
 class SinkLogAtHand:
-    """What the log of a file sink names.
+    """The files that the log of a file sink lists.
 
     Attributes:
-        last_batch: Its newest batch; None where there is no log.
-        up_to: Files that its entries up to the batch asked for name.
-        later: Files that its later entries name, which after a compaction are all from before as well.
+        last_batch: Its newest batch; None if there is no log.
+        up_to: Files listed in its entries up to the requested batch.
+        later: Files listed in its later entries; after a compaction these include all earlier
+            files.
         compacted: Whether one of the later entries is a compact one.
-        is_later: Whether there are later entries at all.
+        is_later: Whether there are later entries.
     """
 
     last_batch: int | None
@@ -63,23 +65,24 @@ class SinkLogAtHand:
 
     @property
     def is_blank(self) -> bool:
-        """Whether it is there, and names no file."""
+        """Whether the log exists and lists no file."""
         return self.last_batch is not None and not self.up_to | self.later
 
 
 def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
-    """Compare the log at hand with the files that a snapshot notes. Pure."""
+    """Compare the current log with the files that a snapshot lists. A pure function."""
     if at_hand.last_batch is None:
         return Past.NONE
     known = at_hand.up_to | at_hand.later
     if not at_hand.up_to <= noted:
-        # It names, up to the batch, what the snapshot does not know.
+        # Up to the batch, it lists files that the snapshot does not.
         return Past.SHARED if noted & known else Past.STRANGER
     if not noted or noted <= known:
         return Past.SAME
     if not at_hand.is_later:
         return Past.PART
-    # Files of the snapshot are named no more. Of a compacted log they may have passed the sink's retention.
+    # Files of the snapshot are no longer listed. In a compacted log they may have exceeded the
+    # sink's retention time.
     return (Past.SAME if at_hand.compacted else Past.SHARED) if noted & known else Past.STRANGER
 
 
@@ -88,10 +91,10 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
 
     Args:
         path: Its folder.
-        batch_id: The batch up to which it is compared.
+        batch_id: The batch up to which to compare it.
 
     Raises:
-        LiveDirectoryError: An entry cannot be read.
+        LiveDirectoryError: An entry cannot be parsed.
         StorageAccessError: The folder cannot be reached.
     """
     folder = open_folder(path)
@@ -114,17 +117,17 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
 
 
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
-    """Files that entries of a log name.
+    """Files that entries of a log list.
 
     Raises:
-        LiveDirectoryError: An entry cannot be read.
+        LiveDirectoryError: An entry cannot be parsed.
     """
     lines = [line for entry in entries for line in parse_log_lines(entry.data, f"{path}/{LOG}/{entry.name}")]
     return frozenset(str(line.get("path")) for line in lines)
 
 
 def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
-    """Entries that name all there is: those from the newest compact one up to the batch, and from the newest of all."""
+    """The entries needed to list all files up to the batch, and all later files."""
     compacts = [number for number, name in names.items() if name.endswith(COMPACT)]
     below = max((number for number in compacts if number <= batch_id), default=-1)
     newest = max(compacts, default=-1)
@@ -132,11 +135,11 @@ def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
 
 
 def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
-    """Say what a file sink will do that the guard lets a start bring back: whose it is was judged there.
+    """Forecast a replay for a file sink that the guard allows a start to roll back; ownership is checked there.
 
     Args:
-        sink: What Spark calls it.
-        replay: What it will see.
+        sink: Spark's name for it.
+        replay: The replay that it will see.
     """
     path = file_sink_path(sink) or ""
     try:
@@ -165,7 +168,7 @@ def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
 
 
 def _noted(path: str, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
-    # The catalog may have the folder as Spark spells it, and the snapshot as a person does.
+    # The catalog may contain the folder in Spark's spelling, and the snapshot in the user's.
     return next((entries for noted, entries in log_entries.items() if same_folder(noted, path)), None)
 
 
@@ -182,7 +185,7 @@ def _not_in_the_snapshot(sink: str, last_batch: int, replay: Replay) -> SinkFore
     )
 
 
-# What Hadoop leaves as it is in the path of a URI.
+# Characters that Hadoop leaves unescaped in the path of a URI.
 _SAFE = "/=:@!$&'()*+,;~"
 
 
@@ -195,19 +198,20 @@ def fork_output(
     still_mine: StillMine,
     may_link: bool = True,
 ) -> None:
-    """Give a folder the rows that another one has up to a batch; may be cut off anywhere and done again.
+    """Copy the rows of a folder up to a batch to another folder; can be interrupted and repeated.
 
     Args:
         old: Folder of the file sink.
-        new: Folder of the fork's; made if it is not there.
+        new: Folder of the fork; created if it does not exist.
         batch_id: The batch.
         entries: The log of `old` up to the batch.
-        still_mine: Entered around each change of a file; raises where this process is not the writer any more.
-        may_link: Link files on one disk, so that they share their bytes; else copy them.
+        still_mine: Entered around each change of a file; raises if this process is no longer the
+            writer.
+        may_link: Hard-link files on one disk, so that they share their bytes; otherwise copy them.
 
     Raises:
-        RestoreError: The log names a file that is gone, or that lies elsewhere.
-        LiveDirectoryError: An entry of the log cannot be read.
+        RestoreError: The log lists a file that is missing or outside of the folder.
+        LiveDirectoryError: An entry of the log cannot be parsed.
         SinkRollbackError: The log of the new folder cannot be written.
         StorageAccessError: A file cannot be read or written.
     """
@@ -216,7 +220,7 @@ def fork_output(
     moved = []
     for entry in entries:
         with still_mine():
-            # What is brought is new, or there already: it takes nothing from a successor.
+            # The copied files are new or exist already, so nothing of a successor is overwritten.
             pass
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
         texts = [
@@ -224,32 +228,32 @@ def fork_output(
             *(json.dumps(_moved(old, new, dict(line), may_link=may_link), separators=(",", ":")) for line in lines),
         ]
         moved.append(SinkEntry(entry.name, "\n".join(texts).encode()))
-    # The files first, and for good: a log that names them may be read at once.
+    # Make the files durable first: a log that lists them may be read at once.
     target.flush_all()
     roll_back(new, batch_id, moved, still_mine=still_mine)
 
 
 def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[str]:
-    """The files that the log of a folder names once it was given the rows of another one.
+    """The files that the log of a folder lists after it got the rows of another one.
 
     Raises:
-        RestoreError: The log names a file that lies elsewhere.
-        LiveDirectoryError: An entry of the log cannot be read.
+        RestoreError: The log lists a file outside of the folder.
+        LiveDirectoryError: An entry of the log cannot be parsed.
     """
     return frozenset(_place(new, _below(old, where)) for where in files_of(entries, old))
 
 
 def strange_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
-    """A file in a folder that `fork_output` would not have brought there, or None where there is none.
+    """A file in a folder that `fork_output` would not have created, or None if there is none.
 
     Args:
         new: The folder.
-        old: Folder of the file sink whose rows it is to have.
-        entries: The log of `old`, as far as its rows are brought; none of it: the folder has to be empty.
+        old: Folder of the file sink whose rows it gets.
+        entries: The log of `old` up to the copied rows; if empty, the folder must be empty.
 
     Raises:
-        RestoreError: The log names a file that lies elsewhere.
-        LiveDirectoryError: An entry of the log cannot be read.
+        RestoreError: The log lists a file outside of the folder.
+        LiveDirectoryError: An entry of the log cannot be parsed.
         StorageAccessError: The folder cannot be reached.
     """
     known = {_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
@@ -303,7 +307,7 @@ def _link(source: Path, target: Path) -> None:
         except FileNotFoundError:
             raise
         except OSError:
-            # Another device, or a file system without links.
+            # Another device, or a file system without hard links.
             unfinished = target.with_name(f".{target.name}.tmp")
             shutil.copyfile(source, unfinished)
             unfinished.replace(target)

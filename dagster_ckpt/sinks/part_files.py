@@ -1,4 +1,4 @@
-"""Files that a file sink wrote, and those that its log names: no reader that follows the log sees any other."""
+"""Part files of a file sink, and which of them its log lists. Readers that follow the log see no other files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.checkpoint_dir.rewind import own_past
 
-# `ManifestFileCommitProtocol`: every file has a uuid of its own, so its bare name tells it from all others.
+# `ManifestFileCommitProtocol`: every file name contains a uuid, so the bare name identifies the
+# file.
 _PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}.*")
 _TIMES = ("LastModified", "last_modified", "mtime", "created")
 
@@ -34,9 +35,10 @@ class PartFile:
     """A data file below a file sink's folder.
 
     Attributes:
-        path: Its path from the folder.
+        path: Its path relative to the folder.
         size: Bytes.
-        modified_at_ms: When it was written, ms since the epoch; None where the file system does not tell.
+        modified_at_ms: When it was written, ms since the epoch; None if the file system does not
+            report it.
     """
 
     path: str
@@ -45,17 +47,17 @@ class PartFile:
 
     @property
     def name(self) -> str:
-        """Its bare name, which no other file has."""
+        """Its bare name, which is unique."""
         return self.path.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
 class SinkLog:
-    """What a file sink's log says.
+    """Content of a file sink's log.
 
     Attributes:
         names: Bare names of all files in any of its entries.
-        newest_at_ms: When its newest entry was written; None where the file system does not tell.
+        newest_at_ms: When its newest entry was written; None if the file system does not report it.
     """
 
     names: frozenset[str]
@@ -63,7 +65,7 @@ class SinkLog:
 
 
 def part_files(path: str) -> list[PartFile]:
-    """Files below a folder that carry a name that Spark's file sink gives.
+    """Files below a folder with a name in the form of Spark's file sink.
 
     Raises:
         StorageAccessError: The folder cannot be listed.
@@ -72,12 +74,13 @@ def part_files(path: str) -> list[PartFile]:
 
 
 def storage_time_ms(path: str) -> int | None:
-    """The time by the clock that dates the files of a folder, ms since the epoch; None where it dates none.
+    """The current time by the clock that dates the files of a folder, ms since the epoch; None if it dates none.
 
-    A hidden file is written and looked at: the clock of this machine may be hours away from that of the storage.
+    A hidden file is written and inspected, because the clock of this machine may differ from the
+    storage's by hours.
 
     Raises:
-        StorageAccessError: Nothing can be written there.
+        StorageAccessError: The folder cannot be written.
     """
     folder = open_folder(path)
     name = f".dagster_ckpt-probe-{uuid.uuid4().hex}"
@@ -93,8 +96,8 @@ def read_sink_log(path: str) -> SinkLog:
     """Read the whole log of a file sink.
 
     Raises:
-        SinkRollbackError: There is no log, or not all of it: which files are named could not be told.
-        LiveDirectoryError: The log has a hole, or an entry cannot be read.
+        SinkRollbackError: The log is missing or incomplete, so the listed files are unknown.
+        LiveDirectoryError: The log has a hole, or an entry cannot be parsed.
         StorageAccessError: It cannot be read.
     """
     folder = open_folder(path)
@@ -114,19 +117,19 @@ def read_sink_log(path: str) -> SinkLog:
 
 
 def names_in(data: bytes, where: str) -> set[str]:
-    """Bare names of the files that one log entry names.
+    """Bare names of the files that one log entry lists.
 
     Raises:
-        LiveDirectoryError: It cannot be read.
+        LiveDirectoryError: It cannot be parsed.
     """
     return {unquote(str(line.get("path", ""))).rsplit("/", 1)[-1] for line in parse_log_lines(data, where)}
 
 
 def delete_part_files(path: str, files: Iterable[PartFile]) -> None:
-    """Delete files of a sink, with Hadoop's checksums beside them.
+    """Delete files of a sink together with their Hadoop checksum files.
 
     Raises:
-        StorageAccessError: One could not be deleted; those before it are gone.
+        StorageAccessError: A file could not be deleted; those before it were deleted.
     """
     folder = open_folder(path)
     for file in files:
@@ -185,6 +188,6 @@ def _modified_at_ms(info: Mapping[str, Any]) -> int | None:
         if isinstance(time, datetime):
             return int(time.timestamp() * 1000)
         if isinstance(time, int | float):
-            # A float of seconds is a little beside the millisecond that it stands for.
+            # Seconds as a float deviate slightly from the exact millisecond.
             return round(time * 1000)
     return None

@@ -1,4 +1,4 @@
-"""What tables that remember batches will do when these come again: Delta, Iceberg, Hudi, Paimon."""
+"""Forecasts for tables that remember batches: Delta, Iceberg, Hudi, Paimon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_SHOWN = (
 
 
 def forecast_delta(sink: str, match: re.Match[str], replay: Replay) -> SinkForecast:
-    """Say what a Delta table will do; `path` in the match is its folder."""
+    """Forecast a replay for a Delta table; `path` in the match is its folder."""
     if replay.to_batch < 0 or not replay.keeps_query_id or replay.query_id is None:
         return _delta_as_another_query(sink, match["path"], replay)
     try:
@@ -82,7 +82,7 @@ def _delta_as_another_query(sink: str, path: str, replay: Replay) -> SinkForecas
 
 
 def forecast_iceberg(sink: str, match: re.Match[str], replay: Replay) -> SinkForecast:
-    """Say what an Iceberg table will do, known by its folder; elsewhere it is a table known by name."""
+    """Forecast a replay for an Iceberg table known by its folder; without a folder, it is a table known by name."""
     place = match.groupdict().get("path") or match[0]
     if not LOCATION.fullmatch(place):
         return forecast_catalog_table(sink, match, replay)
@@ -135,7 +135,7 @@ def _cannot_look(sink: str, kind: str, error: Exception) -> SinkForecast:
 
 
 def forecast_catalog_table(sink: str, _match: re.Match[str], replay: Replay) -> SinkForecast:
-    """Say what a table that is known by its name in a catalog will do: the worse of what it may be."""
+    """Forecast a replay for a table known by its catalog name: the worst effect of the possible table formats."""
     if not replay.keeps_query_id:
         return SinkForecast(
             sink,
@@ -153,7 +153,7 @@ def forecast_catalog_table(sink: str, _match: re.Match[str], replay: Replay) -> 
 
 
 def forecast_numbered(sink: str, _match: re.Match[str], _replay: Replay) -> SinkForecast:
-    """Say what Hudi and Paimon will do; they are not looked into."""
+    """Forecast a replay for Hudi and Paimon tables, which are not inspected."""
     return SinkForecast(
         sink,
         SinkEffect.LOSE,

@@ -1,4 +1,4 @@
-"""Is there a Java that Spark 4 can use? `python -m dagster_ckpt.spark.java` says so."""
+"""Find a Java that Spark 4 supports. Run `python -m dagster_ckpt.spark.java` to check this machine."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def require_java(environment: Mapping[str, str] = os.environ) -> Java:
     """Find the Java that Spark will start.
 
     Args:
-        environment: Environment variables; JAVA_HOME goes before PATH, as in Spark's own scripts.
+        environment: Environment variables; JAVA_HOME takes precedence over PATH, as in Spark's own
+            scripts.
 
     Raises:
-        JavaNotFoundError: There is none, it does not run, or it is too old.
+        JavaNotFoundError: No Java was found, it does not run, or it is too old.
     """
     home = environment.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH", ""))
@@ -65,7 +66,7 @@ def require_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def main() -> int:
-    """Print what was found; 1 where Spark could not start."""
+    """Print the result; returns 1 if Spark cannot start."""
     try:
         java = require_java()
     except JavaNotFoundError as error:

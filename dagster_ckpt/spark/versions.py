@@ -1,7 +1,7 @@
-"""Versions of Spark's file formats, and the refusal of those that are not known here.
+"""Versions of Spark's file formats; unsupported versions are rejected.
 
-What a newer Spark writes may refer to files that nobody here looks for. So an unknown version is refused by its
-name before anything is copied.
+A newer Spark may write references to files that this package does not look for, so an unsupported
+version is rejected before anything is copied.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ _VERSION = re.compile(r"v(\d+)")
 
 
 def version_number(line: str) -> int | None:
-    """The number in a version line such as `v2`, None for any other text."""
+    """The number in a version line such as `v2`; None for any other text."""
     match = _VERSION.fullmatch(line.strip())
     return int(match[1]) if match else None
 
 
 def known_version(line: str, known: Collection[int], where: str, what: str) -> int | None:
-    """Read a version line.
+    """Parse a version line.
 
     Args:
         line: The line, such as `v2`.
-        known: Versions that are known.
+        known: The supported versions.
         where: Path of the file.
         what: What kind of file it is, for the message.
 
     Returns:
-        Its number, or None where the line is no version at all.
+        The version number, or None if the line is not a version.
 
     Raises:
-        UnknownLayoutError: It is a version that is not known.
+        UnknownLayoutError: The version is not supported.
     """
     number = version_number(line)
     if number is not None and number not in known:

@@ -1,4 +1,4 @@
-"""Whether files are still what they were when a snapshot was taken of them."""
+"""Compare the files of a live directory with a snapshot of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _CHANGES = (".delta", ".changelog")
 
 @dataclass(frozen=True)
 class KnownSnapshot:
-    """A snapshot of the directory under examination.
+    """A snapshot of the examined directory.
 
     Attributes:
-        location: Where it is.
-        batch_id: The batch it was taken after.
+        location: Its location.
+        batch_id: The batch after which it was taken.
         entries: Its files.
     """
 
@@ -35,7 +35,7 @@ class KnownSnapshot:
 def examine_against_snapshot(
     subject: Subject, snapshot: KnownSnapshot, needed: Sequence[NeededFile]
 ) -> Iterator[Finding]:
-    """Compare logs, and the state files that a resume needs, with what a snapshot knows of them."""
+    """Compare logs, and the state files that a resume needs, with the digests in a snapshot."""
     tokens = {file.source: file.token for file in needed}
     for entry in snapshot.entries:
         is_log = entry.path.partition("/")[0] in (METADATA, OFFSETS, COMMITS, SOURCES)
@@ -48,7 +48,7 @@ def examine_against_snapshot(
         try:
             data = subject.folder.read(entry.path)
         except FileNotFoundError:
-            # Purged; what is needed and missing is a finding of other examinations.
+            # Purged; other examinations report files that are needed and missing.
             continue
         if len(data) == entry.size and blake3(data).hexdigest() != entry.digest:
             yield error(
@@ -60,7 +60,7 @@ def examine_against_snapshot(
 
 
 def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
-    """Whether Spark writes a file of this name once, with one content; a snapshot of state it may upload again."""
+    """Whether Spark writes a file of this name once with one content. It may upload a state snapshot again."""
     folder, _, rest = entry.path.partition("/")
     if folder == METADATA or entry.identity is not None:
         return True

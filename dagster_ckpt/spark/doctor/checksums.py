@@ -1,4 +1,4 @@
-"""Whether files hold what was written: their own checksums, Spark's and Hadoop's."""
+"""Verify the content of files with their own checksums, Spark's and Hadoop's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def crc32c(data: bytes) -> int:
 
 
 MAGIC = b"LZ4Block"
-# Magic, token, packed length, plain length, checksum; the last block has no bytes.
+# Magic, token, compressed length, plain length, checksum; the last block is empty.
 _HEADER = struct.Struct("<8sBiiI")
 _RAW = 0x10
 # Constants of xxHash32 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md), and lz4-java's seed and mask.
@@ -50,18 +50,18 @@ _CHECKSUM_BITS = 0x0FFFFFFF
 
 
 def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
-    """What is wrong with the blocks of a state file; None where all are there, or it uses another codec.
+    """What is wrong with the blocks of a state file; None if they are complete, or it uses another codec.
 
     Args:
         data: The whole file.
-        checksums: Also unpack each block, and compare it with its checksum.
+        checksums: Also decompress each block, and compare it with its checksum.
     """
     if not data:
         return "It is empty"
     if not data.startswith(MAGIC):
         if _is_nearly_magic(data):
             return "It is damaged at its very begin"
-        # Another codec than Spark's default; its framing is not known here.
+        # A codec other than Spark's default, whose framing is not supported here.
         return None
     at = 0
     while True:
@@ -82,14 +82,14 @@ def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
 
 
 def _is_nearly_magic(data: bytes) -> bool:
-    """Whether a file begins as no codec's does: with zeros, or with most of the bytes of this one."""
+    """Whether a file begins as no codec's output does: with zeros, or with most of the magic bytes of this one."""
     begin = data[: len(MAGIC)]
     alike = sum(one == other for one, other in zip(begin, MAGIC, strict=False))
     return not any(begin) or alike > len(MAGIC) // 2
 
 
 def is_lz4(data: bytes) -> bool:
-    """Whether a file is such a stream, so that its own checksums tell whether it is sound."""
+    """Whether a file is such a stream, which has its own checksums."""
     return data.startswith(MAGIC)
 
 
@@ -103,7 +103,7 @@ def _is_sound(block: bytes, length: int, checksum: int, *, is_raw: bool) -> bool
 
 
 def xxh32(data: bytes, seed: int = _SEED) -> int:
-    """XxHash of 32 bits."""
+    """32-bit xxHash."""
     length = len(data)
     whole = length & ~15
     if length >= 16:
@@ -137,18 +137,18 @@ def _rotated(value: int, by: int) -> int:
 
 # The last bytes of RocksDB's block-based tables (`kBlockBasedTableMagicNumber`), little-endian.
 _SST_MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
-# Hadoop's `ChecksumFileSystem`: four bytes, the length of a chunk, then a CRC32 a chunk.
+# Hadoop's `ChecksumFileSystem`: four bytes, the chunk length, then a CRC32 per chunk.
 _HADOOP_MAGIC = b"crc\0"
 _FRAMED = (".delta", ".snapshot", ".changelog")
 
 
 def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
-    """Read files that a resume needs, and compare them with all that is known of their content."""
+    """Read files that a resume needs, and compare them with all available checksums."""
     for file in files:
         try:
             yield from examine_content(file.folder, file.source)
         except FileNotFoundError:
-            # Purged since it was listed: the next look is at a newer batch.
+            # Purged since it was listed: the next examination sees a newer batch.
             continue
 
 
@@ -156,11 +156,11 @@ def examine_content(folder: Folder, path: str) -> Iterator[Finding]:
     """Read one file.
 
     Raises:
-        FileNotFoundError: It is gone.
+        FileNotFoundError: It does not exist.
     """
     data = folder.read(path)
     fits = _fits_hadoop(folder, path, data)
-    # What fits Hadoop's checksum need not be unpacked to see that it is sound.
+    # A file that matches Hadoop's checksum need not be decompressed to verify it.
     trouble = _own_trouble(path, data, checksums=fits is not True)
     if trouble is not None:
         yield trouble
@@ -171,7 +171,7 @@ def examine_content(folder: Folder, path: str) -> Iterator[Finding]:
 
 
 def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
-    """What a file's own framing and checksums say."""
+    """Problems found by a file's own framing and checksums."""
     if path.startswith("state/") and path.endswith(_FRAMED):
         trouble = lz4_trouble(data, checksums=checksums)
         return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
@@ -192,7 +192,7 @@ def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
 
 
 def _proves_itself(path: str, data: bytes) -> bool:
-    """Whether a file in which no trouble was found has checksums of its own over all of its content."""
+    """Whether an intact file has its own checksums over all of its content."""
     return path.endswith(".zip") or (path.endswith(_FRAMED) and is_lz4(data))
 
 
@@ -222,7 +222,7 @@ def _differs(path: str) -> Finding:
 
 
 def _spark_checksum(folder: Folder, path: str, data: bytes) -> Iterator[Finding]:
-    """Compare with what `ChecksumCheckpointFileManager` noted beside the file, if it did."""
+    """Compare with the checksum file of `ChecksumCheckpointFileManager`, if there is one."""
     try:
         text = folder.read(f"{path}.crc")
     except FileNotFoundError:
@@ -255,7 +255,7 @@ def _hidden(path: str) -> str:
 
 
 def _fits_hadoop(folder: Folder, path: str, data: bytes) -> bool | None:
-    """Whether a file has the checksums that Hadoop noted beside it; None where it noted none."""
+    """Whether a file matches Hadoop's checksum file; None if there is none."""
     try:
         sums = folder.read(_hidden(path))
     except FileNotFoundError:
@@ -277,7 +277,7 @@ _SUM = ".crc"
 
 
 def examine_log_contents(subject: Subject) -> Iterator[Finding]:
-    """Compare each log entry and note with its checksum, where one lies beside it."""
+    """Compare each log entry and metadata file with its checksum file, if there is one."""
     for hidden in sorted(path for path in subject.hidden_files() if path.endswith(_SUM)):
         directory, slash, name = hidden.rpartition("/")
         path = f"{directory}{slash}{name[1 : -len(_SUM)]}"
@@ -300,7 +300,7 @@ def _is_log(path: str) -> bool:
 
 
 def _is_read_by_a_start(subject: Subject, path: str) -> bool:
-    """Of a batch log only its end is; of everything else, who can say."""
+    """Only the end of a batch log is read by a start; everything else is assumed to be read."""
     folder, _, name = path.partition("/")
     number = number_in(name)
     if folder not in (OFFSETS, COMMITS) or number is None:

@@ -1,4 +1,4 @@
-"""All examinations of one live directory, and how far back it is whole."""
+"""Diagnosis: run all examinations of a live directory, and find how far back it is intact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dagster_ckpt.spark.doctor.subject import Subject
 
 
 def examine_identity(subject: Subject) -> Iterator[Finding]:
-    """Look at the query id."""
+    """Examine the query id."""
     try:
         query_id = parse_query_id(subject.folder.read(METADATA), f"{subject.live.url}/{METADATA}")
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def examine_identity(subject: Subject) -> Iterator[Finding]:
 
 
 def examine_leftovers(subject: Subject) -> Iterator[Finding]:
-    """Look for files that were never finished."""
+    """Find files that were never finished."""
     left = sorted(path for path in subject.hidden_files() if path.endswith((".tmp", ".tmp.crc")))
     if left:
         yield note(
@@ -60,23 +60,23 @@ def examine_leftovers(subject: Subject) -> Iterator[Finding]:
         )
 
 
-# Wrong about the place, not about the bytes: a fresh directory has neither.
+# These concern the directory and not the content: a fresh directory does not have the problem.
 _ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
 
 
 def good_back_to(
     live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool = True, damaged: Set[str] = frozenset()
 ) -> int | None:
-    """The newest committed batch after which everything that a resume needs is there, or None.
+    """The newest committed batch after which a resume finds everything that it needs, or None.
 
-    Of the newest batch a snapshot can be taken; to an earlier one, `start_from=batch-<n>` goes back, which replays
-    exactly the batch after it, so that one's plan has to be whole too.
+    For the newest batch, a snapshot can be taken. For an earlier one, `start_from=batch-<n>` goes
+    back and replays exactly the batch after it, so the plan of that batch has to be intact too.
 
     Args:
         live: The directory; a query may be running in it.
-        sinks: The query's sinks, whose logs are needed as well.
-        deep: Also read the needed files, and count damaged ones as missing.
-        damaged: Files that are known to be damaged.
+        sinks: The query's sinks, whose logs are needed too.
+        deep: Also read the needed files, and treat damaged ones as missing.
+        damaged: Files known to be damaged.
     """
     known = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
@@ -95,7 +95,7 @@ def good_back_to(
 
 
 def _sinks_are_damaged(taken: Cut) -> bool:
-    """Whether a sink's log lost the batch, or an entry up to it cannot be read."""
+    """Whether a sink's log lacks the batch, or an entry up to it cannot be parsed."""
     reached = [sink.get("last_batch") for sink in taken.properties["sinks"]]
     if any(last is not None and last < taken.batch_id for last in reached):
         return True
@@ -122,14 +122,15 @@ def _is_damaged(file: NeededFile, known: dict[str, bool]) -> bool:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor says of a live directory.
+    """The doctor's diagnosis of a live directory.
 
     Attributes:
         url: The directory.
         batch_id: The newest committed batch, or None.
         in_flight: The batch that is planned and not committed, or None.
-        findings: What was found, the worst first.
-        good_back_to: The newest committed batch after which a resume would be whole, or None.
+        findings: The findings, the worst first.
+        good_back_to: The newest committed batch after which a resume finds everything that it
+            needs, or None.
     """
 
     url: str
@@ -145,7 +146,7 @@ class Diagnosis:
 
     @property
     def can_resume(self) -> bool:
-        """Whether Spark can go on in this directory as it is."""
+        """Whether Spark can continue in this directory without changes."""
         return self.worst is not Severity.ERROR
 
     def as_record(self) -> dict[str, Any]:
@@ -168,18 +169,19 @@ def diagnose(
     deep: bool = True,
     snapshot: KnownSnapshot | None = None,
 ) -> Diagnosis:
-    """Examine a live directory; nothing is changed, and a query may be running in it.
+    """Examine a live directory without changing it; a query may be running in it.
 
-    What a running query replaces or purges in the middle of a look is no finding: whatever is above a note must be
-    seen in a second look too.
+    Files that a running query replaces or purges during the examination are not reported: a finding
+    above NOTE must appear in a second examination too.
 
     Args:
         live: The directory.
-        sinks: The query's sinks, as its progress names them; their logs are compared with the checkpoint.
-        expected_query_id: The id of the stream's query; None where nobody knows it.
-        deep: Read the content of every state file that a resume needs, and look at older snapshots. Otherwise names
-            and sizes only.
-        snapshot: A snapshot of this directory, with which its files are compared if `deep`.
+        sinks: The query's sinks, as its progress names them; their logs are compared with the
+            checkpoint.
+        expected_query_id: The id of the stream's query; None if unknown.
+        deep: Read the content of every state file that a resume needs, and examine older state
+            snapshots. Otherwise check names and sizes only.
+        snapshot: A snapshot of this directory, to compare its files with if `deep`.
 
     Raises:
         StorageAccessError: The directory cannot be reached, so nothing can be said of it.
@@ -210,7 +212,7 @@ def diagnose(
 
 
 def _damaged(findings: Sequence[Finding]) -> frozenset[str]:
-    """Paths of files whose content is not what a snapshot has."""
+    """Paths of files whose content differs from a snapshot."""
     return frozenset(finding.path for finding in findings if finding.code is Code.CONTENT_DIFFERS)
 
 
@@ -236,7 +238,7 @@ def _examine(subject: Subject, snapshot: KnownSnapshot | None) -> Iterator[Findi
 
 
 def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
-    """One finding a file and code."""
+    """One finding per file and code."""
     seen = set()
     for finding in findings:
         if (finding.code, finding.path) not in seen:
@@ -245,7 +247,7 @@ def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
 
 
 def _by_the_check_of_a_start(subject: Subject) -> Iterator[Finding]:
-    """What the check before every start refuses is never called good here."""
+    """A directory that the check before every start rejects is never reported as good."""
     state = inspect_live_directory(subject.live)
     if state.status is LiveStatus.BROKEN:
         yield error(Code.NOT_WHOLE, subject.path_in(LiveDirectoryError(state.reason)), state.reason)

@@ -1,4 +1,4 @@
-"""The logs of file sinks beside the checkpoint: a sink that is ahead loses rows without a word."""
+"""Compare file sinks with the checkpoint: a sink that is ahead silently loses rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagster_ckpt.spark.doctor.finding import Code, Finding, error, note, warnin
 from dagster_ckpt.spark.doctor.subject import Subject
 from dagster_ckpt.spark.query.sinks import file_sink_path
 
-# A file whose name is a number by accident makes a gap that never ends.
+# A file whose name happens to be a number could make a very large gap.
 _MAX_REPORTED_GAPS = 1_000
 
 
@@ -29,7 +29,8 @@ def examine_file_sinks(subject: Subject) -> Iterator[Finding]:
 
 
 def _sink(subject: Subject, folder: Folder) -> Iterator[Finding]:
-    # Commits, sink, offsets, as a running query writes them the other way round: what is seen later may be newer.
+    # Commits, sink, offsets: the reverse of the order in which a running query writes them, so
+    # later reads may be newer.
     committed = max(batch_ids(subject.folder, COMMITS), default=-1)
     names: dict[int, str] = {}
     for name in folder.list(LOG):
@@ -48,7 +49,8 @@ def _sink(subject: Subject, folder: Folder) -> Iterator[Finding]:
             f"up to {last} without a word, and where it is cut differently the second time its rows are lost.",
         )
     has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
-    # The commits once more, last: of a running query this one may have come meanwhile, and is about to come else.
+    # Read the commits again at the end: a running query may have committed this batch, or is about
+    # to.
     if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
         yield note(
             Code.SINK_HAS_BATCH_IN_FLIGHT,

@@ -1,4 +1,4 @@
-"""What the doctor can find, how bad each is, and what to do about it."""
+"""The doctor's findings, with their severity and advice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How bad a finding is.
+    """Severity of a finding.
 
-    NOTE: harmless. WARNING: Spark starts today, but something was lost or will do harm later. ERROR: Spark would
-    refuse to start, fail in its first batch, or compute wrong results.
+    NOTE: harmless. WARNING: Spark can start today, but something was lost or will do harm later.
+        ERROR: Spark would refuse to start, fail in its first batch, or compute wrong results.
     """
 
     NOTE = "NOTE"
@@ -19,12 +19,12 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the mildest."""
+        """0 for the mildest severity."""
         return list(Severity).index(self)
 
 
 class Code(StrEnum):
-    """What was found. Names never change their meaning: scripts may compare them."""
+    """Codes of findings. They never change their meaning, so scripts can compare them."""
 
     DIRECTORY_MISSING = "DIRECTORY_MISSING"
     NOTHING_COMMITTED = "NOTHING_COMMITTED"
@@ -132,13 +132,13 @@ ADVICE: dict[Code, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     Attributes:
         code: What it is.
-        severity: How bad it is here.
-        path: Where, relative to the live directory; of a sink, its URL.
-        explanation: What was found and what it means, for a person.
+        severity: Its severity in this case.
+        path: Its location relative to the live directory, or the URL of a sink.
+        explanation: What was found and what it means, as text for people.
     """
 
     code: Code
@@ -163,12 +163,12 @@ class Finding:
 
 
 def error(code: Code, path: str, explanation: str) -> Finding:
-    """A finding that keeps Spark from going on rightly."""
+    """A finding that prevents Spark from continuing correctly."""
     return Finding(code, Severity.ERROR, path, explanation)
 
 
 def warning(code: Code, path: str, explanation: str) -> Finding:
-    """A finding that does harm later, or shows a loss."""
+    """A finding that will do harm later, or indicates a loss."""
     return Finding(code, Severity.WARNING, path, explanation)
 
 

@@ -1,4 +1,4 @@
-"""The offset log, the commit log, and the logs of the sources."""
+"""Examine the offset log, the commit log, and the logs of the sources."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_ent
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, error, note, warning
 from dagster_ckpt.spark.doctor.subject import Subject
 
-# A file whose name is a number by accident makes a gap that never ends.
+# A file whose name happens to be a number could make a very large gap.
 _MAX_REPORTED_GAPS = 1_000
 
 
 def examine_batch_logs(subject: Subject) -> Iterator[Finding]:
-    """Look at both logs: their ends, their holes, and every entry."""
+    """Examine both logs: their ends, their gaps, and every entry."""
     fenced_at = subject.live.fenced_at()
     if fenced_at is not None:
         yield note(
@@ -105,7 +105,7 @@ def _before_the_first_commit(subject: Subject) -> Iterator[Finding]:
 def _entries(
     subject: Subject, log: str, batches: Sequence[int], code: Code, parse: Callable[[bytes, str], object]
 ) -> Iterator[Finding]:
-    # What a start reads: of commits the newest, of offsets also the batch before and those planned.
+    # A start reads the newest commit, and the offsets of the batch before it and of those planned.
     first_read = subject.commit if log == COMMITS else (subject.commit or 0) - 1
     for batch in batches:
         path = f"{log}/{batch}"
@@ -134,7 +134,7 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
         if batch in reported:
             continue
         if log == OFFSETS and subject.commit is not None and batch > subject.commit:
-            # Told as OFFSETS_AHEAD.
+            # Reported as OFFSETS_AHEAD.
             continue
         if _tracked_asynchronously(subject, batch):
             yield note(
@@ -147,12 +147,12 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
 
 
 def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
-    """Whether a hole is one that asynchronous progress tracking leaves: in both logs, and never beside state."""
+    """Whether a gap is one that asynchronous progress tracking leaves: in both logs, and only without state."""
     return not subject.stateful and batch not in subject.commits and batch not in subject.offsets
 
 
 def examine_source_logs(subject: Subject) -> Iterator[Finding]:
-    """Look at every source that the newest committed batch, or the planned one, reads."""
+    """Examine every source that the newest committed batch, or the planned one, reads."""
     if subject.commit is None or (committed := subject.offset_entry(subject.commit)) is None:
         return
     before = subject.offset_entry(subject.commit - 1)
@@ -165,7 +165,7 @@ def examine_source_logs(subject: Subject) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches that a start asks the sources for."""
+    """The batches that a start requests from the sources."""
 
     committed: OffsetEntry
     before: OffsetEntry | None

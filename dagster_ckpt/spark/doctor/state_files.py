@@ -1,4 +1,4 @@
-"""The files of the state stores and what Spark records of the stateful operators."""
+"""Examine the files of the state stores, and Spark's metadata of the stateful operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dagster_ckpt.spark.doctor.subject import Subject
 
 
 def examine_operator_notes(subject: Subject) -> Iterator[Finding]:
-    """Look at the notes on every operator."""
+    """Examine the metadata of every operator."""
     if subject.commit is None:
         return
     numbers = [name for name in subject.folder.list(STATE) if number_in(name) is not None]
@@ -68,7 +68,7 @@ def _elsewhere(subject: Subject, number: str) -> Iterator[Finding]:
             stores = from_json(text)["stateStoreInfo"]
             named = [str(schema) for store in stores for schema in store.get("stateSchemaFilePaths", [])]
     except (FileNotFoundError, LiveDirectoryError):
-        # Told above.
+        # Reported above.
         return
     for schema in named:
         if not _lies_in(schema, subject.live):
@@ -85,7 +85,7 @@ def _elsewhere(subject: Subject, number: str) -> Iterator[Finding]:
 def _lies_in(schema: str, live: LiveDirectory) -> bool:
     root, path = live.local_path, local_path(schema)
     if root is None or path is None:
-        # One store has several schemes (s3, s3a), so they do not count.
+        # The same store can have several schemes (s3, s3a), so they are ignored.
         return schema.partition("://")[2].startswith(live.url.partition("://")[2].rstrip("/") + "/")
     return path.is_relative_to(root) or Path(path).resolve().is_relative_to(root.resolve())
 
@@ -95,11 +95,11 @@ _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)")
 
 @dataclass(frozen=True)
 class StateExamination:
-    """What an examination of the state found.
+    """Result of an examination of the state.
 
     Attributes:
-        needed: Files that the newest version needs and that are there.
-        findings: What is wrong.
+        needed: Existing files that the newest version needs.
+        findings: The problems.
     """
 
     needed: tuple[NeededFile, ...]
@@ -107,12 +107,12 @@ class StateExamination:
 
 
 def examine_state_files(subject: Subject) -> StateExamination:
-    """Look at every state store at the newest committed batch."""
+    """Examine every state store at the newest committed batch."""
     if subject.commit is None:
         return StateExamination((), ())
     committed, commit, operators = subject.offset_entry(subject.commit), subject.commit_entry, subject.operators
     if committed is None or commit is None or operators is None:
-        # Told by the examinations of the logs and the operators.
+        # Reported by the examinations of the logs and the operators.
         return StateExamination((), ())
     needed: tuple[NeededFile, ...] = ()
     findings: list[Finding] = []
@@ -129,7 +129,7 @@ def examine_state_files(subject: Subject) -> StateExamination:
 
 
 def _each_store(subject: Subject, operators: list[Operator], committed: OffsetEntry) -> list[Finding]:
-    """One finding a store, where the whole was refused at the first."""
+    """One finding per store, because the check of the whole state stops at the first."""
     findings = []
     for operator in operators:
         for partition in range(1 if operator.single_partition else committed.partitions or 0):
@@ -180,7 +180,7 @@ def _finding(subject: Subject, trouble: Exception) -> Finding:
 
 
 def _stores(subject: Subject, operators: list[Operator]) -> Iterator[str]:
-    """Directories of all stores that are there, also of partitions that are no longer used."""
+    """Directories of all existing stores, including those of partitions that are no longer used."""
     for operator in operators:
         root = f"{STATE}/{operator.number}"
         for partition in (number for name in subject.folder.list(root) if (number := number_in(name)) is not None):
@@ -192,7 +192,7 @@ def _ahead(subject: Subject, operators: list[Operator]) -> Iterator[Finding]:
     for store in _stores(subject, operators):
         versions = [int(match[1]) for name in subject.folder.list(store) if (match := _VERSIONED.fullmatch(name))]
         newest[store] = max(versions, default=0)
-    # After the stores: a running query writes the offsets of a batch before its state.
+    # Read after the stores: a running query writes the offsets of a batch before its state.
     allowed = max(batch_ids(subject.folder, OFFSETS), default=-1) + 1
     ahead = {store: version for store, version in newest.items() if version > allowed}
     if ahead:

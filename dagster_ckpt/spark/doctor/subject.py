@@ -1,4 +1,4 @@
-"""The directory under examination: what several examinations ask of it, read once."""
+"""The examined directory: information that several examinations need, read once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PATH_IN_MESSAGE = re.compile(r"(\S+?)(?: is | has | cannot | vanished |: |$)")
 
 @dataclass(frozen=True)
 class Subject:
-    """A live directory at one look.
+    """A live directory at one moment.
 
     Attributes:
         live: The directory.
         commits: Batches in the commit log.
         offsets: Batches in the offset log.
         sinks: The query's sinks, as its progress names them.
-        expected_query_id: What `metadata` must say, or None where nobody knows.
+        expected_query_id: The query id that `metadata` must contain, or None if unknown.
         deep: Whether to read the content of state files too.
     """
 
@@ -45,12 +45,12 @@ class Subject:
     def of(
         live: LiveDirectory, *, sinks: Sequence[str] = (), expected_query_id: str | None = None, deep: bool = True
     ) -> Subject:
-        """Look at a directory. Commits first, as in `LiveDirectory.positions`."""
+        """Read a directory. Commits first, as in `LiveDirectory.positions`."""
         commits = batch_ids(live.folder, COMMITS)
         return Subject(live, commits, batch_ids(live.folder, OFFSETS), sinks, expected_query_id, deep)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:
-        """The same directory when it had committed a batch, and planned the next one or not."""
+        """The same directory as of the commit of a batch, with or without the next batch planned."""
         last = batch_id + 1 if planned else batch_id
         commits = [batch for batch in self.commits if batch <= batch_id]
         return replace(self, commits=commits, offsets=[batch for batch in self.offsets if batch <= last])
@@ -71,7 +71,7 @@ class Subject:
         return max(self.offsets, default=None)
 
     def offset_entry(self, batch_id: int) -> OffsetEntry | None:
-        """An entry of the offset log; None where it is missing or cannot be read."""
+        """An entry of the offset log; None if it is missing or cannot be parsed."""
         if batch_id not in self.offsets:
             return None
         path = f"{OFFSETS}/{batch_id}"
@@ -84,7 +84,7 @@ class Subject:
 
     @cached_property
     def commit_entry(self) -> CommitEntry | None:
-        """The newest entry of the commit log; None where it cannot be read."""
+        """The newest entry of the commit log; None if it cannot be parsed."""
         path = f"{COMMITS}/{self.commit}"
         try:
             return parse_commit_entry(self.folder.read(path), f"{self.live.url}/{path}")
@@ -93,7 +93,7 @@ class Subject:
 
     @cached_property
     def operators(self) -> list[Operator] | None:
-        """The stateful operators; None where what Spark notes of them cannot be read."""
+        """The stateful operators; None if Spark's metadata of them cannot be parsed."""
         try:
             return read_operators(self.folder, self.commit or 0)
         except (FileNotFoundError, LiveDirectoryError):
@@ -105,7 +105,7 @@ class Subject:
         return self.operators is None or bool(self.operators)
 
     def path_in(self, error: Exception) -> str:
-        """The path that one of our own errors speaks of, relative to the directory; empty if it names none."""
+        """The path in one of this package's errors, relative to the directory; empty if it names none."""
         text = str(error)
         for prefix in (f"{self.folder.url}/", f"{self.live.url.rstrip('/')}/"):
             if text.startswith(prefix) and (match := _PATH_IN_MESSAGE.match(text.removeprefix(prefix))):
@@ -113,7 +113,7 @@ class Subject:
         return ""
 
     def hidden_files(self) -> Iterator[str]:
-        """Paths of all hidden files: Hadoop's checksums, and what was never finished."""
+        """Paths of all hidden files: Hadoop's checksum files, and unfinished files."""
         root = self.live.local_path
         if root is not None:
             for directory, _, names in os.walk(root):

@@ -1,4 +1,4 @@
-"""Spark sessions and streaming queries: starting one, observing it, and reading its plan.
+"""Spark sessions and streaming queries: start a query, observe it, and read its plan.
 
-Start with `query.py` for a running query and `description.py` for one that is not started.
+Start with `query.py` for a running query and with `description.py` for one that is not started.
 """

@@ -1,8 +1,8 @@
-"""What a running query is doing at one moment: enough to tell one that works or waits from one that hangs.
+"""Activity of a running query, in enough detail to tell whether it works, waits or hangs.
 
-Spark itself says only what it does, not since when: `StreamingQueryStatus` has its words and whether a trigger is under
-way, `SparkStatusTracker` how far its jobs are. Nothing comes from a listener: that would need a thread of Python's that
-the JVM calls.
+Spark reports only what a query does, not since when: `StreamingQueryStatus` has a message and
+whether a trigger is active, and `SparkStatusTracker` has the progress of its jobs. A listener is
+not used, because it would need a Python thread that the JVM calls.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """The tasks of the Spark jobs of a query that are under way.
+    """Task counts of the active Spark jobs of a query.
 
     Attributes:
-        jobs: Jobs under way.
-        running: Tasks that run.
-        done: Tasks of their stages that are over.
-        total: Tasks of their stages.
+        jobs: Number of active jobs.
+        running: Running tasks.
+        done: Finished tasks of their stages.
+        total: All tasks of their stages.
     """
 
     jobs: int
@@ -38,12 +38,12 @@ class TaskCounts:
 
 @dataclass(frozen=True)
 class QueryActivity:
-    """What a query is doing.
+    """Activity of a query.
 
     Attributes:
-        doing: Spark's words for it, such as `Initializing sources` or `Processing new data`.
-        in_trigger: Whether a trigger is under way: it looks for new data, or runs a batch.
-        trigger: Tells one trigger from the next; None where that cannot be seen (over Spark Connect).
+        doing: Spark's status message, such as `Initializing sources` or `Processing new data`.
+        in_trigger: Whether a trigger is active: it looks for new data or runs a batch.
+        trigger: Identifies the trigger; None if it is not visible (over Spark Connect).
     """
 
     doing: str
@@ -52,38 +52,39 @@ class QueryActivity:
 
     @property
     def is_starting(self) -> bool:
-        """It has not come to its first trigger yet."""
+        """Whether its first trigger has not started yet."""
         return self.doing.startswith(STARTING)
 
     @property
     def is_idle(self) -> bool:
-        """It waits for its next trigger: nothing is under way that could hang."""
+        """Whether it waits for its next trigger, so that nothing is active that could hang."""
         return not (self.is_starting or self.in_trigger)
 
 
 def activity_of(query: StreamingQuery) -> QueryActivity:
-    """What a query is doing now."""
+    """The current activity of a query."""
     status = query.status
     return QueryActivity(str(status["message"]), bool(status["isTriggerActive"]), _trigger_of(query))
 
 
 def tasks_of(query: StreamingQuery) -> TaskCounts | None:
-    """How far the Spark jobs of a query are, or None where that cannot be seen (over Spark Connect).
+    """Task counts of the Spark jobs of a query, or None if they are not visible (over Spark Connect).
 
-    Jobs that a `foreachBatch` function starts in threads of its own are not counted: they are not in the query's group.
+    Jobs that a `foreachBatch` function starts in other threads are not counted, because they are
+    not in the query's job group.
     """
     return _seen(query, lambda execution: _tasks(execution, str(query.runId)))
 
 
 def stack_of(query: StreamingQuery) -> list[str]:
-    """Where the thread that runs a query is now, innermost first; empty where that cannot be seen."""
+    """The stack of the thread that runs a query, innermost frame first; empty if it is not visible."""
     return _seen(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
 
 
 def _tasks(execution: Any, group: str) -> TaskCounts:
     tracker = execution.sparkSession().sparkContext().statusTracker()
     active = _numbers(tracker.getActiveJobIds())
-    # The group has every job of the query that the status store still knows: a thousand.
+    # The group contains every job of the query that the status store still has, up to a thousand.
     own = active and active & _numbers(tracker.getJobIdsForGroup(group))
     stages: set[int] = set()
     for job_id in own:
@@ -105,8 +106,8 @@ def _trigger_of(query: StreamingQuery) -> int | None:
 
 
 def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
-    """What is seen of a query's `StreamExecution`, or None: what is looked at here must never end a query."""
-    # Imported here: whoever only reads live directories needs no Spark.
+    """The result of an inspection of a query's `StreamExecution`, or None if it fails: it must never end the query."""
+    # Imported here, because reading live directories does not require Spark.
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     jvm_query: Any = getattr(query, "_jsq", None)
@@ -121,6 +122,6 @@ def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
 def _numbers(array: Any) -> set[int]:
     from pyspark import SparkContext  # noqa: PLC0415 - see _seen
 
-    # One call into the JVM for all of them.
+    # One JVM call for all of them.
     jvm: Any = SparkContext._jvm
     return set(json.loads(str(jvm.java.util.Arrays.toString(array))))

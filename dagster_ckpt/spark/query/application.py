@@ -1,4 +1,4 @@
-"""The Spark application that a program runs in: found, or started on this machine."""
+"""The Spark application of this process: find it, or start one on this machine."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ if TYPE_CHECKING:
 
 
 def active_session() -> SparkSession | None:
-    """The session of the application that runs in this process, if any; starts nothing."""
-    # Imported here: whoever only reads live directories needs no Spark.
+    """The session of the application in this process, if any; does not start one."""
+    # Imported here, because reading live directories does not require Spark.
     from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     if SparkContext._active_spark_context is None:
         return None
-    # In another thread than the one that made it no session is active.
+    # No session is active in threads other than the one that created it.
     return ClassicSession.getActiveSession() or ClassicSession.builder.getOrCreate()
 
 
 def is_classic_session(candidate: object) -> bool:
-    """Whether this is a session whose JVM is at hand, which that of Spark Connect is not."""
+    """Whether this is a session with access to its JVM, which a Spark Connect session does not have."""
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     return isinstance(candidate, ClassicSession)
 
 
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or join the application of this process.
+    """Start Spark, or use the application of this process.
 
-    Where the program was started with `spark-submit`, or PYSPARK_SUBMIT_ARGS names a master, that one is used.
+    If the program was started with `spark-submit`, or PYSPARK_SUBMIT_ARGS names a master, that
+    master is used.
 
     Args:
-        threads: Threads that run tasks, for an application on this machine.
+        threads: Number of task threads, for an application on this machine.
         settings: Settings of the application, and of the session.
     """
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415 - see active_session
@@ -49,12 +50,12 @@ def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession
 
 @dataclass(frozen=True)
 class SparkApplication:
-    """A Spark application, as its cluster and its own page know it.
+    """Identity of a Spark application.
 
     Attributes:
         application_id: Its id, such as local-1700000000000 or application_1700000000000_0001.
-        master: Where it runs, such as local[2], yarn or k8s://...
-        page: URL of its page, where it has one.
+        master: Its master, such as local[2], yarn or k8s://...
+        page: URL of its web UI, if it has one.
     """
 
     application_id: str
@@ -62,12 +63,12 @@ class SparkApplication:
     page: str | None
 
     def as_record(self) -> dict[str, str | None]:
-        """As the catalog keeps it."""
+        """The application as plain data, for the catalog."""
         return {"id": self.application_id, "master": self.master, "page": self.page}
 
 
 def application_of(spark: SparkSession) -> SparkApplication | None:
-    """The application of a classic session; None for Spark Connect, which does not tell."""
+    """The application of a classic session; None for Spark Connect, which does not report it."""
     if not is_classic_session(spark):
         return None
     context = spark.sparkContext
@@ -75,10 +76,11 @@ def application_of(spark: SparkSession) -> SparkApplication | None:
 
 
 def application_settings(spark: SparkSession) -> dict[str, str]:
-    """Settings that the application of a session was started with."""
+    """The settings with which the application of a session was started."""
     return dict(spark.sparkContext.getConf().getAll())
 
 
 def _names_a_master(environment: Mapping[str, str]) -> bool:
-    # spark-submit tells a program the port of the JVM that it has started with the user's master.
+    # spark-submit passes the port of the JVM, which it started with the user's master, to the
+    # program.
     return "PYSPARK_GATEWAY_PORT" in environment or "--master" in environment.get("PYSPARK_SUBMIT_ARGS", "")

@@ -1,4 +1,4 @@
-"""A query that is described and not started: its trigger, its session, its plan as JSON."""
+"""Described queries, which are not started yet: trigger, session, and execution plan as JSON."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 
 def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str, delay: str) -> DataFrame:
-    """Give a stream the column that its windows and timers go by.
+    """Add the time column that a stream's windows and timers use.
 
-    Ingestion and processing time are Spark's `current_timestamp()`: one time a batch, which Spark writes into the
-    offset log, so that a replayed batch has it again.
+    Ingestion and processing time are Spark's `current_timestamp()`: one time per batch, which Spark
+    writes to the offset log, so that a replayed batch has the same time.
 
     Args:
-        frame: The stream, as its source gives it.
-        characteristic: Event time takes the column that is there; the others put theirs in its place.
+        frame: The stream, as read from its source.
+        characteristic: Event time uses the existing column; the others replace it.
         column: Name of the column.
-        delay: How late rows may be, such as "10 minutes". Processing time has no late rows, and no watermark.
+        delay: How late rows may be, such as "10 minutes". Processing time has no late rows, and no
+            watermark.
     """
-    # Imported here: whoever only reads live directories needs no Spark.
+    # Imported here, because reading live directories does not require Spark.
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     if characteristic is TimeCharacteristic.EventTime:
@@ -34,7 +35,7 @@ def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str,
     return stamped if characteristic is TimeCharacteristic.ProcessingTime else stamped.withWatermark(column, delay)
 
 
-# What a writer has that was given no trigger (`org.apache.spark.sql.classic.DataStreamWriter`).
+# The trigger of a writer for which none was set (`org.apache.spark.sql.classic.DataStreamWriter`).
 _NO_TRIGGER = "ProcessingTimeTrigger(0)"
 _SINK, _SOURCE, _OPERATOR = "Data Sink", "Data Source", "Operator"
 
@@ -42,10 +43,10 @@ _Node = dict[str, Any]
 
 
 class QueryToStart:
-    """A query that is described when it is first asked for, and again after it was started.
+    """A query that is described lazily, and again for each further start.
 
     Args:
-        describe: Describes it.
+        describe: Returns the described query.
     """
 
     def __init__(self, describe: Callable[[], DataStreamWriter]) -> None:
@@ -53,50 +54,52 @@ class QueryToStart:
         self._writer: DataStreamWriter | None = None
 
     def described(self) -> DataStreamWriter:
-        """The description that the next start will take."""
+        """The description that the next start will use."""
         if self._writer is None:
             self._writer = self._describe()
         return self._writer
 
     def take(self) -> DataStreamWriter:
-        """The description, for a start."""
+        """Return the description for a start."""
         writer, self._writer = self.described(), None
         return writer
 
 
 def is_described_query(candidate: object) -> bool:
-    """Whether this is what `DataFrame.writeStream` gives in a classic session: Connect's cannot be looked into."""
-    # Imported here: whoever only reads live directories needs no Spark.
+    """Whether this is the result of `DataFrame.writeStream` in a classic session; Connect's cannot be inspected."""
+    # Imported here, because reading live directories does not require Spark.
     from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter  # noqa: PLC0415
 
     return isinstance(candidate, ClassicWriter)
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:
-    """The session in which a query was described, and in which it will be started."""
+    """The session in which a query was described, and in which it will start."""
     return writer._df.sparkSession
 
 
 def same_session(one: SparkSession, other: SparkSession) -> bool:
-    """Whether two handles are of one session, with one set of settings."""
+    """Whether two handles refer to one session, with one set of settings."""
     return bool(one._jsparkSession.equals(other._jsparkSession))
 
 
 def brings_a_trigger(writer: DataStreamWriter) -> bool:
-    """Whether a query was described with a trigger of its own."""
+    """Whether a query was described with an explicit trigger."""
     return str(described_field(writer._jwrite, "trigger").toString()) != _NO_TRIGGER
 
 
 def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) -> str:
-    """Describe queries before they are started, as JSON in the form of Flink's execution plans.
+    """Return the plans of queries that are not started, as JSON in the form of Flink's execution plans.
 
     Args:
         writers: The queries, by name.
-        parallelism: What the plan says of each operator.
+        parallelism: The parallelism to show for each operator.
 
     Returns:
-        `{"nodes": [...]}`: each node with `id`, `type`, `pact` (Data Source, Operator, Data Sink), `contents`,
-        `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
+        `{"nodes": [...]}`: each node with `id`, `type`, `pact` (Data Source, Operator, Data Sink),
+        `contents`,
+        `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in
+        `contents`.
     """
     nodes: list[_Node] = []
     for name, writer in writers.items():
@@ -107,7 +110,7 @@ def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) ->
 
 
 def _add_plan(nodes: list[_Node], plan: Any, parallelism: int) -> _Node:
-    """Add the nodes of a logical plan, and return a reference to its topmost."""
+    """Add the nodes of a logical plan, and return a reference to its root."""
     children = plan.children()
     below = [_add_plan(nodes, children.apply(index), parallelism) for index in range(children.size())]
     number, name = len(nodes) + 1, str(plan.nodeName())
@@ -121,10 +124,10 @@ def _node(number: int, label: str, contents: str, parallelism: int) -> _Node:
 
 
 def described_field(described: Any, name: str) -> Any:
-    """A field of the JVM's own description of a query, which has no public reader.
+    """A field of the JVM's description of a query that has no public getter.
 
     Args:
-        described: An `org.apache.spark.sql.classic.DataStreamWriter`, as py4j gives it.
+        described: An `org.apache.spark.sql.classic.DataStreamWriter`, as a py4j object.
         name: Name of the field.
     """
     field = described.getClass().getDeclaredField(name)

@@ -1,8 +1,8 @@
-"""What a restored query really guarantees in each of Spark's ways to execute one.
+"""The delivery guarantees of a restored query in each of Spark's execution modes.
 
-Read from Spark 4.3: `MicroBatchExecution`, `AsyncProgressTrackingMicroBatchExecution`, `ContinuousExecution` and the
-real-time trigger. Triggers that only say when a micro-batch is made (processing time, available-now, once) are all
-`MICRO_BATCH`.
+Derived from Spark 4.3: `MicroBatchExecution`, `AsyncProgressTrackingMicroBatchExecution`,
+`ContinuousExecution` and the real-time trigger. Triggers that only determine when a micro-batch
+starts (processing time, available-now, once) are all `MICRO_BATCH`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class ExecutionMode(StrEnum):
     """How Spark executes a query.
 
     MICRO_BATCH: One planned batch after the other.
-    ASYNC_PROGRESS: Micro-batches whose offsets and commits are written now and then, in the background.
+    ASYNC_PROGRESS: Micro-batches whose offsets and commits are written periodically in the
+        background.
     CONTINUOUS: Long-running tasks with epochs; stateless.
     REAL_TIME: Long-running batches whose offsets are known only at their end.
     """
@@ -32,7 +33,7 @@ class ExecutionMode(StrEnum):
 
 
 class Guarantee(StrEnum):
-    """How often a row of the input takes effect after a restore."""
+    """How often an input row takes effect after a restore."""
 
     EXACTLY_ONCE = "EXACTLY_ONCE"
     AT_LEAST_ONCE = "AT_LEAST_ONCE"
@@ -40,16 +41,18 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What holds for a query, and why.
+    """The guarantees of a query, and the reasons.
 
-    All of it presumes sources that give the same rows for the same offsets (files, Kafka, rate; not a socket).
+    They require sources that return the same rows for the same offsets (files, Kafka, rate; not a
+    socket).
 
     Attributes:
         mode: How Spark executes it.
-        state: For its state and its place in the input.
-        sink: For what its sinks show.
-        unaligned: Whether a snapshot may carry the running batch, so that exactly it is replayed.
-        why: The reasons, for a person.
+        state: For its state and its position in the input.
+        sink: For the output in its sinks.
+        unaligned: Whether a snapshot may include the batch in flight, so that exactly this batch is
+            replayed.
+        why: The reasons, as text for people.
     """
 
     mode: ExecutionMode
@@ -59,7 +62,7 @@ class Guarantees:
     why: str
 
     def properties(self) -> dict[str, Any]:
-        """What a snapshot says of them."""
+        """The properties for a snapshot's header."""
         return {
             "mode": self.mode.value,
             "guarantee": {
@@ -86,11 +89,11 @@ _AT_LEAST_ONCE_MODES = {
 
 
 def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
-    """What holds for a query of a mode that writes to these sinks.
+    """The guarantees of a query with this mode and these sinks.
 
     Args:
         mode: How Spark executes it.
-        sinks: Its sinks as its progress names them; none means that they are not known.
+        sinks: Its sinks as its progress names them; empty means unknown.
     """
     exactly, at_least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
     if mode is ExecutionMode.REAL_TIME:
@@ -108,7 +111,8 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
         return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
     unsure = _unsure(forgetful[0]) if forgetful else "it is not known which sinks it has"
     why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may show twice."
-    # Carrying the running batch is right for the state; whether its sink may get it twice is for the user to say.
+    # Including the batch in flight is correct for the state; the user decides whether its sink may
+    # get it twice.
     return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
 
 
@@ -119,14 +123,15 @@ def _unsure(sink: str) -> str:
 
 
 def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:
-    """How a query was executed, as far as its offset log shows it.
+    """The execution mode of a query, as far as its offset log shows it.
 
-    The log of a real-time query looks like that of micro-batches, and so does one with asynchronous progress tracking
-    that has no gap: only the running query knows better (`SupervisedQuery.facts`).
+    The log of a real-time query looks like that of micro-batches, and so does that of asynchronous
+    progress tracking without a gap. Only the running query can tell them apart
+    (`SupervisedQuery.facts`).
 
     Args:
         committed: Offsets of the newest committed batch.
-        before: The entry before it.
+        before: The previous entry.
     """
     if committed.continuous:
         return ExecutionMode.CONTINUOUS
@@ -136,7 +141,7 @@ def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> Executio
 
 
 def mode_of_execution(execution_class: str, trigger_class: str) -> ExecutionMode:
-    """The mode of a running query.
+    """The execution mode of a running query.
 
     Args:
         execution_class: Simple name of its `StreamExecution`.

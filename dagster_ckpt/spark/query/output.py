@@ -1,7 +1,8 @@
-"""The folder a described query will write files to, before it is started, and the log it begins there.
+"""The output folder of a described query before it starts, and the log that a fork's folder gets.
 
-A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark refuses at the next
-compaction and at the next read (`CompactibleFileStreamLog.getAllValidBatches`). So a fork's folder is given a log.
+A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark
+rejects at the next compaction and at the next read (`CompactibleFileStreamLog.getAllValidBatches`).
+A fork's folder therefore gets a log.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from dagster_ckpt.spark.query.sinks import file_sink_path
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# Spark's built-in file formats; others with a path (Delta, Iceberg) keep their own record of batches.
+# Spark's built-in file formats; others with a path (Delta, Iceberg) keep their own record of
+# batches.
 _FILE_FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 # spark.sql.streaming.fileSink.log.compactInterval
 _COMPACT_INTERVAL = 10
 _NOTHING = b"v1"
-# Drivers of one and the same storage.
+# Drivers of the same storage.
 _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 @dataclass(frozen=True)
 class NamedOutput:
-    """Where a described query will write.
+    """The output location of a described query.
 
     Attributes:
         format: Format of its sink, such as `parquet` or `kafka`.
-        place: The folder, topic or table it names; None where it names none.
+        place: Its folder, topic or table, or None.
     """
 
     format: str
@@ -46,27 +48,27 @@ class NamedOutput:
 
     @property
     def folder(self) -> str | None:
-        """The folder of a file sink; None for a sink of another kind."""
+        """The folder of a file sink; None for another kind of sink."""
         return self.place if self.format in _FILE_FORMATS else None
 
     @staticmethod
     def of_sinks(sinks: Sequence[str]) -> NamedOutput:
-        """Where a query writes that reported these sinks; a query has one of its own, others it calls itself."""
+        """The output location of a query that reported these sinks: its file sink, if there is one."""
         folder = next((path for path in map(file_sink_path, sinks) if path is not None), None)
         return NamedOutput("parquet" if folder is not None else "", folder)
 
     def is_same(self, other: NamedOutput) -> bool:
-        """Whether both write to one place."""
+        """Whether both write to the same location."""
         if self.place is None or other.place is None or self.format != other.format:
             return False
         return same_folder(self.place, other.place)
 
 
 def named_output(writer: DataStreamWriter) -> NamedOutput | None:
-    """Where a described query will write.
+    """The output location of a described query.
 
     Returns:
-        None for Spark Connect, whose writer is described elsewhere.
+        None for Spark Connect, whose writer cannot be inspected.
     """
     described: Any = getattr(writer, "_jwrite", None)
     if described is None:
@@ -80,17 +82,17 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
 
 
 def same_folder(one: str, other: str) -> bool:
-    """Whether two spellings of a URL name one folder: Spark writes `file:/a` where a person writes `/a`."""
+    """Whether two spellings of a URL refer to the same folder: Spark writes `file:/a` where a user writes `/a`."""
     return _plain(one) == _plain(other)
 
 
 def folders_overlap(one: str, other: str) -> bool:
-    """Whether two folders are one, or one lies in the other."""
+    """Whether two folders are the same, or one contains the other."""
     return _lies_in(one, other) or _lies_in(other, one)
 
 
 def logged_batch(path: str) -> int | None:
-    """The newest batch in the log of a file sink's folder, or None where it has none.
+    """The newest batch in the log of a file sink's folder, or None if it has none.
 
     Raises:
         StorageAccessError: The folder cannot be reached.
@@ -99,11 +101,12 @@ def logged_batch(path: str) -> int | None:
 
 
 def empty_log(batch_id: int, like: Sequence[str] = ()) -> list[SinkEntry]:
-    """Entries of a log that names no file and ends at a batch.
+    """Entries of a log that lists no file and ends at a batch.
 
     Args:
         batch_id: The batch.
-        like: Names of the entries of another log that ends there; they tell its compact interval.
+        like: Names of the entries of another log that ends there, from which the compact interval
+            is derived.
     """
     if like:
         return [SinkEntry(name, _NOTHING) for name in like]
@@ -113,18 +116,20 @@ def empty_log(batch_id: int, like: Sequence[str] = ()) -> list[SinkEntry]:
 
 
 def begin_log(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine = nullcontext) -> None:
-    """Give a folder a log that ends at a batch; may be cut off anywhere and done again.
+    """Create a log in a folder that ends at a batch; can be interrupted at any point and repeated.
 
     Args:
-        path: The folder; made if it is not there.
-        batch_id: The batch the query resumes after.
+        path: The folder; created if it does not exist.
+        batch_id: The batch after which the query resumes.
         entries: The log.
-        still_mine: Asked before each file is written; raises where this process may not (any more).
+        still_mine: Entered around each change of a file; raises if this process is no longer the
+            writer.
 
     Raises:
         SinkRollbackError: The folder cannot be written.
     """
-    # Only where there is none yet, and alike whoever writes it: nothing of a successor is destroyed.
+    # Only if there is no log yet, and every writer creates the same one: nothing of a successor is
+    # destroyed.
     roll_back(path, batch_id, entries, still_mine=still_mine)
 
 
@@ -142,18 +147,18 @@ def _plain(url: str) -> str:
         return _known_by_its_inode(path)
     scheme, _, rest = url.partition("://")
     authority, _, below = rest.partition("/")
-    # As Hadoop's `Path` normalises it.
+    # Normalised like Hadoop's `Path`.
     return f"{_DRIVERS.get(scheme.lower(), scheme.lower())}://{authority}{posixpath.normpath('/' + below.lstrip('/'))}"
 
 
 def _known_by_its_inode(path: Path) -> str:
-    """A local folder, the same for each way to it: links, mounts of one disk in two places, names without case."""
+    """A local folder, independent of the path used: symbolic links, disks mounted twice, case-insensitive names."""
     path = path.resolve()
     for there in (path, *path.parents):
         try:
             stat = there.stat()
         except (FileNotFoundError, NotADirectoryError):
-            # It is not made yet: what is to be below the nearest folder that is.
+            # It does not exist yet: resolve relative to its nearest existing parent.
             continue
         except OSError:
             break

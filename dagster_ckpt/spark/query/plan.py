@@ -1,11 +1,11 @@
-"""Describing what a query keeps state for, from its logical plan.
+"""Describe the stateful part of a query from its logical plan.
 
-The description changes when the stateful part of the query does: an operator, its keys, what it computes, the columns
-computed for it, a watermark. Filters, columns that are only passed on, sources, sinks and triggers are not in it, nor
-is the body of a Python function (a code version tells that).
+The description changes when the stateful part changes: an operator, its keys, what it computes, the
+columns computed for it, a watermark. It does not include filters, columns that are only passed
+through, sources, sinks, triggers, or the body of a Python function (for that, use a code version).
 
-Spark itself compares the types of keys and values only. Names, expressions, windows and watermarks it takes as the
-code says them, so state that was kept by one column goes on as that of another.
+Spark itself compares only the types of keys and values. It takes names, expressions, windows and
+watermarks from the code, so state of one column would continue as that of another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 WATERMARK = "EventTimeWatermark"
-# What is above these needs of their input what is needed of themselves, and what they name.
+# Operators that need of their input only what is needed of their output, and what they name
+# themselves.
 _PASS_ON = {
     *("Deduplicate", "DeduplicateWithinWatermark", WATERMARK, "Filter", "GlobalLimit", "LocalLimit"),
     *("Repartition", "RepartitionByExpression", "SubqueryAlias"),
@@ -33,7 +34,7 @@ _WINDOW = re.compile(
     r" - CASE WHEN \(\(\(precisetimestampconversion\(.+?\) - (?P<start>-?\d+)L\) % (?P<slide>\d+)L\) <"
     r".*\+ (?P<size>\d+)L\)+"
 )
-# Seeds are drawn when a plan is made.
+# Seeds are generated when a plan is created.
 _SEED = re.compile(r"-?\d{5,}L?")
 
 
@@ -44,7 +45,8 @@ def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
         query: The query; its first batch has been planned.
 
     Returns:
-        The description, or None where the plan cannot be seen: over Spark Connect, or before Spark has made it.
+        The description, or None if the plan is not visible: over Spark Connect, or before Spark has
+        created it.
     """
     jvm_query: Any = getattr(query, "_jsq", None)
     if jvm_query is None:
@@ -55,10 +57,10 @@ def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
 
 
 def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
-    """Describe the plan of a query that is described and not started.
+    """Describe the plan of a query that is not started.
 
     Returns:
-        The description, or None over Spark Connect, where the plan cannot be seen.
+        The description, or None over Spark Connect, where the plan is not visible.
     """
     jvm_writer: Any = getattr(writer, "_jwrite", None)
     if jvm_writer is None:
@@ -72,19 +74,19 @@ def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
     """Describe a logical plan of the JVM.
 
     Args:
-        plan: A Catalyst `LogicalPlan`, as py4j gives it.
+        plan: A Catalyst `LogicalPlan`, as a py4j object.
         output_mode: The output mode of the query.
     """
     walk = _Walk()
     walk.visit(plan, None)
     if all(operator.kind == WATERMARK for operator in walk.operators):
-        # A watermark alone keeps nothing.
+        # A watermark alone keeps no state.
         return PlanDescription()
     return PlanDescription(tuple(walk.operators), str(output_mode) if output_mode is not None else None)
 
 
 def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
-    # Imported here: whoever only reads live directories needs no Spark.
+    # Imported here, because reading live directories does not require Spark.
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     try:
@@ -94,11 +96,11 @@ def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
 
 
 class _Walk:
-    """One walk over a plan, inputs first. Columns are followed by Spark's ids, which are of this session alone."""
+    """Traversal of a plan, inputs first. Columns are followed by Spark's ids, which are specific to this session."""
 
     def __init__(self) -> None:
         self.operators: list[PlanOperator] = []
-        # How a computed column is computed, by its id: its name, and expressions.
+        # Computed columns by id: name and expressions.
         self._computed: dict[int, tuple[str, list[Any]]] = {}
 
     def visit(self, node: Any, needed: set[int] | None) -> None:
@@ -106,7 +108,7 @@ class _Walk:
 
         Args:
             node: The node.
-            needed: Ids of the columns that are needed of it; None: all.
+            needed: Ids of the columns needed of it; None means all.
         """
         name = str(node.nodeName())
         below = _needed_below(node, name, needed)
@@ -127,7 +129,7 @@ class _Walk:
                 if column.nodeName() == "Alias":
                     self._computed[_id(column)] = (str(column.name()), [column.child()])
         elif name == "Expand":
-            # Sliding windows: each row once for each window that it is in.
+            # Sliding windows: each row once for each window that contains it.
             rows = [_items(row) for row in _items(node.projections())]
             for index, column in enumerate(_items(node.output())):
                 expressions = [row[index] for row in rows]
@@ -171,7 +173,7 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
 
 
 def _used(node: Any, name: str, below: set[int] | None) -> set[int]:
-    """Ids of the columns that an operator keeps, or computes what it keeps from."""
+    """Ids of the columns that an operator keeps, or from which it computes what it keeps."""
     if name == "Join":
         return {_id(column) for column in _items(node.output()) if below is None or _id(column) in below}
     return _references(node)
@@ -214,7 +216,7 @@ def _watermark(node: Any, _needed: set[int] | None) -> PlanOperator:
 
 
 def _join(node: Any, needed: set[int] | None) -> PlanOperator:
-    # Spark keeps the rows of both sides, without the columns that nobody uses.
+    # Spark keeps the rows of both sides, without unused columns.
     kept = [
         (f"{side}.{column.name()}", _type(column))
         for side, child in (("left", node.left()), ("right", node.right()))
@@ -227,7 +229,7 @@ def _join(node: Any, needed: set[int] | None) -> PlanOperator:
 
 
 def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
-    """State of a function's own, by key; details by the names of the node's methods."""
+    """User-defined state by key; the details name the methods of the plan node."""
 
     def describe(node: Any, _needed: set[int] | None) -> PlanOperator:
         keys = (
@@ -241,7 +243,7 @@ def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
     return describe
 
 
-# Logical operators of Spark 4.3 that keep state when their input is a stream.
+# Logical operators of Spark 4.3 that keep state if their input is a stream.
 _STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
     "Aggregate": _aggregate,
     "Deduplicate": _deduplicate,
@@ -276,13 +278,13 @@ def _setting(node: Any, detail: str) -> str:
 
 
 def _sql(expression: Any) -> str:
-    """An expression by its names: the ids that Spark gives to columns are others in every session."""
+    """An expression with names instead of column ids, which differ in every session."""
     sql = str(expression.sql())
     return sql if expression.deterministic() else _SEED.sub("?", sql)
 
 
 def _windows(texts: list[str]) -> list[str]:
-    """Windows as a person writes them; each text that is none as it is."""
+    """Windows in the user's notation; other texts unchanged."""
     return list(dict.fromkeys(_window(text) for text in texts))
 
 

@@ -1,8 +1,7 @@
-"""What a query keeps state for, as values that a person can read and that two starts can be compared by.
+"""Descriptions of the stateful part of a query: readable, and comparable between starts.
 
-Bounded in size: it is part of every snapshot. What is longer is cut, and ends with a digest of the whole, so that a
-    change
-in what was cut off is a change still.
+Their size is bounded, because every snapshot contains one. Longer text is truncated and ends with a
+digest of the whole, so a change in the truncated part is still detected.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _VERSION = 1
 _MAX_OPERATORS = 30
 _MAX_SIZE = 32_768
 
-# A name and a type, a name and a value, or a column and how it is computed.
+# A name and a type, a name and a value, or a column and its expression.
 Pair = tuple[str, str]
 
 
 class _Limits(NamedTuple):
-    """How long a text may be, and how many there may be of a kind."""
+    """Limits on the length of texts and on their number."""
 
     text: int
     items: int
@@ -39,10 +38,11 @@ class PlanOperator:
 
     Attributes:
         kind: Spark's name of the logical operator, such as `Aggregate`.
-        keys: What it keeps state by, in the order of the key, with types.
-        values: What it keeps, in the order of the value, with types.
-        settings: What else it was told, such as the delay of a watermark.
-        definitions: The computed columns that it uses, below the operator before it, and how they are computed.
+        keys: Key columns of its state, in order, with types.
+        values: Value columns of its state, in order, with types.
+        settings: Other parameters, such as the delay of a watermark.
+        definitions: The computed columns that it uses, up to the previous operator, with their
+            expressions.
     """
 
     kind: str
@@ -54,18 +54,18 @@ class PlanOperator:
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """The stateful part of a query; the same after a restart, on another machine and for another path of the input.
+    """The stateful part of a query. It does not depend on the start, the machine or the path of the input.
 
     Attributes:
-        operators: Inputs before what uses them; none for a query that keeps no state.
-        output_mode: Spark's name of it, where known.
+        operators: The operators, inputs first; empty for a query that keeps no state.
+        output_mode: Spark's name of the output mode, if known.
     """
 
     operators: tuple[PlanOperator, ...] = ()
     output_mode: str | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """The same as JSON; what would be too large is cut shorter."""
+        """The description as JSON; values that would be too large are truncated."""
         for limits in _LIMITS:
             record = self._record(limits)
             if _size(record) <= _MAX_SIZE:
@@ -91,7 +91,7 @@ class PlanDescription:
 
     @property
     def fingerprint(self) -> str:
-        """`plan-2:` and a SHA-256 of the record: two plans are the same if and only if theirs are."""
+        """`plan-2:` and a SHA-256 of the record: two plans are equal if and only if their fingerprints are."""
         text = json.dumps(self.as_record(), separators=(",", ":"), ensure_ascii=True, sort_keys=True)
         return f"plan-2:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -111,13 +111,13 @@ class _Record(BaseModel):
 
 
 def read_plan(record: object) -> PlanDescription | None:
-    """Read a description as a snapshot or the catalog has it.
+    """Parse a description from a snapshot or the catalog.
 
     Args:
-        record: What `as_record` made.
+        record: The result of `as_record`.
 
     Returns:
-        The description; None where there is none that this version can read, so that nothing can be compared.
+        The description; None if this version cannot parse it, so that no comparison is possible.
     """
     try:
         read = _Record.model_validate(record)

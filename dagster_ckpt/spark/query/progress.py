@@ -1,4 +1,4 @@
-"""What one batch did, as a frozen value."""
+"""Progress of a query: the report of one batch as a frozen value."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SourceProgress:
-    """What a batch says of one source.
+    """Progress of one source in a batch.
 
     Attributes:
-        source: What Spark calls it, such as `KafkaV2[Subscribe[orders]]`.
-        behind: Records between what was read and the source's newest; None where it does not tell both.
-        read_up_to: Kafka's offsets up to which the batch has read, as their JSON; None for other sources.
+        source: Spark's name for it, such as `KafkaV2[Subscribe[orders]]`.
+        behind: Number of records between the read offset and the source's newest; None if the
+            source does not report both.
+        read_up_to: Kafka's offsets up to which the batch has read, as their JSON; None for other
+            sources.
     """
 
     source: str
@@ -24,7 +26,7 @@ class SourceProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any]) -> SourceProgress:
-        """Read the JSON form of a source's report."""
+        """Parse the JSON form of a source's report."""
         read, newest = _offset(report.get("endOffset")), _offset(report.get("latestOffset"))
         return SourceProgress(
             source=str(report.get("description")),
@@ -40,15 +42,15 @@ class QueryProgress:
     Attributes:
         batch_id: The batch.
         run_id: Id of the query's run; a restart has another one.
-        timestamp: Begin of the trigger, ISO-8601 in UTC.
+        timestamp: Start of the trigger, ISO-8601 in UTC.
         input_rows: Rows read.
-        state_rows: Rows in all state stores after it.
-        watermark: Event-time watermark, ISO-8601, or None where the query has none.
-        sinks: What Spark calls the sinks.
-        duration_ms: How long the batch took.
-        ran: False where Spark only reports that there was nothing to do.
-        sources: The sources, with what they tell of the way that is left.
-        rows_per_second: Rows that the batch processed in a second, or None.
+        state_rows: Rows in all state stores after the batch.
+        watermark: Event-time watermark, ISO-8601, or None if the query has none.
+        sinks: Spark's names of the sinks.
+        duration_ms: Duration of the batch.
+        ran: False if Spark only reports that there was nothing to do.
+        sources: The sources, with their lag if they report it.
+        rows_per_second: Rows that the batch processed per second, or None.
     """
 
     batch_id: int
@@ -65,7 +67,7 @@ class QueryProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any]) -> QueryProgress:
-        """Read the JSON form of a report."""
+        """Parse the JSON form of a report."""
         durations = report.get("durationMs") or {}
         sink = (report.get("sink") or {}).get("description")
         return QueryProgress(
@@ -84,7 +86,7 @@ class QueryProgress:
 
 
 def _offset(offset: Any) -> Any:
-    """An offset as a value: Spark writes those that are JSON as JSON, others as text, unknown ones as null."""
+    """An offset as a value: Spark writes JSON offsets as JSON, others as text, unknown ones as null."""
     try:
         return json.loads(offset) if isinstance(offset, str) else offset
     except ValueError:
@@ -113,5 +115,5 @@ def _records_between(read: Any, newest: Any) -> int | None:
 
 
 def _speed(value: Any) -> float | None:
-    # An idle query has none, and Spark writes it as NaN or leaves it out.
+    # For an idle query, Spark writes NaN or omits the value.
     return float(value) if isinstance(value, int | float) and 0 < value < float("inf") else None

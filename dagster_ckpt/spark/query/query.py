@@ -1,7 +1,8 @@
-"""A running streaming query, as its supervisor sees it.
+"""`SupervisedQuery`: start, observe and stop a streaming query.
 
-All calls go to the JVM and belong into one thread. None of them waits for long: a signal that interrupts a
-call into the JVM leaves the bridge in disorder, so waiting is done in short pieces.
+All calls go to the JVM and must be made in one thread. None of them blocks for long: a signal that
+interrupts a JVM call leaves the bridge in an inconsistent state, so waiting is split into short
+calls.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JvmProcess:
-    """The JVM that works for this process, known well enough to tell it from a later one.
+    """The JVM of this process, identified well enough to distinguish it from a later one.
 
     Attributes:
         pid: Its process id.
-        started_at_ms: When it began.
+        started_at_ms: When it started.
     """
 
     pid: int
@@ -41,12 +42,12 @@ class JvmProcess:
 
 @dataclass(frozen=True)
 class QueryFacts:
-    """What only the running query knows of itself; None where it cannot be seen (over Spark Connect).
+    """Facts that only the running query has; None if they are not visible (over Spark Connect).
 
     Attributes:
-        mode: How Spark executes it.
-        plan: What it keeps state for.
-        spark_version: Version of the Spark that runs it, and so writes its live directory.
+        mode: Its execution mode.
+        plan: Its stateful part.
+        spark_version: Version of the Spark that runs it and writes its live directory.
     """
 
     mode: ExecutionMode | None = None
@@ -62,7 +63,7 @@ class QueryFacts:
 def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
     """Start a query in a live directory.
 
-    A name or checkpoint location that the writer has already is replaced.
+    An existing name or checkpoint location of the writer is replaced.
 
     Args:
         writer: The described query, not started.
@@ -74,15 +75,15 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
 
 
 def trace_of(error: Exception) -> str:
-    """What an error says that a call into the JVM raised: with causes and frames where PySpark has them."""
-    # PySpark keeps these from the message.
+    """Details of an error raised by a JVM call, with causes and frames if PySpark has them."""
+    # PySpark does not include these in the message.
     trace = getattr(error, "_stackTrace", None)
     return without_secrets(str(trace or error))
 
 
 def jvm_process(spark: SparkSession) -> JvmProcess | None:
-    """The JVM of a classic session; None for Spark Connect, whose server is not ours."""
-    # Imported here: whoever only reads live directories needs no Spark.
+    """The JVM of a classic session; None for Spark Connect, whose server belongs to others."""
+    # Imported here, because reading live directories does not require Spark.
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
 
     jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
@@ -109,10 +110,10 @@ class SupervisedQuery:
         return str(self._query.id)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the query; True if it has ended, by itself or by an error.
+        """Wait for the end of the query; returns True if it has ended, normally or with an error.
 
         Args:
-            timeout_s: At most so many seconds; Spark takes whole milliseconds and at least one.
+            timeout_s: Maximum time in seconds; Spark accepts whole milliseconds, at least one.
         """
         from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - see jvm_process
 
@@ -140,7 +141,7 @@ class SupervisedQuery:
         return news[::-1]
 
     def facts(self) -> QueryFacts:
-        """What the query knows of itself; without its plan until Spark has made one."""
+        """Facts about the query; without its plan until Spark has created one."""
         if self._facts is not None:
             return self._facts
         execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
@@ -149,7 +150,7 @@ class SupervisedQuery:
         planned = not str(self._query.status["message"]).startswith(STARTING)
         facts = QueryFacts(
             mode=mode_of_execution(_class_name(execution), _class_name(execution.trigger())),
-            # Asked for before that, the JVM would wait until the sources are there.
+            # Before that, the JVM call would block until the sources are initialized.
             plan=plan_of_query(self._query) if planned else None,
             spark_version=str(execution.sparkSession().version()),
         )
@@ -158,37 +159,38 @@ class SupervisedQuery:
         return facts
 
     def is_idle(self) -> bool:
-        """Whether no batch runs and none could be made of the data there is."""
+        """Whether no batch is running and the available data does not start one."""
         status = self._query.status
         starting = str(status["message"]).startswith(STARTING)
         return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
 
     def activity(self) -> QueryActivity:
-        """What the query is doing now."""
+        """The current activity of the query."""
         return activity_of(self._query)
 
     def tasks(self) -> TaskCounts | None:
-        """How far its Spark jobs are, or None where that cannot be seen."""
+        """Task counts of its Spark jobs, or None if they are not visible."""
         return tasks_of(self._query)
 
     def stack(self) -> list[str]:
-        """Where its thread is now, innermost first; empty where that cannot be seen."""
+        """Stack of its thread, innermost frame first; empty if it is not visible."""
         return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
-        """Stop the query and wait until it has stopped; one that has ended already is no error.
+        """Stop the query and wait until it has stopped; no error if it has already ended.
 
         Args:
-            within_ms: How long to wait; None leaves it to `spark.sql.streaming.stopTimeout`, by default for ever.
+            within_ms: Maximum time to wait; None uses `spark.sql.streaming.stopTimeout`, which is
+                unlimited by default.
 
         Raises:
-            QueryStopError: It is still running: Spark's stop timed out or failed.
+            QueryStopError: The query is still running: Spark's stop timed out or failed.
         """
         try:
             if within_ms is not None:
                 self._limit_stop(within_ms)
             self._query.stop()
-        except Exception as error:  # a stop that fails with the query's own error has stopped it
+        except Exception as error:  # a stop that raises the query's own error has stopped the query
             if self._may_run():
                 raise QueryStopError(
                     f"The query {self._query.name!r} does not stop: {error}. It may still write; stop the "
@@ -209,18 +211,18 @@ class SupervisedQuery:
             conf.setConfString("spark.sql.streaming.stopTimeout", str(within_ms))
 
     def exception(self) -> str | None:
-        """Why the query failed, with every cause and without secrets, or None if it has not."""
+        """Why the query failed, with all causes and without secrets; None if it has not failed."""
         error = self._query.exception()
         if error is None:
             return None
         trace = getattr(error, "_stackTrace", None) or getattr(error, "getStackTrace", lambda: None)()
         causes = [line.strip() for line in str(trace or "").splitlines() if line.startswith("Caused by:")]
-        # What follows is the whole logical plan, which Spark's own log has.
+        # The rest is the whole logical plan, which is in Spark's own log.
         text = str(error).partition("=== Streaming Query ===")[0].strip()
         return without_secrets("\n".join([text, *(cause for cause in dict.fromkeys(causes) if cause not in text)]))
 
     def trace(self) -> str | None:
-        """Why the query failed, as its JVM prints it, with causes and frames and without secrets; None where unseen."""
+        """Why the query failed, as printed by the JVM with causes and frames, without secrets; None if not visible."""
         from pyspark import SparkContext  # noqa: PLC0415 - see jvm_process
 
         query: Any = getattr(self._query, "_jsq", None)
@@ -242,7 +244,7 @@ class SupervisedQuery:
         if jvm_query is None:
             yield from (report.json for report in reversed(self._query.recentProgress))
             return
-        # One call into the JVM a report; PySpark's own conversion makes dozens.
+        # One JVM call per report; PySpark's own conversion makes dozens.
         reports = jvm_query.recentProgress()
         for index in range(len(reports) - 1, -1, -1):
             yield str(reports[index].json())

@@ -1,4 +1,4 @@
-"""Applying settings to a Spark session: those of a state backend, and those that hold while queries are started."""
+"""Apply settings to a Spark session: those of a state backend, and temporary ones while queries are started."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str, str]:
-    """Set a backend's settings on a session; queries started from then on use them.
+    """Set a backend's settings on a session; queries that start afterwards use them.
 
-    A query that resumes keeps the provider it began with: Spark pins it in the offset log.
+    A query that resumes keeps its original provider, which Spark pins in the offset log.
 
     Args:
         spark: The session, classic or Spark Connect.
@@ -34,9 +34,9 @@ def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str,
 
 @contextmanager
 def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], source: str) -> Iterator[None]:
-    """Let a session have some settings, and give it back those it had before.
+    """Set some settings on a session temporarily, and restore the previous values.
 
-    A query takes the settings its session has when it is started, and keeps them.
+    A query uses the settings that its session has when the query starts, and keeps them.
 
     Args:
         spark: The session.
@@ -44,7 +44,8 @@ def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], sourc
         source: Where they come from, in messages.
 
     Raises:
-        OptionError: A setting belongs to the application and can no longer be changed; none is changed then.
+        OptionError: A setting belongs to the application and can no longer be changed; none is
+            changed then.
     """
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
@@ -74,5 +75,6 @@ def _apply(spark: SparkSession, settings: Mapping[str, str], source: str) -> dic
 
 
 def _can_be_set(spark: SparkSession, name: str) -> bool:
-    # Spark knows the RocksDB settings only inside their provider, and calls them not modifiable.
+    # Spark knows the RocksDB settings only inside their provider, and reports them as not
+    # modifiable.
     return name.startswith("spark.sql.streaming.") or spark.conf.isModifiable(name)

@@ -1,4 +1,4 @@
-"""The sinks of a query as its progress names them, and what each does with a batch it gets twice."""
+"""Sink names in a query's progress, and how each sink handles a repeated batch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _PLACES = (
     re.compile(r"DeltaSink\[(?P<path>.+)\]"),
     re.compile(r"IcebergWrite\(table=(?P<path>[^,)]+).*\)"),
 )
-# Sinks that remember the batches they committed, Delta by query id and batch id, Iceberg by query id and epoch: no
-# test with a real table shows that they pass over a repeated one.
+# Sinks that remember committed batches (Delta by query id and batch id, Iceberg by query id and
+# epoch), but for which no test with a real table shows that they skip a repeated one.
 _UNPROVEN = (re.compile(r"DeltaSink\[.+\]"), re.compile(r"IcebergWrite\(.+\)"))
 
 
 def file_sink_path(description: str) -> str | None:
-    """Folder a file sink writes to, or None for a sink of another kind.
+    """Folder of a file sink, or None for another kind of sink.
 
     Args:
         description: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`.
@@ -26,7 +26,7 @@ def file_sink_path(description: str) -> str | None:
 
 
 def sink_place(description: str) -> str | None:
-    """Folder or table a sink writes to, or None where its name does not say.
+    """Folder or table of a sink, or None if its name does not contain it.
 
     Args:
         description: `sink.description` of the query's progress.
@@ -36,9 +36,9 @@ def sink_place(description: str) -> str | None:
 
 
 def can_replay_a_batch(description: str) -> bool:
-    """Whether a sink takes the very same batch twice without a trace, as a test with the real sink shows.
+    """Whether a sink handles the same batch twice idempotently, as a test with the real sink shows.
 
-    False also for sinks that nothing is known of, such as `foreachBatch`.
+    False also for unknown sinks, such as `foreachBatch`.
 
     Args:
         description: `sink.description` of the query's progress.
@@ -47,7 +47,7 @@ def can_replay_a_batch(description: str) -> bool:
 
 
 def is_unproven(description: str) -> bool:
-    """Whether a sink remembers batches by its documentation only.
+    """Whether a sink is idempotent only according to its documentation.
 
     Args:
         description: `sink.description` of the query's progress.

@@ -1,4 +1,4 @@
-"""How much input lies between two batches, where the offsets of the sources tell it."""
+"""Amount of input between two batches, as far as the offsets of the sources show it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset
 
 @dataclass(frozen=True)
 class SourceDistance:
-    """What is read again from one source.
+    """The input that is read again from one source.
 
     Attributes:
-        source: Its name, or its number in the query.
-        kind: "files", "Kafka records", "rows", or "unknown" where its offsets do not count anything.
-        count: How many; None for an unknown kind.
+        source: Name of the source, or its number in the query.
+        kind: "files", "Kafka records", "rows", or "unknown" if its offsets are not counts.
+        count: The number; None for an unknown kind.
     """
 
     source: str
@@ -29,18 +29,19 @@ class SourceDistance:
 
     @property
     def rows(self) -> int | None:
-        """Rows, where that is what was counted."""
+        """Number of rows, if rows were counted."""
         return self.count if self.kind in ("Kafka records", "rows") else None
 
 
 @dataclass(frozen=True)
 class Distance:
-    """What lies between two batches.
+    """The distance between two batches.
 
     Attributes:
-        sources: What is read again, by source.
+        sources: The input that is read again, by source.
         span_ms: Processing time between the planning of the two batches.
-        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 where its entry does not say.
+        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 if its entry does not
+            contain it.
     """
 
     sources: tuple[SourceDistance, ...]
@@ -49,16 +50,17 @@ class Distance:
 
 
 def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
-    """What lies between two planned batches of a live directory.
+    """The distance between two planned batches of a live directory.
 
     Args:
-        live: The live directory; its query may run.
-        earlier: The offset log's entry of the earlier batch, from a snapshot; None reads that of the directory.
+        live: The live directory; its query may be running.
+        earlier: The offset log entry of the earlier batch, from a snapshot; None reads that of the
+            directory.
         from_batch: The later batch.
         to_batch: The earlier batch.
 
     Returns:
-        None where one of the two entries is not there (any more), or cannot be read.
+        None if one of the two entries is missing or cannot be parsed.
 
     Raises:
         StorageAccessError: The directory cannot be reached.
@@ -109,7 +111,7 @@ def _files(folder: Folder, source: str, first: int, last: int) -> int:
 
 
 def _kafka_records(before: Any, after: Any) -> int | None:
-    """Records between two `KafkaSourceOffset`s: topic to partition to offset."""
+    """Number of records between two `KafkaSourceOffset`s (topic to partition to offset)."""
     total = 0
     try:
         for topic, partitions in after.items():

@@ -1,7 +1,7 @@
-"""Reading the state of every operator through Spark's own readers, as proof that it can be loaded.
+"""Read the state of every operator with Spark's own readers, to prove that it can be loaded.
 
 Sources: `state-metadata` and `statestore`
-    (https://spark.apache.org/docs/latest/streaming/structured-streaming-state-data-source.html).
+(https://spark.apache.org/docs/latest/streaming/structured-streaming-state-data-source.html).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StateRows:
-    """One state of an operator, and how many rows it has.
+    """One state of an operator, and its number of rows.
 
     Attributes:
         operator_id: Number of the operator in the plan.
-        operator: What Spark calls it.
-        state: Name of the store; of a join its side, of transformWithState the variable.
+        operator: Spark's name for it.
+        state: Name of the store; the side for a join, the variable for transformWithState.
         partitions: Number of partitions.
-        rows: Rows after the batch.
+        rows: Number of rows after the batch.
     """
 
     operator_id: int
@@ -46,20 +46,20 @@ def count_state_rows(spark: SparkSession, live: LiveDirectory, batch_id: int) ->
     """Read every state of every operator; empty for a stateless query.
 
     Args:
-        spark: A session; no query may be started with it in this directory.
+        spark: A session, in which no query runs in this directory.
         live: The directory.
-        batch_id: The committed batch after which the state is read.
+        batch_id: The committed batch after which to read the state.
 
     Raises:
         LiveDirectoryError: Spark cannot read a state.
     """
-    # Spark fails on a query that has no state at all.
+    # Spark fails for a query without state.
     if not live.folder.list(STATE):
         return []
     session = spark.newSession()
     commit = f"{COMMITS}/{batch_id}"
     if parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}").state_ids is not None:
-        # A query takes this from its commit log; the reader takes it from the session.
+        # A query reads this from its commit log, but the reader takes it from the session.
         session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", "2")
     rows = _attempt(
         lambda: spark.read.format("state-metadata").load(live.spark_location).collect(), live, "the operators"
@@ -81,9 +81,9 @@ def _count(reader: DataFrameReader, live: LiveDirectory) -> int:
 
 
 def _states(operator: Row, stores: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """What of an operator can be read, and the reader's options for each."""
+    """The readable states of an operator, with the reader's options for each."""
     if operator.operatorName.startswith(_JOIN):
-        # Its stores hold each row several times; the reader puts them together to the rows of a side.
+        # A join stores each row several times; the reader combines them to the rows of a side.
         yield from ((side, {"joinSide": side}) for side in ("left", "right"))
         return
     properties = json.loads(operator.operatorProperties or "{}")
@@ -93,7 +93,7 @@ def _states(operator: Row, stores: list[str]) -> Iterator[tuple[str, dict[str, s
         return
     for variable in variables if isinstance(variables, list) else json.loads(variables):
         name = variable["stateName"]
-        # Spark's own variables, such as its timers, are not read by name.
+        # Spark's internal variables, such as its timers, cannot be read by name.
         if not name.startswith("$"):
             yield name, {"stateVarName": name}
     if properties.get("timeMode", "NoTime") not in ("NoTime", "None"):
@@ -101,7 +101,7 @@ def _states(operator: Row, stores: list[str]) -> Iterator[tuple[str, dict[str, s
 
 
 def _attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
-    # Imported here: it takes a second, and only those who have a session come here.
+    # Imported here, because it takes a second and only callers with a session need it.
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 

@@ -1,8 +1,9 @@
-"""One batch of a described query on a copy of a live directory, without output.
+"""Trial: run one batch of a described query on a copy of a live directory, without output.
 
-Spark checks whether it can go on from a state only while it plans and runs a batch. So the copy is cut one batch before
-the newest commit: then exactly that batch is replayed, state and all, whether or not there is new data. A source is
-told of a batch's commit only when the next one is planned, so Trigger.Once leaves its data alone.
+Spark checks whether it can continue from a state only while it plans and runs a batch. The copy is
+therefore cut one batch before the newest commit: exactly that batch is replayed with its state,
+whether or not there is new data. A source learns that a batch is committed only when the next one
+is planned, so Trigger.Once leaves its data alone.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _WAIT_S = 0.25
-# Words in what Spark says where the data of the replayed batch is not there any more, which says nothing of the state.
+# Substrings of Spark's message if the data of the replayed batch no longer exists, which says
+# nothing about the state.
 _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KAFKA_DATA_LOSS", "does not exist")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a trial.
+    """Result of a trial.
 
     Attributes:
-        batch_id: The batch that was run, None where none could be.
-        error: What Spark said, None where it ran.
+        batch_id: The batch that was run, or None if none could be run.
+        error: Spark's error message, or None if the batch succeeded.
     """
 
     batch_id: int | None
@@ -42,23 +44,23 @@ class Trial:
 
     @property
     def data_is_gone(self) -> bool:
-        """Whether it failed for want of data that the sources do not have any more."""
+        """Whether it failed because the sources no longer have the data."""
         return self.error is not None and any(word in self.error for word in _DATA_GONE)
 
 
 def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_batch: bool) -> bool:
-    """Copy a live directory for a trial, of the same disk blocks where both are local.
+    """Copy a live directory for a trial, with hard links if both are local.
 
     Args:
         live: The directory, of a running or a stopped query.
-        target: Where the copy is to be; nothing may be there.
-        before_last_batch: As it was before its newest batch, so that this is replayed.
+        target: The copy, which must not exist.
+        before_last_batch: Copy its state before the newest batch, so that this batch is replayed.
 
     Returns:
-        False where Spark does not retain what that needs: nothing was copied.
+        False if Spark no longer retains the necessary files: nothing was copied.
 
     Raises:
-        LiveDirectoryError: The directory is not whole at its newest batch.
+        LiveDirectoryError: The directory is incomplete at its newest batch.
     """
     retained = retained_batches(live)
     if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):
@@ -69,7 +71,7 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
         if not before_last_batch:
             raise
         return False
-    # So that it can run in one session with the original.
+    # So that it can run in the same session as the original.
     give_query_id(target, str(uuid.uuid4()))
     return True
 
@@ -83,22 +85,24 @@ def run_trial(
     timeout_s: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Trial:
-    """Run one batch of a query in a copy of a live directory, and throw its rows away.
+    """Run one batch of a query in a copy of a live directory, and discard its rows.
 
     Args:
-        describe: Makes the described, unstarted writer; its sink and its trigger are replaced.
-        scratch: The copy; it is written to.
+        describe: Returns the described, unstarted writer; its sink and its trigger are replaced.
+        scratch: The copy, which is modified.
         name: Name of the query in Spark.
-        replays: The copy has a batch to replay; else a batch is made of the data there is, if any.
-        timeout_s: How long the batch may take.
-        interrupted: Asked while it runs; True ends it.
+        replays: The copy has a batch to replay. Otherwise a batch is planned for the available
+            data, if any.
+        timeout_s: Time limit of the batch.
+        interrupted: Polled while it runs; True ends it.
 
     Returns:
-        What Spark said; a description that fails and a batch that takes too long are errors too.
+        The result; a failing description and a timeout are reported as errors too.
     """
     before = scratch.positions().commit
     try:
-        # Format noop replaces the sink, foreachBatch too, so nothing of the stream's output is touched.
+        # Format noop replaces the sink, also for foreachBatch, so the stream's output is not
+        # touched.
         writer = describe().format("noop").queryName(name)
         writer = writer.trigger(once=True) if replays else writer.trigger(availableNow=True)
         query = SupervisedQuery(writer.option("checkpointLocation", scratch.spark_location).start())
@@ -118,7 +122,7 @@ def run_trial(
     return Trial(after if after != before else None, failure)
 
 
-# Schemas of a few hundred columns fit.
+# Large enough for schemas of a few hundred columns.
 _MAX_MESSAGE = 20_000
 _REASONS = {
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": "the state is kept by other keys than the new code groups or joins by",
@@ -134,14 +138,14 @@ _REASONS = {
 
 
 def describe_trial_error(error: str) -> str:
-    """What Spark said, as a person who has not written Spark would say it, and Spark's own message."""
+    """Spark's message, preceded by an explanation for users who do not know Spark's internals."""
     known = next((words for condition, words in _REASONS.items() if condition in error), None)
     message = _message(error)
     return f"{known} (Spark: {message})" if known is not None else f"the new code failed: {message}"
 
 
 def _message(error: str) -> str:
-    """The whole of what Spark says, with the schemas that it compares; without the places in its code."""
+    """Spark's complete message, including the schemas that it compares, without locations in its code."""
     lines = [line.strip() for line in error.splitlines()]
     said = [line for line in lines if line and not line.startswith(("at ", "... "))]
     return without_secrets("\n".join(said))[:_MAX_MESSAGE]

@@ -379,6 +379,7 @@ class SnapshotHistory:
         failures: Number of failed attempts since the newest snapshot.
         last_failure: Why the last of them failed.
         bytes_before: Full bytes of the first snapshot in the requested window.
+        slowest_ms: Longest duration among the last completed checkpoints, or None.
     """
 
     newest: SnapshotRecord | None = None
@@ -386,6 +387,7 @@ class SnapshotHistory:
     failures: int = 0
     last_failure: str | None = None
     bytes_before: int | None = None
+    slowest_ms: int | None = None
 
 
 @dataclass(frozen=True)

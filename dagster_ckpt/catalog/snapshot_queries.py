@@ -18,6 +18,11 @@ _restorable = snapshots.alias("restorable")
 _verified = snapshots.alias("verified")
 _failed = snapshots.alias("failed")
 _sized = snapshots.alias("sized")
+_timed = snapshots.alias("timed")
+
+# The last attempts up to the newest snapshot: enough to see a slow one, few enough for every look.
+_TIMED = 10
+_WAS_COMPLETED = (SnapshotStatus.COMPLETED.value, SnapshotStatus.DELETING.value, SnapshotStatus.DELETED.value)
 
 
 def _newest_restorable(wanted: Any) -> Any:
@@ -67,7 +72,8 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
     """Health indicators of each of these streams.
 
     Columns: stream_id; newest and verified, which are ids of snapshots; failures and last_failure,
-    since the newest one; and bytes_before, of the first snapshot since `since_ms`.
+    since the newest one; bytes_before, of the first snapshot since `since_ms`; and slowest_ms, the
+    longest duration among the last completed checkpoints.
     """
     newest_number = func.coalesce(_newest_restorable(_restorable.c.number), 0)
     failed_since = and_(
@@ -93,6 +99,12 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
         .order_by(_sized.c.completed_at_ms)
         .limit(1)
     )
+    slowest = select(func.max(_timed.c.duration_ms)).where(
+        _timed.c.stream_id == streams.c.stream_id,
+        _timed.c.status.in_(_WAS_COMPLETED),
+        _timed.c.number > newest_number - _TIMED,
+        _timed.c.kind == "CHECKPOINT",
+    )
     return select(
         streams.c.stream_id,
         _newest_restorable(_restorable.c.snapshot_id).label("newest"),
@@ -100,6 +112,7 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
         failures.correlate(streams).scalar_subquery().label("failures"),
         last_failure.correlate(streams).scalar_subquery().label("last_failure"),
         first_size.correlate(streams).scalar_subquery().label("bytes_before"),
+        slowest.correlate(streams).scalar_subquery().label("slowest_ms"),
     ).where(streams.c.stream_id.in_(stream_ids))
 
 

@@ -287,6 +287,7 @@ class SnapshotRecords:
                 failures=row.failures,
                 last_failure=row.last_failure,
                 bytes_before=row.bytes_before,
+                slowest_ms=row.slowest_ms,
             )
             for row in told
         }

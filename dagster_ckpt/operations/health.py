@@ -51,6 +51,7 @@ class HealthFacts:
         failures: Attempts that failed since the newest snapshot.
         last_failure: Why the last of them failed.
         bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`, or None.
+        slowest_ms: Longest duration among its last completed checkpoints, or None.
         sources: Its sources, as the last batch reported them; None if none has.
         rows_per_second: Speed of the last batch, or None.
         desired: Its desired state and the progress of its last upgrade; None if no state was set.
@@ -70,6 +71,7 @@ class HealthFacts:
     failures: int = 0
     last_failure: str | None = None
     bytes_before: int | None = None
+    slowest_ms: int | None = None
     sources: Sequence[SourceFacts] | None = None
     rows_per_second: float | None = None
     desired: DesiredRecord | None = None
@@ -158,16 +160,28 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     limit_ms = settings.max_checkpoint_age_ms
     if limit_ms is None and options.interval_ms is None:
         return finding(Verdict.PASS, "periodic checkpoints are off, and no age is set")
+    if facts.newest is None and not facts.failures and facts.inactivity is not None and facts.inactivity.is_idle:
+        return finding(Verdict.PASS, "the query is idle and has committed no batch that a snapshot could contain")
     if limit_ms is None:
         limit_ms = max(options.interval_ms or 0, options.timeout_ms) * (options.tolerable_failures + 2)
+    usual_ms = _usual_age_ms(facts, options, settings, limit_ms)
     # A stream that was just started could not take a snapshot yet.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
     age_ms = now_ms - max(taken_ms, facts.running_since_ms)
-    figures = {"checkpoint_age_ms": age_ms, "max_checkpoint_age_ms": limit_ms}
-    message = f"no snapshot for {iso_duration(age_ms)}; allowed are {iso_duration(limit_ms)}"
+    figures = {"checkpoint_age_ms": age_ms, "usual_checkpoint_age_ms": usual_ms, "max_checkpoint_age_ms": limit_ms}
+    message = f"no snapshot for {iso_duration(age_ms)}; usual are up to {iso_duration(usual_ms)}, "
+    message += f"allowed are {iso_duration(limit_ms)}"
     if age_ms > limit_ms:
         return finding(Verdict.ERROR, message, figures)
-    return finding(Verdict.WARN if age_ms * 2 > limit_ms else Verdict.PASS, message, figures)
+    return finding(Verdict.WARN if age_ms > usual_ms else Verdict.PASS, message, figures)
+
+
+def _usual_age_ms(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, limit_ms: int) -> int:
+    """The age that the newest snapshot reaches while all is well; above it the check warns."""
+    if settings.max_checkpoint_age_ms is not None or options.interval_ms is None or facts.slowest_ms is None:
+        return limit_ms // 2
+    between_ms = max(options.interval_ms, options.min_pause_ms)
+    return min(between_ms * (options.tolerable_failures + 2) + facts.slowest_ms, limit_ms)
 
 
 def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Verdict:

@@ -48,6 +48,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             failures=history.failures,
             last_failure=history.last_failure,
             bytes_before=history.bytes_before,
+            slowest_ms=history.slowest_ms,
             sources=sources_of(progress),
             rows_per_second=speed if isinstance(speed, int | float) else None,
             desired=desired.get(stream_id),

@@ -17,7 +17,8 @@ class HealthSettings:
     Attributes:
         max_checkpoint_age_ms: Recovery point objective: maximum age of the newest snapshot; half of it
             warns. None: the rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable
-            failures + 2); with periodic checkpoints off, any age.
+            failures + 2). It warns after (tolerable failures + 2) intervals plus the duration of the
+            slowest of the last checkpoints. With periodic checkpoints off, any age passes.
         failures_to_warn: Consecutive failed attempts that warn.
         failures_to_fail: Consecutive failed attempts that are an error.
         max_verification_age_ms: Maximum age of the last verification of a snapshot.

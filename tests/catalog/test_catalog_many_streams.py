@@ -107,6 +107,21 @@ def test_the_history_of_each_stream(catalog: Catalog, clock: ManualClock) -> Non
     }
 
 
+def test_the_slowest_of_the_last_checkpoints_of_each_stream(catalog: Catalog) -> None:
+    for number, duration_ms in ((1, 90), (2, 50), (11, 10), (12, 70)):
+        as_writer(catalog).complete(begin_snapshot(catalog, "orders", number), duration_ms=duration_ms)
+    as_writer(catalog).complete(begin_snapshot(catalog, "payments", 1), duration_ms=20)
+
+    told = catalog.snapshots.histories(dict.fromkeys(STREAMS, 0))
+
+    # Checkpoint 2 is not among the last ten any more.
+    assert {stream_id: history.slowest_ms for stream_id, history in told.items()} == {
+        "orders": 70,
+        "payments": 20,
+        "quiet": None,
+    }
+
+
 def test_what_checkpoints_amount_to_in_spans_of_events(catalog: Catalog) -> None:
     for number in (1, 2, 3):
         snapshot(catalog, "orders", number)

@@ -14,7 +14,8 @@ class Health(dg.Model):
     max_checkpoint_age_ms: int | None = Field(
         default=None,
         description="Recovery point objective: the newest snapshot may be so old; half of it warns. Default: "
-        "max(interval, timeout) x (tolerable failures + 2).",
+        "max(interval, timeout) x (tolerable failures + 2), and it warns after (tolerable failures + 2) intervals plus "
+        "the slowest of the last checkpoints.",
     )
     failures_to_warn: int = Field(default=1, description="Failed checkpoints in a row that warn.")
     failures_to_fail: int = Field(default=3, description="Failed checkpoints in a row that are an error.")

@@ -204,20 +204,24 @@ class ExecutionRecords:
                 connection, stream_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
             )
 
-    def gave_up(self, execution_id: str, reason: str) -> None:
+    def record_terminal_failure(self, execution_id: str, reason: str) -> None:
         """Record once, as an event, that the stream is not restarted any more after this execution.
 
         If an earlier execution already gave up, and each since was a restart whose query never
         started, no event is written.
         """
         stream_id = self.get(execution_id).stream_id
-        recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.GAVE_UP.value)
+        recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)
         with self._database.writing() as connection:
             alike = _refused_alike(connection, stream_id, execution_id)
             if connection.execute(select(events.c.sequence).where(recorded, events.c.execution_id.in_(alike))).first():
                 return
             self._database.record_event(
-                connection, stream_id, EventType.GAVE_UP, execution_id=execution_id, payload={"reason": reason}
+                connection,
+                stream_id,
+                EventType.TERMINALLY_FAILED,
+                execution_id=execution_id,
+                payload={"reason": reason},
             )
 
     def of_run(self, run_id: str) -> list[ExecutionRecord]:

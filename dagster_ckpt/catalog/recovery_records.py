@@ -11,13 +11,13 @@ from typing import Any
 class OriginKind(StrEnum):
     """What the state in a live directory was made from.
 
-    NOTHING: The query started with empty state.
+    EMPTY: The query started with empty state.
     SNAPSHOT: A checkpoint or savepoint.
     DIRECTORY: Another live directory, at one of its batches.
     FORK: Another stream.
     """
 
-    NOTHING = "NOTHING"
+    EMPTY = "EMPTY"
     SNAPSHOT = "SNAPSHOT"
     DIRECTORY = "DIRECTORY"
     FORK = "FORK"
@@ -57,7 +57,7 @@ class StateOrigin:
     @staticmethod
     def empty(directory: str | None) -> StateOrigin:
         """A query that started with empty state; `directory` is the stream's previous live directory."""
-        return StateOrigin(OriginKind.NOTHING, directory=directory)
+        return StateOrigin(OriginKind.EMPTY, directory=directory)
 
     @staticmethod
     def of_directory(directory: str, batch_id: int | None, before: StateOrigin | None) -> StateOrigin:

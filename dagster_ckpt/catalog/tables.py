@@ -21,7 +21,7 @@ from sqlalchemy.engine import Dialect
 from dagster_ckpt.config.redaction import without_secrets
 
 
-class Sentence(TypeDecorator[str]):
+class FreeText(TypeDecorator[str]):
     """Free text for people, which may contain secrets: it is redacted when it is stored."""
 
     impl = Text
@@ -89,7 +89,7 @@ executions = Table(
     Column("pid", BigInteger, nullable=False),
     Column("started_at_ms", BigInteger, nullable=False),
     Column("ended_at_ms", BigInteger),
-    Column("reason", Sentence),
+    Column("reason", FreeText),
     Column("recovery", Text),
     Column("live_directory", Text),
     Column("progress", Text),
@@ -150,7 +150,7 @@ snapshots = Table(
     Column("label", Text),
     Column("request_id", String(64)),
     Column("properties", Text, nullable=False),
-    Column("failure_reason", Sentence),
+    Column("failure_reason", FreeText),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("completed_at_ms", BigInteger),
     Column("claimed", Boolean, nullable=False, server_default=false()),
@@ -158,7 +158,7 @@ snapshots = Table(
     # savepoints.
     Column("schedule", Text),
     Column("verified_at_ms", BigInteger),
-    Column("verified_problem", Sentence),
+    Column("verified_problem", FreeText),
     Index("ix_snapshots_stream_id_status_number", "stream_id", "status", "number"),
     Index("ix_snapshots_stream_id_completed_at_ms", "stream_id", "completed_at_ms"),
     Index("ix_snapshots_stream_id_verified_at_ms", "stream_id", "verified_at_ms"),
@@ -189,7 +189,7 @@ requests = Table(
     Column("arguments", Text, nullable=False),
     Column("origin", Text, nullable=False),
     Column("snapshot_id", String(64)),
-    Column("error", Sentence),
+    Column("error", FreeText),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("resolved_at_ms", BigInteger),
     Index("ix_requests_stream_id_status", "stream_id", "status"),
@@ -214,7 +214,7 @@ recovery_failures = Table(
     Column("execution_id", String(64), nullable=False),
     Column("point", Text, nullable=False),
     Column("error", String(128), nullable=False),
-    Column("detail", Sentence, nullable=False),
+    Column("detail", FreeText, nullable=False),
     Column("is_certain", Boolean, nullable=False),
     Column("batch_id", BigInteger),
     Column("rewound_batches", BigInteger),
@@ -235,7 +235,7 @@ desired_states = Table(
     Column("request_id", String(64)),
     Column("upgrade", Text),
     Column("preflight", Text),
-    Column("alert", Sentence),
+    Column("alert", FreeText),
     Column("origin", Text, nullable=False),
     Column("changed_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
@@ -251,7 +251,7 @@ launches = Table(
     Column("boot_id", Text, nullable=False),
     Column("pid", BigInteger, nullable=False),
     Column("process_start_ticks", BigInteger),
-    Column("command", Sentence, nullable=False),
+    Column("command", FreeText, nullable=False),
     Column("log", Text, nullable=False),
     Column("launched_at_ms", BigInteger, nullable=False),
     Index("ix_launches_stream_id_launched_at_ms", "stream_id", "launched_at_ms"),

@@ -49,7 +49,7 @@ def run_stream(
     state_backend: StateBackend | None = None,
     spark: SparkSession | None = None,
     start_from: str = "latest",
-    give_up_state: bool = False,
+    discard_state: bool = False,
     no_safety_savepoint: bool = False,
     code_version: str | None = None,
 ) -> StreamExecution:
@@ -78,7 +78,7 @@ def run_stream(
         spark: The session; default: that of this process, or a new one with the master of
             `spark-submit`, else with the cores of this machine.
         start_from: Where to start if no request specifies it.
-        give_up_state: With `start_from="empty"`: confirms that all existing state may be discarded.
+        discard_state: With `start_from="empty"`: confirms that all existing state may be discarded.
         no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
         code_version: Version of the code, recorded in snapshots.
 
@@ -130,7 +130,7 @@ def run_stream(
             savepoint_url=None,
             code_version=code_version,
         )
-        otherwise = StartFrom.parse(start_from, give_up_state=give_up_state, no_safety_savepoint=no_safety_savepoint)
+        otherwise = StartFrom.parse(start_from, discard_state=discard_state, no_safety_savepoint=no_safety_savepoint)
         order = start_order(opened, stream_id, otherwise=otherwise)
         query = QueryToStart(lambda: start(session))
         to_run = StreamToRun(

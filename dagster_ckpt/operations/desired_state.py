@@ -15,8 +15,8 @@ from dagster_ckpt.operations import upgrade as upgrades
 from dagster_ckpt.operations.managed_stream import (
     Adopt,
     Decision,
+    ObservedStream,
     Run,
-    Seen,
     StepRun,
     StreamLife,
     Withdraw,
@@ -39,7 +39,7 @@ _STOP_BY = {
 }
 
 
-def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePolicy, seen: Seen) -> Decision:
+def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     """Decide the next step for one stream.
 
     Args:
@@ -85,7 +85,11 @@ def is_steady(
 
 
 def _to_stopped(
-    row: DesiredRecord, desired: DesiredState, under_way: UpgradeRecord | None, policy: UpgradePolicy, seen: Seen
+    row: DesiredRecord,
+    desired: DesiredState,
+    under_way: UpgradeRecord | None,
+    policy: UpgradePolicy,
+    seen: ObservedStream,
 ) -> Decision:
     request = seen.open_request
     if under_way is not None:
@@ -106,7 +110,7 @@ def _to_stopped(
     return stay(row, f"it is {desired.value}").with_changes(reached=True)
 
 
-def _stop(row: DesiredRecord, desired: DesiredState, policy: UpgradePolicy, seen: Seen) -> Decision:
+def _stop(row: DesiredRecord, desired: DesiredState, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     execution = seen.execution
     is_by_hand = execution is not None and execution.cause is StartCause.MANUAL and not seen.is_ours
     if is_by_hand and execution is not None and execution.started_at_ms > row.changed_at_ms:
@@ -129,7 +133,7 @@ def _stop(row: DesiredRecord, desired: DesiredState, policy: UpgradePolicy, seen
     return asked
 
 
-def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     last = row.upgrade
     if last is not None and _is_refused(last, seen):
         if seen.is_alive and not seen.runs_another_version:
@@ -148,13 +152,13 @@ def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: Seen) -> Decisi
     return _start(row, policy, seen)
 
 
-def _is_refused(upgrade: UpgradeRecord, seen: Seen) -> bool:
+def _is_refused(upgrade: UpgradeRecord, seen: ObservedStream) -> bool:
     # After a failed rollback a user must decide where the stream continues, with any code version.
     is_same = upgrade.to_version == seen.code_version or upgrade.phase is UpgradePhase.ROLLBACK_FAILED
     return upgrade.phase.refuses and is_same
 
 
-def _start(row: DesiredRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+def _start(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     execution, request = seen.execution, seen.request
     if seen.open_request is not None:
         if seen.open_request.kind is RequestKind.START:

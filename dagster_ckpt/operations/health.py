@@ -308,7 +308,7 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
         )
         if left.is_gone:
             verdict = Verdict.ERROR
-        elif left.for_ever:
+        elif left.is_unlimited:
             verdict = Verdict.PASS
         elif left.left_ms is None:
             verdict = Verdict.UNKNOWN

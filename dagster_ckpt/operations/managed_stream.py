@@ -41,7 +41,7 @@ class StepRun(Enum):
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedStream:
     """A stream as observed in the catalog and the orchestrator.
 
     Attributes:
@@ -195,7 +195,7 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
     )
 
 
-def cancel_pending(seen: Seen) -> tuple[Action, ...]:
+def cancel_pending(seen: ObservedStream) -> tuple[Action, ...]:
     """For a stream that is not running: withdraw an open request, and prevent a restart."""
     actions: list[Action] = []
     if seen.open_request is not None:

@@ -360,7 +360,7 @@ def start_arguments(start_from: StartFrom) -> dict[str, str | bool]:
         "accept_loss": start_from.accept_loss,
         "claim_mode": start_from.claim_mode.value,
         "accept_plan_change": start_from.accept_plan_change,
-        "give_up_state": start_from.give_up_state,
+        "discard_state": start_from.discard_state,
         "no_safety_savepoint": start_from.no_safety_savepoint,
     }
 

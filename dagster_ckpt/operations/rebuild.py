@@ -46,20 +46,20 @@ class RebuildReport:
         registered: Descriptions of snapshots that the catalog did not list.
         live_directory: Where the next plain start continues; None: it restores the newest snapshot, if
             there is one.
-        passed_over: What was found and not registered, each with the reason.
+        skipped: What was found and not registered, each with the reason.
     """
 
     stream_id: str
     registered: tuple[str, ...]
     live_directory: str | None
-    passed_over: tuple[str, ...]
+    skipped: tuple[str, ...]
 
     def messages(self) -> list[str]:
         """The report as log messages."""
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in self.registered),
-            *(f"passed over {what}" for what in self.passed_over),
+            *(f"passed over {what}" for what in self.skipped),
             f"the next plain start of {self.stream_id} goes on in {where}",
         ]
 
@@ -91,11 +91,11 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=stream.token_in_use(record))
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         known = {snapshot.snapshot_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
-        found, passed_over = _snapshots(stream)
+        found, skipped = _snapshots(stream)
         owner = owner_of_live_folder(stream)
         if record.live_generation == 0 and not known:
             _refuse_anothers(stream, found, owner)
-        found = _of_this_deployment(stream, found, passed_over)
+        found = _of_this_deployment(stream, found, skipped)
         missing = [snapshot for snapshot in found if snapshot.snapshot_id not in known]
         numbers = [snapshot.number or 0 for snapshot in found]
         next_number = max(numbers, default=0) + 1
@@ -106,7 +106,7 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
             is_ours = owner is None or owner == stream.catalog.deployment_id
             built = stream.live_directories() if is_ours else []
             half_made = {each.live.url: why for each in built if (why := _why_half_made(each)) is not None}
-            passed_over += [f"{url}: {why}" for url, why in half_made.items()]
+            skipped += [f"{url}: {why}" for url, why in half_made.items()]
             usable = [each for each in built if each.live.url not in half_made]
             generation = max((each.generation for each in built), default=0)
             rebuilt, batch = _stream(found, missing, next_number, usable, generation)
@@ -115,7 +115,7 @@ def rebuild(stream: StreamHandle, *, origin: str, take_over_deployment: str | No
                 stream.catalog.rebuilding.register(lease.record, rebuilt)
             live_directory = rebuilt.live_directory
     names = tuple(describe_snapshot(snapshot) for snapshot in missing)
-    return RebuildReport(stream.stream_id, names, live_directory, tuple(passed_over))
+    return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped))
 
 
 def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], folder_owner: str | None) -> None:
@@ -137,33 +137,31 @@ def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], fold
 def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
     """The stream's snapshots that are complete by their lengths, by number, and why others are omitted."""
     found: list[SnapshotRecord] = []
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for location in [*stream.store.checkpoints(), *stream.store.savepoints()]:
         try:
             manifest = stream.store.manifest(location)
             problems = stream.store.verify(location, deep=False)
         except CkptError as error:
-            passed_over.append(f"{location}: {error}")
+            skipped.append(f"{location}: {error}")
             continue
         header = manifest.header
         if header.stream_id != stream.stream_id:
             continue
         if problems:
-            passed_over.append(f"{location}: {problems[0]}")
+            skipped.append(f"{location}: {problems[0]}")
             continue
         found.append(_record(header, location, manifest.full_bytes, manifest.file_count))
-    return sorted(found, key=lambda snapshot: snapshot.number or 0), passed_over
+    return sorted(found, key=lambda snapshot: snapshot.number or 0), skipped
 
 
-def _of_this_deployment(
-    stream: StreamHandle, found: list[SnapshotRecord], passed_over: list[str]
-) -> list[SnapshotRecord]:
+def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipped: list[str]) -> list[SnapshotRecord]:
     """The snapshots of this catalog's deployment."""
     own = stream.catalog.deployment_id
     for snapshot in found:
         if snapshot.properties.get(DEPLOYMENT) != own:
             of = snapshot.properties.get(DEPLOYMENT) or "a deployment that it does not name"
-            passed_over.append(f"{snapshot.location}: it is of {of}, and this catalog is the record of {own}")
+            skipped.append(f"{snapshot.location}: it is of {of}, and this catalog is the record of {own}")
     return [snapshot for snapshot in found if snapshot.properties.get(DEPLOYMENT) == own]
 
 

@@ -19,8 +19,8 @@ from dagster_ckpt.operations.managed_stream import (
     Adopt,
     Ask,
     Decision,
+    ObservedStream,
     Run,
-    Seen,
     Settle,
     StepRun,
     StreamLife,
@@ -103,7 +103,7 @@ def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definiti
     return carry_out(catalog, row, decision)
 
 
-def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Seen:
+def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> ObservedStream:
     """A stream as observed in the catalog and the orchestrator."""
     stream_id = row.stream_id
     execution = catalog.executions.latest(stream_id)
@@ -111,7 +111,7 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
     starts = [request for request in catalog.requests.pending(stream_id) if request.kind is RequestKind.START]
     runs = orchestrator.runs_of_step(step_name(row))
     progress = (execution.progress if execution is not None else None) or {}
-    return Seen(
+    return ObservedStream(
         life=_life(catalog, execution, orchestrator),
         now_ms=catalog.now_ms(),
         code_version=definition.code_version,

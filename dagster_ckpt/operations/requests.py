@@ -75,7 +75,7 @@ def ask(
     def nobody_left() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
 
-    return await_answer(stream, request, timeout_s=timeout_s, gave_up=nobody_left)
+    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=nobody_left)
 
 
 def await_answer(
@@ -83,7 +83,7 @@ def await_answer(
     request: RequestRecord,
     *,
     timeout_s: float,
-    gave_up: Callable[[], str | None] = lambda: None,
+    abort_reason: Callable[[], str | None] = lambda: None,
 ) -> RequestRecord:
     """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it.
 
@@ -91,14 +91,14 @@ def await_answer(
         stream: The stream.
         request: The request.
         timeout_s: How long to wait.
-        gave_up: Called at each poll; if it returns a reason, the wait ends.
+        abort_reason: Called at each poll; if it returns a reason, the wait ends.
 
     Raises:
         RequestFailedError: It failed or was withdrawn, or nothing is left to answer it.
         RequestTimeoutError: No answer in time; the request was withdrawn.
     """
     try:
-        return _await_answer(stream, request, timeout_s, gave_up)
+        return _await_answer(stream, request, timeout_s, abort_reason)
     except BaseException:
         # The waiting process was asked to stop. A request that nothing waits for must not be
         # carried out later.
@@ -108,7 +108,7 @@ def await_answer(
 
 
 def _await_answer(
-    stream: StreamHandle, request: RequestRecord, timeout_s: float, gave_up: Callable[[], str | None]
+    stream: StreamHandle, request: RequestRecord, timeout_s: float, abort_reason: Callable[[], str | None]
 ) -> RequestRecord:
     deadline = time.monotonic() + timeout_s
     while True:
@@ -120,7 +120,7 @@ def _await_answer(
             raise RequestFailedError(f"{what} failed: {answer.error}")
         if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
             raise RequestFailedError(f"{what} is {answer.status.value}: somebody has taken it back. Ask again.")
-        why = gave_up()
+        why = abort_reason()
         if why is not None and stream.catalog.requests.withdraw(request.request_id):
             raise RequestFailedError(f"{what} was withdrawn: {why}")
         if time.monotonic() >= deadline and stream.catalog.requests.withdraw(request.request_id):

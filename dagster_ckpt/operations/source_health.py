@@ -59,13 +59,13 @@ class Retention:
     Attributes:
         message: The answer in words.
         is_gone: The data is no longer there.
-        for_ever: The data will always be there.
+        is_unlimited: The data will always be there.
         left_ms: How long the data remains, or None if unknown.
     """
 
     message: str
     is_gone: bool = False
-    for_ever: bool = False
+    is_unlimited: bool = False
     left_ms: int | None = None
 
 
@@ -123,7 +123,7 @@ def retention(
         file_max_age_ms: `maxFileAge` of file sources.
     """
     if source.kind is SourceKind.GENERATED:
-        return Retention("makes its rows anew", for_ever=True)
+        return Retention("makes its rows anew", is_unlimited=True)
     gone = _gone(source)
     if gone is not None:
         return Retention(gone, is_gone=True)
@@ -131,7 +131,7 @@ def retention(
         retention_ms = file_max_age_ms
     if retention_ms is None:
         if source.read_up_to is not None and source.earliest is not None:
-            return Retention("the topic still has all offsets since the restore point", for_ever=True)
+            return Retention("the topic still has all offsets since the restore point", is_unlimited=True)
         return Retention("how long it keeps its data is not known: set source_retention_ms")
     left_ms = restore_point_at_ms + retention_ms - now_ms
     if left_ms <= 0:

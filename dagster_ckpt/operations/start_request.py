@@ -125,6 +125,6 @@ def _start_from(arguments: Mapping[str, Any]) -> StartFrom:
         accept_loss=bool(arguments.get("accept_loss", False)),
         claim_mode=RecoveryClaimMode(arguments.get("claim_mode", RecoveryClaimMode.NO_CLAIM.value)),
         accept_plan_change=bool(arguments.get("accept_plan_change", False)),
-        give_up_state=bool(arguments.get("give_up_state", False)),
+        discard_state=bool(arguments.get("discard_state", False)),
         no_safety_savepoint=bool(arguments.get("no_safety_savepoint", False)),
     )

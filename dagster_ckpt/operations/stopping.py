@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.config.durations import iso_duration
-from dagster_ckpt.operations.managed_stream import STOPPING, Decision, Seen, ask, stay
+from dagster_ckpt.operations.managed_stream import STOPPING, Decision, ObservedStream, ask, stay
 from dagster_ckpt.stream.liveness import SILENCE_MS
 
 # Prefix of the alert for a failed stop; the alert is cleared once the stream is no longer running.
@@ -14,7 +14,7 @@ NOT_STOPPED = "it was not stopped: "
 
 def ask_to_stop(
     row: DesiredRecord,
-    seen: Seen,
+    seen: ObservedStream,
     first: RequestKind,
     *,
     again: RequestKind,
@@ -49,7 +49,7 @@ def ask_to_stop(
     return ask(row, f"{reason}: {why}", f"{step} {execution.execution_id}", again)
 
 
-def overdue(seen: Seen, timeout_ms: int | None) -> str | None:
+def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
     """Alert for a stream that has not answered the last request to stop in time, or has not ended.
 
     Args:

@@ -22,8 +22,8 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestSt
 from dagster_ckpt.operations.managed_stream import (
     STOPPING,
     Decision,
+    ObservedStream,
     Run,
-    Seen,
     StepRun,
     StreamLife,
     Withdraw,
@@ -41,7 +41,7 @@ PREFLIGHT_RUNS = 3
 RETRY_MS = 60_000
 
 
-def start(policy: UpgradePolicy, seen: Seen) -> Decision:
+def start(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     """Begin an upgrade to the loaded code version."""
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
@@ -51,7 +51,7 @@ def start(policy: UpgradePolicy, seen: Seen) -> Decision:
     return Decision(reason, upgrade, None, None, begins=True, holds_restart=True)
 
 
-def advance(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+def advance(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     """The next step of an upgrade in progress."""
     if upgrade.phase is UpgradePhase.PREFLIGHT:
         return _preflight(row, upgrade, policy, seen)
@@ -66,7 +66,7 @@ def advance(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, s
     return _restoring(row, upgrade, seen)
 
 
-def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     if seen.code_version != upgrade.to_version:
         if seen.runs_another_version:
             return start(policy, seen)
@@ -86,7 +86,7 @@ def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
     )
 
 
-def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     if not seen.is_alive:
         snapshot_id = seen.request.snapshot_id if seen.request is not None else None
         if snapshot_id is None and seen.newest_snapshot is not None:
@@ -125,7 +125,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
     return asked.with_changes(holds_restart=True)
 
 
-def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: Seen) -> tuple[RequestKind, str]:
+def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: ObservedStream) -> tuple[RequestKind, str]:
     if mode is UpgradeMode.SAVEPOINT:
         return RequestKind.STOP_WITH_SAVEPOINT, "stop with a savepoint"
     if mode is UpgradeMode.STATELESS or oldest_ms is None:
@@ -137,7 +137,7 @@ def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: Seen) -> tuple[
     return RequestKind.STOP_WITH_SAVEPOINT, "stop with a savepoint: the newest snapshot is too old"
 
 
-def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decision:
+def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream) -> Decision:
     execution = seen.execution
     if execution is not None and execution.execution_id != upgrade.old_execution_id:
         return move(
@@ -155,13 +155,13 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decisio
         return stay(row, f"the start failed, it is asked for again: {request.error}").with_changes(holds_restart=True)
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
     # The policy, which a user chose, is the confirmation.
-    where = {"start_from": start_from, **({"give_up_state": True} if start_from == "empty" else {})}
+    where = {"start_from": start_from, **({"discard_state": True} if start_from == "empty" else {})}
     asked = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
     alert = f"the new code could not be started: {request.error}" if request is not None else row.alert
     return asked.with_changes(upgrade=replace(upgrade, starts=upgrade.starts + 1), alert=alert, holds_restart=True)
 
 
-def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     if seen.is_healthy:
         return move(row, upgrade, UpgradePhase.STABLE, "the new code has committed a batch or completed a checkpoint")
     if seen.runs_another_version:
@@ -182,7 +182,7 @@ def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
     return stay(row, "waits for the first batch or checkpoint")
 
 
-def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: Seen) -> Decision:
+def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     if seen.is_alive:
         began_ms = upgrade.started_at_ms or upgrade.began_at_ms
         stop = RequestKind.SUSPEND
@@ -203,13 +203,13 @@ def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
     return move(row, upgrade, UpgradePhase.RESTORING, upgrade.reason).with_changes(*cancel_pending(seen))
 
 
-def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: Seen) -> Decision:
+def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream) -> Decision:
     if seen.is_alive:
         return move(row, upgrade, UpgradePhase.STABLE, "somebody has started it by hand")
     return stay(row, "goes back to the snapshot from before").with_changes(Run(StepRun.ROLL_BACK), holds_restart=True)
 
 
-def is_stop_of(seen: Seen) -> bool:
+def is_stop_of(seen: ObservedStream) -> bool:
     """Whether a request made here ended the newest execution."""
     request, execution = seen.request, seen.execution
     return (

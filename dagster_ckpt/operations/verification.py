@@ -34,7 +34,7 @@ ALL = "all"
 _READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
-_NOT_OF_AN_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
+_NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def layout_problems(store: SnapshotStore, location: str) -> list[str]:
     found = [
         f"{location}: {item.path}: {item.explanation.replace(f'file://{root}/', '')}"
         for item in diagnosis.findings
-        if item.severity is Severity.ERROR and item.code not in _NOT_OF_AN_SNAPSHOT
+        if item.severity is Severity.ERROR and item.code not in _NOT_OF_A_SNAPSHOT
     ]
     if not found and diagnosis.batch_id != manifest.header.batch_id:
         found.append(

@@ -65,7 +65,7 @@ class RestartAt:
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class NoRestart:
     """Decision not to restart: the stream stays failed until a user starts it.
 
     Attributes:
@@ -87,7 +87,7 @@ class DecidingRestartStrategy(RestartStrategyConfiguration):
     """A strategy that can decide: every one except the fallback."""
 
     @abstractmethod
-    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Decide what to do after the last failure.
 
         Args:
@@ -123,10 +123,10 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
         """Return Flink's sentence."""
         return "Restart deactivated."
 
-    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Never restart."""
         del failures, now_ms, random  # no input changes the decision
-        return GiveUp("No restart strategy is set, so the first failure ends the stream.")
+        return NoRestart("No restart strategy is set, so the first failure ends the stream.")
 
 
 @dataclass(frozen=True, init=False)
@@ -169,12 +169,12 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         ATTEMPTS.checked(self.restart_attempts)
         DELAY.checked(self.delay_ms)
 
-    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Restart until the attempts are used up."""
         del random  # a fixed delay has no jitter
         self.validate()
         if failures.count > self.restart_attempts:
-            return GiveUp(f"All {self.restart_attempts} restart attempts are used up.")
+            return NoRestart(f"All {self.restart_attempts} restart attempts are used up.")
         reason = f"Restart attempt {failures.count} of {self.restart_attempts}."
         return failures.restart_after(self.delay_ms, now_ms, reason)
 
@@ -233,7 +233,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
         FAILURE_INTERVAL.checked(self.failure_interval_ms)
         DELAY_INTERVAL.checked(self.delay_ms)
 
-    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Restart unless the interval before the last failure contains too many failures.
 
         As in Flink, a failure exactly one interval ago still counts.
@@ -244,7 +244,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
         recent = sum(at_ms >= window_start_ms for at_ms in failures.failed_at_ms)
         within = f"within {iso_duration(self.failure_interval_ms)}, {self.failure_rate} allowed."
         if recent > self.failure_rate:
-            return GiveUp(f"{recent} failures {within}")
+            return NoRestart(f"{recent} failures {within}")
         return failures.restart_after(self.delay_ms, now_ms, f"{recent} failures {within}")
 
 
@@ -348,11 +348,11 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         """Return the largest random part of a delay."""
         return self.jitter_factor
 
-    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | GiveUp:
+    def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Restart after the next delay, until the attempts are used up."""
         attempt = self._attempts_since_reset(failures)
         if attempt > self.attempts_before_reset_backoff:
-            return GiveUp(
+            return NoRestart(
                 f"All {self.attempts_before_reset_backoff} restart attempts are used up without "
                 f"{iso_duration(self.reset_backoff_threshold_ms)} of healthy running between them."
             )

@@ -57,7 +57,7 @@ class RewindDistance:
         return f"{batches}, {rows}, {span}"
 
 
-def distance_passed_over(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
+def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
     """How far `chosen` is behind the newest snapshot, or None if it is the newest.
 
     Args:
@@ -301,7 +301,7 @@ def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], po
         "program "
         "on a terminal), which tries all of them once more; or name another snapshot or its location with start_from; "
         "or "
-        "give the state up with start_from=empty and give_up_state."
+        "give the state up with start_from=empty and discard_state."
     )
 
 
@@ -309,7 +309,7 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
     stream, live = facts.stream, facts.live
     if live is None or stream.live_directory is None:
         return RecoveryPlan(RecoveryKind.START_EMPTY, f"{why} and there is no snapshot: start empty")
-    began_empty = stream.origin is not None and stream.origin.kind is OriginKind.NOTHING and facts.last_batch is None
+    began_empty = stream.origin is not None and stream.origin.kind is OriginKind.EMPTY and facts.last_batch is None
     if began_empty and live.status is LiveStatus.EMPTY:
         may_resume = facts.predecessor_ended and live.fenced_at is None
         kind = RecoveryKind.RESUME if may_resume else RecoveryKind.START_EMPTY
@@ -325,14 +325,14 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
         f"Stream {stream.stream_id!r} cannot be recovered by itself: {why} ({stream.live_directory}), and the "
         "catalog has no restorable snapshot of it. Put the live directory back, name a snapshot with start_from "
         "(a location works also for one the catalog does not know), or give the state up with start_from=empty and "
-        "give_up_state."
+        "discard_state."
     )
 
 
 def _passed_over(facts: RecoveryFacts, chosen: SnapshotRecord) -> str:
     if not facts.prefer_checkpoint or chosen not in facts.snapshots:
         return ""
-    distance = distance_passed_over(facts.snapshots, chosen)
+    distance = skipped_distance(facts.snapshots, chosen)
     if distance is None:
         return ""
     return (

@@ -321,7 +321,7 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
     if judgement.verdict is Verdict.BEGIN:
         return SinkForecast(
             sink,
-            SinkEffect.BEGINS,
+            SinkEffect.STARTS,
             f"The query has not written there before: it holds what comes after batch {aim.batch_id}.",
         )
     if judgement.verdict is Verdict.REFUSE:

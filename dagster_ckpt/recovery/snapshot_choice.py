@@ -11,7 +11,7 @@ from dagster_ckpt.stream.snapshot_names import describe_snapshot
 
 
 @dataclass(frozen=True)
-class PassedOver:
+class SkippedSnapshot:
     """A snapshot that was not chosen.
 
     Attributes:
@@ -30,18 +30,18 @@ class SnapshotChoice:
     Attributes:
         snapshot: The newest one that can be restored, or None.
         replayed_batches: Committed batches that would be processed again; None if unknown.
-        passed_over: Newer ones that cannot be restored.
+        skipped: Newer ones that cannot be restored.
     """
 
     snapshot: SnapshotRecord | None
     replayed_batches: int | None
-    passed_over: tuple[PassedOver, ...]
+    skipped: tuple[SkippedSnapshot, ...]
 
     @property
     def message(self) -> str:
         """The choice as one sentence."""
         if self.snapshot is None:
-            tried = f" ({len(self.passed_over)} were tried)" if self.passed_over else ""
+            tried = f" ({len(self.skipped)} were tried)" if self.skipped else ""
             return f"There is no snapshot of this stream that can be restored{tried}."
         replay = "" if self.replayed_batches is None else f"; {self.replayed_batches} batches would be processed again"
         return f"Use {describe_snapshot(self.snapshot)} (start_from={self.snapshot.snapshot_id}){replay}."
@@ -54,7 +54,7 @@ class SnapshotChoice:
             "batch_id": self.snapshot.batch_id if self.snapshot else None,
             "replayed_batches": self.replayed_batches,
             "message": self.message,
-            "passed_over": [{"snapshot_id": item.snapshot.snapshot_id, "why": item.why} for item in self.passed_over],
+            "skipped": [{"snapshot_id": item.snapshot.snapshot_id, "why": item.why} for item in self.skipped],
         }
 
 
@@ -73,18 +73,18 @@ def choose_snapshot(
         problems: Returns what is wrong with a snapshot; called from the newest on, until one has no
             problems.
     """
-    passed_over: list[PassedOver] = []
+    skipped: list[SkippedSnapshot] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):
         if newest_batch is not None and snapshot.batch_id is not None and snapshot.batch_id > newest_batch:
-            passed_over.append(PassedOver(snapshot, f"it is of a later batch than {newest_batch}, the newest known"))
+            skipped.append(SkippedSnapshot(snapshot, f"it is of a later batch than {newest_batch}, the newest known"))
             continue
         found = problems(snapshot)
         if found:
-            passed_over.append(PassedOver(snapshot, found[0]))
+            skipped.append(SkippedSnapshot(snapshot, found[0]))
             continue
         replayed = None if newest_batch is None or snapshot.batch_id is None else newest_batch - snapshot.batch_id
-        return SnapshotChoice(snapshot, replayed, tuple(passed_over))
-    return SnapshotChoice(None, None, tuple(passed_over))
+        return SnapshotChoice(snapshot, replayed, tuple(skipped))
+    return SnapshotChoice(None, None, tuple(skipped))
 
 
 def _age(snapshot: SnapshotRecord) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
         f"{_all_that_is_there(facts)}\n"
         "Name the right catalog, bring it back from a backup, or register what is there by rebuild_catalog_job "
         "(operations.rebuild). A second environment needs folders of its own. A start from one of the snapshots by its "
-        "location needs the live directories moved away. start_from=empty with give_up_state gives up what is there."
+        "location needs the live directories moved away. start_from=empty with discard_state gives up what is there."
     )
 
 
@@ -42,7 +42,7 @@ def refuse_unconfirmed(facts: RecoveryFacts) -> None:
     Raises:
         StateAtRiskError: It would.
     """
-    if facts.start_from.give_up_state:
+    if facts.start_from.discard_state:
         return
     given_up = []
     batch = facts.live_batch
@@ -52,7 +52,7 @@ def refuse_unconfirmed(facts: RecoveryFacts) -> None:
         given_up.append(f"the live directory {facts.stream.live_directory}{known}")
     given_up += [describe_snapshot(snapshot) for snapshot in facts.snapshots]
     origin = facts.stream.origin
-    if not given_up and origin is not None and origin.kind is not OriginKind.NOTHING:
+    if not given_up and origin is not None and origin.kind is not OriginKind.EMPTY:
         given_up.append(f"the state that {facts.stream.live_directory} was made from: {origin.location or origin.kind}")
     is_unknown = bool(facts.unknown.directories or facts.unknown.snapshots)
     if not given_up and not is_unknown:
@@ -62,7 +62,7 @@ def refuse_unconfirmed(facts: RecoveryFacts) -> None:
         "and file "
         f"sinks are rolled back to before their first batch. Its next recoveries would not go back to:\n"
         f"{_listed(given_up) if given_up else _all_that_is_there(facts)}\n"
-        "To do so, confirm with give_up_state=true. To go on instead, start from latest or from one of these."
+        "To do so, confirm with discard_state=true. To go on instead, start from latest or from one of these."
     )
 
 

@@ -84,7 +84,7 @@ class StreamRun:
         cause = self._request.cause
         while True:
             end = self._settlement.query_ended(execution_id, self._execute(execution_id, start_from, cause))
-            if end.kind is EndKind.STOOD_STILL:
+            if end.kind is EndKind.STALLED:
                 # The query waits for something in this process or its JVM. A restart in place would wait for it too.
                 raise QueryStalledError(
                     f"Stream {self._stream.stream_id!r}: {end.reason}. It was stopped; its restart strategy says "

@@ -68,13 +68,13 @@ class Outcome:
     Attributes:
         end: The end of the last query.
         execution_id: The last execution.
-        gave_up: Why the restart strategy does not restart the failed query, in the strategy's words.
+        terminal_failure: Why the restart strategy does not restart the failed query, in the strategy's words.
         savepoint: The savepoint that the stream was stopped with, if any.
     """
 
     end: QueryEnd
     execution_id: str
-    gave_up: str | None = None
+    terminal_failure: str | None = None
 
     @property
     def savepoint(self) -> SnapshotRecord | None:

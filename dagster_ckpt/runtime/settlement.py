@@ -34,7 +34,7 @@ _STATUS = {
     EndKind.SUSPENDED: ExecutionStatus.SUSPENDED,
     EndKind.FAILED: ExecutionStatus.FAILED,
     EndKind.SAVEPOINT_FAILED: ExecutionStatus.SUSPENDED,
-    EndKind.STOOD_STILL: ExecutionStatus.FAILED,
+    EndKind.STALLED: ExecutionStatus.FAILED,
 }
 
 
@@ -111,7 +111,7 @@ class Settlement:
         self.answer_start_request(RequestStatus.FAILED, reason)
         if is_refused and (cause is not StartCause.MANUAL or isinstance(error, RecoveryExhaustedError)):
             # No user waits for this start, and no other start follows.
-            self._executions.gave_up(execution_id, reason)
+            self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
         """Record that an execution failed.

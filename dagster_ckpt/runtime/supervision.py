@@ -49,7 +49,7 @@ POLL_S = 0.25
 HEARTBEAT_MS = 2_000
 REQUEST_POLL_MS = 500
 # Longer than the usual time between two signs of activity.
-TELL_AFTER_MS = 60_000
+REPORT_AFTER_MS = 60_000
 # A stalled query may not react to an interrupt either.
 STOP_STALLED_MS = 60_000
 
@@ -65,7 +65,7 @@ class EndKind(Enum):
     FAILED: The query failed, or too many checkpoints did.
     LEASE_LOST: Another execution is the writer.
     SAVEPOINT_FAILED: It was stopped for a savepoint that then failed. It is restarted.
-    STOOD_STILL: It stalled for longer than the stream allows.
+    STALLED: It stalled for longer than the stream allows.
     """
 
     FINISHED = "FINISHED"
@@ -76,7 +76,7 @@ class EndKind(Enum):
     FAILED = "FAILED"
     LEASE_LOST = "LEASE_LOST"
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
-    STOOD_STILL = "STOOD_STILL"
+    STALLED = "STALLED"
 
 
 ENDS_BY_REQUEST = {
@@ -195,7 +195,7 @@ class Supervisor:
                 else QueryEnd(EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended")
             )
         elif self._stall_timeout_ms is not None and self._still.is_over(self._stall_timeout_ms):
-            self._end = QueryEnd(EndKind.STOOD_STILL, _describe_stall(self._still))
+            self._end = QueryEnd(EndKind.STALLED, _describe_stall(self._still))
         else:
             self._coordinate()
 
@@ -283,7 +283,7 @@ class Supervisor:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
         before, self._still = self._still, self._inactivity()
-        if self._still.is_over(TELL_AFTER_MS) and not before.is_over(TELL_AFTER_MS):
+        if self._still.is_over(REPORT_AFTER_MS) and not before.is_over(REPORT_AFTER_MS):
             stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
             self._report(f"{_describe_stall(self._still)}. Its thread is{stack or ' not to be seen'}")
         # A temporarily unavailable catalog must not end the query. The lease decides whether this process is still the
@@ -347,7 +347,7 @@ class Supervisor:
     def _close(self) -> None:
         try:
             if not self._is_stopped:
-                stands = self._end is not None and self._end.kind is EndKind.STOOD_STILL
+                stands = self._end is not None and self._end.kind is EndKind.STALLED
                 self._query.stop(within_ms=STOP_STALLED_MS if stands else None)
         finally:
             # Even if the JVM has died and the query cannot be stopped.

@@ -22,7 +22,7 @@ class SinkEffect(StrEnum):
     UNKNOWN: The effect depends on facts that are not visible here.
     UNREACHABLE: The sink has to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there: the sink is not changed.
-    BEGINS: The query has not written there before: the sink contains only rows from now on.
+    STARTS: The query has not written there before: the sink contains only rows from now on.
     REFUSED: The sink belongs to another query, or is at another batch than the query: the start is
         refused.
     """
@@ -35,7 +35,7 @@ class SinkEffect(StrEnum):
     UNKNOWN = "UNKNOWN"
     UNREACHABLE = "UNREACHABLE"
     UNTOUCHED = "UNTOUCHED"
-    BEGINS = "BEGINS"
+    STARTS = "STARTS"
     REFUSED = "REFUSED"
 
 

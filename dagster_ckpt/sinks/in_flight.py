@@ -37,7 +37,7 @@ class InFlight(StrEnum):
     """What happens to the batch after the committed one.
 
     RUN: The sink does not have it: Spark runs it.
-    PASSED_OVER: The sink has it, and its state is available or the query keeps none: Spark skips
+    SKIPPED: The sink has it, and its state is available or the query keeps none: Spark skips
         it.
     ROLL_BACK: The sink has it and its state is missing: the sink's log is rolled back first, and
         Spark runs it again.
@@ -47,7 +47,7 @@ class InFlight(StrEnum):
     """
 
     RUN = "RUN"
-    PASSED_OVER = "PASSED_OVER"
+    SKIPPED = "SKIPPED"
     ROLL_BACK = "ROLL_BACK"
     REFUSE = "REFUSE"
     FOREIGN = "FOREIGN"
@@ -80,7 +80,7 @@ def decide_in_flight(facts: InFlightFacts) -> InFlight:
         return InFlight.RUN
     has_its_state = not facts.stateful or (facts.state_is_there and not facts.unique_ids)
     if facts.planned and has_its_state:
-        return InFlight.PASSED_OVER
+        return InFlight.SKIPPED
     return InFlight.ROLL_BACK if facts.can_go_back else InFlight.REFUSE
 
 
@@ -266,13 +266,13 @@ def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
 
 def _asks_the_table(at: Unfinished) -> bool:
     """Whether the table's log matters: if the state is available, an unreadable table does not prevent a start."""
-    passed = decide_in_flight(at.facts(in_sink=True, can_go_back=False)) is InFlight.PASSED_OVER
+    passed = decide_in_flight(at.facts(in_sink=True, can_go_back=False)) is InFlight.SKIPPED
     return at.planned and not passed
 
 
 def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
     has = f"It has batch {batch_id + 1} already, which is not committed"
-    if what is InFlight.PASSED_OVER:
+    if what is InFlight.SKIPPED:
         return SinkForecast(sink, SinkEffect.SKIP, f"{has}: exactly that comes again and is passed over.")
     if what is InFlight.ROLL_BACK:
         return SinkForecast(

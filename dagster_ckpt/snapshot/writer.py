@@ -28,7 +28,7 @@ METADATA_NAME = "_metadata"
 # Called with the files to read; returns them in the form to read.
 Pin = Callable[[list[Source]], Sequence[Source]]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
-PACKS_OF_AN_SNAPSHOT = 64
+PACKS_PER_SNAPSHOT = 64
 # Inlined bytes are written again with every snapshot: beyond this size an object that snapshots
 # share is cheaper.
 INLINE_LIMIT_BYTES = 256 * 1024
@@ -47,7 +47,7 @@ class WriteOptions:
         pack_target_bytes: Size from which a data object takes no further file. A file is never
             split.
         pack_least_bytes: The same for small snapshots, because object stores write small objects
-            faster; up to `PACKS_OF_AN_SNAPSHOT` data objects of this size are created before they
+            faster; up to `PACKS_PER_SNAPSHOT` data objects of this size are created before they
             become larger.
         object_prefix: Prefix of data object names, relative to the snapshot's directory.
     """
@@ -343,7 +343,7 @@ class _Writer:
             groups[before // share].append(file)
             before += file.size
         least, most = self._options.pack_least_bytes, self._options.pack_target_bytes
-        target = min(max(total // PACKS_OF_AN_SNAPSHOT, least), most)
+        target = min(max(total // PACKS_PER_SNAPSHOT, least), most)
         name = f"{self._options.object_prefix}{self._write_id}"
         return [
             PackTask(f"{name}-{index}" if shares > 1 else name, group, target)

@@ -87,7 +87,7 @@ class StartFrom:
         accept_loss: Start even if a sink would lose rows.
         claim_mode: Who owns the snapshot that the stream starts from.
         accept_plan_change: Start even if the code needs different state from what is stored.
-        give_up_state: Confirms that an empty start may discard all existing state.
+        discard_state: Confirms that an empty start may discard all existing state.
         no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
     """
 
@@ -97,7 +97,7 @@ class StartFrom:
     accept_loss: bool = False
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     accept_plan_change: bool = False
-    give_up_state: bool = False
+    discard_state: bool = False
     no_safety_savepoint: bool = False
 
     @staticmethod
@@ -108,7 +108,7 @@ class StartFrom:
         accept_loss: bool = False,
         claim_mode: RecoveryClaimMode | str = RecoveryClaimMode.NO_CLAIM,
         accept_plan_change: bool = False,
-        give_up_state: bool = False,
+        discard_state: bool = False,
         no_safety_savepoint: bool = False,
     ) -> StartFrom:
         """Parse a starting point from a run configuration or a command line.
@@ -122,12 +122,12 @@ class StartFrom:
             accept_loss: Start even if a sink would lose rows.
             claim_mode: Who owns the snapshot that the stream starts from.
             accept_plan_change: Start even if the code needs different state from what is stored.
-            give_up_state: Confirms that an empty start may discard all existing state.
+            discard_state: Confirms that an empty start may discard all existing state.
             no_safety_savepoint: Do not take a savepoint of the current state before a rewind.
 
         Raises:
             OptionError: The text is empty, new_query_id is combined with latest or empty, a snapshot is
-                claimed by a start that names none, the claim mode is not supported, or give_up_state is
+                claimed by a start that names none, the claim mode is not supported, or discard_state is
                 set for a start that is not empty.
         """
         word = text.strip()
@@ -149,13 +149,13 @@ class StartFrom:
                 f"claim_mode CLAIM is for a start from a snapshot, but start_from is {word!r}, which names none. "
                 "Name the snapshot that the stream is to own, or leave claim_mode out."
             )
-        if give_up_state and point is not StartPoint.EMPTY:
+        if discard_state and point is not StartPoint.EMPTY:
             raise OptionError(
-                f"give_up_state confirms an empty start, but start_from is {word!r}, which keeps state. Leave it out, "
+                f"discard_state confirms an empty start, but start_from is {word!r}, which keeps state. Leave it out, "
                 "or start from empty."
             )
         return StartFrom(
-            point, reference, new_query_id, accept_loss, claim, accept_plan_change, give_up_state, no_safety_savepoint
+            point, reference, new_query_id, accept_loss, claim, accept_plan_change, discard_state, no_safety_savepoint
         )
 
     @property

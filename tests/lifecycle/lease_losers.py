@@ -191,7 +191,7 @@ CASES = {
     "RESTORE": Case(start("sp")),
     "RESTORE as a query of its own": Case(start("sp", new_query_id=True), beside_disk=False, every=3),
     "REWIND": Case(start("batch-3")),
-    "START_EMPTY": Case(start("empty", give_up_state=True), beside_disk=False),
+    "START_EMPTY": Case(start("empty", discard_state=True), beside_disk=False),
     "FINISH_RESTORE": Case(start("latest"), with_unfinished_restore),
     "checkpoint, subsume, clean up": Case(checkpoint, with_checkpoint, {"num_retained": 1}, beside_disk=False),
     "retention": Case(

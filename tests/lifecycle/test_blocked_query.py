@@ -99,7 +99,7 @@ def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSess
 def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the_stream_allows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_ckpt.runtime.supervision.TELL_AFTER_MS", LOOK_AT_TASKS_AFTER_MS)
+    monkeypatch.setattr("dagster_ckpt.runtime.supervision.REPORT_AFTER_MS", LOOK_AT_TASKS_AFTER_MS)
     stream = replace(
         make_stream(tmp_path),
         stall_timeout_ms=LOOK_AT_TASKS_AFTER_MS,

@@ -23,7 +23,7 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.desired_state import decide
-from dagster_ckpt.operations.managed_stream import Action, Adopt, Ask, Run, Seen, Settle, StreamLife, Withdraw
+from dagster_ckpt.operations.managed_stream import Action, Adopt, Ask, ObservedStream, Run, Settle, StreamLife, Withdraw
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "desired_state.yaml").read_text())
@@ -96,7 +96,7 @@ def _policy(given: dict[str, Any]) -> UpgradePolicy:
     return UpgradePolicy(**{"preflight": False, **given, "mode": UpgradeMode(given.get("mode", "SAVEPOINT"))})
 
 
-def _seen(given: dict[str, Any]) -> Seen:
+def _seen(given: dict[str, Any]) -> ObservedStream:
     life = StreamLife(given["life"])
     has_execution = life is not StreamLife.NEVER_STARTED
     snapshot = given.get("snapshot", {"number": 9000})
@@ -106,7 +106,7 @@ def _seen(given: dict[str, Any]) -> Seen:
         "has_state": has_execution,
         **{name: value for name, value in given.items() if name not in ("life", "execution", "request", "snapshot")},
     }
-    return Seen(
+    return ObservedStream(
         life=life,
         execution=_execution(given.get("execution", {})) if has_execution else None,
         request=_request(given["request"]) if "request" in given else None,

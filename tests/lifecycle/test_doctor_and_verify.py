@@ -324,7 +324,7 @@ def test_the_doctor_names_the_newest_snapshot_that_can_be_restored_and_its_price
     assert examination.choice.snapshot is not None
     assert examination.choice.snapshot.snapshot_id == ward.newest.snapshot_id
     assert examination.choice.replayed_batches == 4
-    assert [item.snapshot.snapshot_id for item in examination.choice.passed_over] == [damaged.snapshot_id]
+    assert [item.snapshot.snapshot_id for item in examination.choice.skipped] == [damaged.snapshot_id]
     assert examination.messages[:2] == [
         "Spark cannot go on in the live directory as it is.",
         "No committed batch in it is whole.",

@@ -12,7 +12,7 @@ import yaml
 
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.jobs.schedules import build_savepoint_schedule
-from dagster_ckpt.policies.restart import FailureHistory, GiveUp, RestartAt
+from dagster_ckpt.policies.restart import FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.savepoint_history import SavepointHistory, ScheduledSavepoint, leaving_history
 
@@ -38,7 +38,7 @@ def test_a_restart_strategy_answers(case: dict[str, Any]) -> None:
     decision = strategy.decide(FailureHistory(tuple(failed_at)), failed_at[-1], Random(0))
 
     if case["restarts_at"] is None:
-        assert isinstance(decision, GiveUp)
+        assert isinstance(decision, NoRestart)
     else:
         assert isinstance(decision, RestartAt)
         assert decision.at_ms == case["restarts_at"]

@@ -70,7 +70,7 @@ def test_a_second_environment_does_not_start_in_the_live_folder_of_the_first(his
     other = staging(history)
 
     with pytest.raises(LiveDirectoryError, match=f"share a folder by mistake.*{stream.catalog.deployment_id}"):
-        check_places(other, StartFrom.parse(start_from, give_up_state=start_from == "empty"), predecessor_ended=True)
+        check_places(other, StartFrom.parse(start_from, discard_state=start_from == "empty"), predecessor_ended=True)
 
     assert (Path(stream.live_folder) / OWNER).read_text() == stream.catalog.deployment_id
 
@@ -113,7 +113,7 @@ def test_a_second_environment_registers_its_own_snapshots_in_a_shared_storage(hi
     report = rebuild(again, origin="a test")
 
     assert report.registered == ()
-    assert any(str(theirs.location) in each and "it is of" in each for each in report.passed_over)
+    assert any(str(theirs.location) in each and "it is of" in each for each in report.skipped)
 
 
 @pytest.mark.parametrize(

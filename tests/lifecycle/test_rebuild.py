@@ -71,7 +71,7 @@ def test_a_lost_catalog_is_rebuilt_and_the_next_plain_start_goes_on_exactly(hist
     report = rebuild(stream, origin="a test", take_over_deployment=lost)
 
     assert len(report.registered) == 2
-    assert report.passed_over == ()
+    assert report.skipped == ()
     plan = preview_start(stream, StartFrom())
     assert (plan.kind, plan.to_batch) == (RecoveryKind.RESUME, LAST + 1)
     listed = stream.catalog.snapshots.completed(STREAM)
@@ -165,7 +165,7 @@ def test_snapshots_of_two_deployments_are_not_mixed(history: History) -> None:
     report = rebuild(history.shelf.stream, origin="a test", take_over_deployment=first)
 
     assert [snapshot.snapshot_id for snapshot in catalog.snapshots.completed(STREAM)] == [mine.snapshot_id]
-    assert [each.split(": ")[0] for each in report.passed_over] == [theirs.location]
+    assert [each.split(": ")[0] for each in report.skipped] == [theirs.location]
 
 
 def test_after_a_rebuild_older_directories_have_lower_tokens_and_are_cleared(history: History) -> None:
@@ -201,7 +201,7 @@ def test_what_an_empty_start_without_the_catalog_leaves_is_cleared_as_well(histo
         asked.append(live.url)
         raise OSError(f"Spark is asked to start in {live.url}")
 
-    start_from = StartFrom.parse("empty", give_up_state=True)
+    start_from = StartFrom.parse("empty", discard_state=True)
     with pytest.raises(OSError, match="Spark is asked"):
         execute_stream(stream, RunRequest("run", start_query, start_from=start_from))
 
@@ -274,8 +274,8 @@ def test_a_snapshot_that_cannot_be_read_is_told_and_passed_over(history: History
     assert [snapshot.snapshot_id for snapshot in history.shelf.stream.catalog.snapshots.completed(STREAM)] == [
         good.snapshot_id
     ]
-    assert len(report.passed_over) == 1
-    assert "chk-2" in report.passed_over[0]
+    assert len(report.skipped) == 1
+    assert "chk-2" in report.skipped[0]
     assert any("passed over" in line for line in report.messages())
 
 

@@ -234,7 +234,7 @@ def test_a_snapshot_that_a_person_names_is_not_replaced_by_another(ladder: Ladde
         ladder.run(start_from=StartFrom.parse("at 12"), cause=StartCause.MANUAL)
 
     assert ladder.batches == (13, 13)
-    assert ladder.count_events(EventType.GAVE_UP) == 0
+    assert ladder.count_events(EventType.TERMINALLY_FAILED) == 0
 
 
 def test_a_snapshot_known_to_be_broken_is_passed_over(ladder: Ladder) -> None:
@@ -259,7 +259,7 @@ def test_where_no_point_is_good_it_fails_for_good_with_one_alert(ladder: Ladder,
 
     assert all(f"savepoint at {batch}" in str(refused.value) for batch in (12, 10, 8))
     assert ladder.last() == (ExecutionStatus.FAILED, True)
-    assert ladder.count_events(EventType.GAVE_UP) == 1
+    assert ladder.count_events(EventType.TERMINALLY_FAILED) == 1
     assert ladder.stage.started_in == []
     # Nothing is left for the supervisor to restart.
     assert STREAM not in ladder.stream.catalog.executions.unsettled_runs().values()
@@ -281,12 +281,12 @@ def test_a_driver_that_its_cluster_starts_again_and_again_keeps_the_memory_and_t
     # The directory of batch 13, and two tries of each of three savepoints.
     assert starts_until_exhausted(ladder) == 7
     assert [starts_until_exhausted(ladder) for _ in range(3)] == [0, 0, 0]
-    assert ladder.count_events(EventType.GAVE_UP) == 1
+    assert ladder.count_events(EventType.TERMINALLY_FAILED) == 1
 
     # A person begins with all of them, and is told as well.
     ladder.run(PlayedQuery(ends=True, error=CANNOT_LOAD), cause=StartCause.MANUAL)
     assert starts_until_exhausted(ladder) > 0
-    assert ladder.count_events(EventType.GAVE_UP) == 2
+    assert ladder.count_events(EventType.TERMINALLY_FAILED) == 2
 
 
 def test_a_person_who_has_repaired_it_starts_it_again(ladder: Ladder) -> None:
@@ -342,9 +342,9 @@ def test_damaged_at_random_it_comes_back_to_the_newest_good_point_or_ends_with_o
     if good:
         assert execute_stream(ladder.stream, request).end.kind is EndKind.ENDED_BY_ITSELF
         assert ladder.batches == (max(good), max(good))
-        assert ladder.count_events(EventType.GAVE_UP) == 0
+        assert ladder.count_events(EventType.TERMINALLY_FAILED) == 0
         return
     with pytest.raises(RecoveryExhaustedError):
         execute_stream(ladder.stream, request)
     assert ladder.last() == (ExecutionStatus.FAILED, True)
-    assert ladder.count_events(EventType.GAVE_UP) == 1
+    assert ladder.count_events(EventType.TERMINALLY_FAILED) == 1

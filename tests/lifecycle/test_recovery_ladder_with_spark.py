@@ -188,7 +188,7 @@ def test_damaged_at_random_it_comes_back_row_for_row_as_long_as_a_point_is_good(
     assert bench.rows() == life.rows, (live, snapshots, bench.reports)
     recovery = bench.stream.catalog.executions.get(outcome.execution_id).recovery or {}
     assert recovery["snapshot_id"] == good[0].snapshot_id, (live, snapshots, recovery)
-    assert count_events(bench, EventType.GAVE_UP) == 0
+    assert count_events(bench, EventType.TERMINALLY_FAILED) == 0
 
 
 def is_broken(bench: Bench, snapshot: SnapshotRecord) -> bool:
@@ -211,7 +211,7 @@ def test_without_a_good_point_it_fails_for_good_with_one_alert_and_health_is_red
     last = bench.stream.catalog.executions.latest("orders")
     assert last is not None
     assert (last.status, last.settled) == (ExecutionStatus.FAILED, True)
-    assert count_events(bench, EventType.GAVE_UP) == 1
+    assert count_events(bench, EventType.TERMINALLY_FAILED) == 1
     assert "orders" not in bench.stream.catalog.executions.unsettled_runs().values()
     now_ms = wall_clock_ms() + (bench.stream.options.interval_ms or 0)
     facts = health_facts(bench.stream.catalog, {"orders": HealthSettings()}, now_ms=now_ms)["orders"]

@@ -15,7 +15,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, Snapsho
 from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState
-from dagster_ckpt.recovery.planning import distance_passed_over, plan_recovery
+from dagster_ckpt.recovery.planning import plan_recovery, skipped_distance
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.stream.snapshot_names import is_named
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
@@ -116,7 +116,7 @@ def facts(case: dict[str, Any]) -> RecoveryFacts:
             case.get("start_from", "latest"),
             new_query_id=case.get("new_query_id", False),
             claim_mode=case.get("claim_mode", "NO_CLAIM"),
-            give_up_state=case.get("give_up_state", False),
+            discard_state=case.get("discard_state", False),
         ),
         retained=case.get("retained", ()),
         failures=[failure(ordinal, text) for ordinal, text in enumerate(case.get("failed", []))],
@@ -252,8 +252,8 @@ def test_the_way_back_is_told_in_batches_rows_and_time(
 
     snapshots = [at("newer", *newer), at("older", *older)]
 
-    assert str(distance_passed_over(snapshots, snapshots[1])) == told
-    assert distance_passed_over(snapshots, snapshots[0]) is None
+    assert str(skipped_distance(snapshots, snapshots[1])) == told
+    assert skipped_distance(snapshots, snapshots[0]) is None
 
 
 def test_a_snapshot_whose_place_is_not_known_has_only_its_other_names() -> None:
@@ -269,8 +269,8 @@ def test_a_snapshot_whose_place_is_not_known_has_only_its_other_names() -> None:
 
 @pytest.mark.parametrize("word", ["latest", "chk-7", "batch-3"])
 def test_only_an_empty_start_is_confirmed(word: str) -> None:
-    with pytest.raises(OptionError, match=f"give_up_state confirms an empty start, but start_from is '{word}'"):
-        StartFrom.parse(word, give_up_state=True)
+    with pytest.raises(OptionError, match=f"discard_state confirms an empty start, but start_from is '{word}'"):
+        StartFrom.parse(word, discard_state=True)
 
 
 def test_where_state_came_from_is_kept_as_plain_data() -> None:
@@ -280,6 +280,6 @@ def test_where_state_came_from_is_kept_as_plain_data() -> None:
     # However often a directory was made from another one, only the last of them and the first state are kept.
     assert nested.earlier == of_snapshot
     assert StateOrigin.of_record(nested.as_record()) == nested
-    for broken in ({}, {"kind": "NOTHING", "batch_id": "x"}, {"kind": "NOTHING", "what": 1}):
+    for broken in ({}, {"kind": "EMPTY", "batch_id": "x"}, {"kind": "EMPTY", "what": 1}):
         with pytest.raises(ValueError, match=r"."):
             StateOrigin.of_record(broken)

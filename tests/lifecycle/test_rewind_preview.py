@@ -78,7 +78,7 @@ def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
 def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> None:
     sink = write_to_delta(history, tmp_path)
 
-    preview = operations.preview(history.shelf.stream, StartFrom.parse("empty", give_up_state=True))
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("empty", discard_state=True))
 
     assert {told.sink: told.effect for told in preview.sinks}[sink] is SinkEffect.DUPLICATE
 
@@ -128,7 +128,7 @@ def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
         "accept_loss": False,
         "claim_mode": "NO_CLAIM",
         "accept_plan_change": False,
-        "give_up_state": False,
+        "discard_state": False,
         "no_safety_savepoint": False,
     }
     assert request.arguments == {"start_from": "batch-3"} | unless_said | how

@@ -300,7 +300,7 @@ def test_a_lost_directory_without_a_snapshot_is_not_silently_begun_anew(spark: S
     with pytest.raises(LiveDirectoryError, match="start_from=empty"):
         bench.run(lambda: False)
     # Said on purpose, it begins again, and the sink with it.
-    bench.run_to_the_end(start_from=StartFrom.parse("empty", give_up_state=True))
+    bench.run_to_the_end(start_from=StartFrom.parse("empty", discard_state=True))
     bench.assert_exact()
 
 
@@ -319,7 +319,7 @@ def test_a_stream_that_was_never_started_has_nothing_to_save(bench: Bench) -> No
     bench.stream.register()
     request = bench.stream.catalog.requests.submit("orders", RequestKind.SAVEPOINT, origin="a test")
     with pytest.raises(RequestFailedError, match="was withdrawn"):
-        operations.await_answer(bench.stream, request, timeout_s=120, gave_up=lambda: "nobody runs")
+        operations.await_answer(bench.stream, request, timeout_s=120, abort_reason=lambda: "nobody runs")
     assert bench.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 
 

@@ -326,7 +326,7 @@ def test_a_live_directory_that_the_catalog_has_never_heard_of_is_not_cleared(tmp
     assert play.started_in == []
     assert (shelf.live / "commits" / "0").exists()
 
-    play.run(start_from=StartFrom.parse("empty", give_up_state=True))
+    play.run(start_from=StartFrom.parse("empty", discard_state=True))
 
     # Not in its place: what another catalog may still be using is deleted by no start.
     assert play.started_in == [elsewhere.live_directory(2, 2).url]
@@ -428,7 +428,7 @@ def test_what_nobody_waits_for_any_more_is_not_done_later(shelf: Shelf) -> None:
 
     request = shelf.stream.catalog.requests.get(asked_to_stop(shelf))
     with pytest.raises(KeyboardInterrupt):
-        operations.await_answer(shelf.stream, request, timeout_s=60, gave_up=interrupted)
+        operations.await_answer(shelf.stream, request, timeout_s=60, abort_reason=interrupted)
 
     assert shelf.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 

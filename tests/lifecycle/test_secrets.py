@@ -217,7 +217,7 @@ def test_whatever_ends_up_as_a_reason_in_the_catalog_is_kept_without_its_secrets
     snapshot = shelf.checkpoint()
     catalog.snapshots.verified(snapshot.snapshot_id, reason("verified"))
     catalog.executions.end_unheld("first", ExecutionStatus.FAILED, reason("execution"))
-    catalog.executions.gave_up("first", reason("gaveup"))
+    catalog.executions.record_terminal_failure("first", reason("gaveup"))
     row = catalog.desired_states.ensure(STREAM, origin="a test")
     catalog.desired_states.advance(row, upgrade=None, alert=reason("alert"), request_id=None)
     catalog.desired_states.note_preflight(STREAM, PreflightRecord("2", False, reason("preflight"), None, 1))

@@ -54,8 +54,8 @@ def test_the_newest_snapshot_that_passes_is_chosen(
 ) -> None:
     choice = chosen([snapshot(batch) for batch in batches], newest, broken)
 
-    passed_over = [item.snapshot.batch_id for item in choice.passed_over]
-    assert (choice.snapshot and choice.snapshot.batch_id, choice.replayed_batches, passed_over) == takes
+    skipped = [item.snapshot.batch_id for item in choice.skipped]
+    assert (choice.snapshot and choice.snapshot.batch_id, choice.replayed_batches, skipped) == takes
 
 
 def test_of_two_snapshots_of_one_batch_the_later_is_taken() -> None:
@@ -82,7 +82,7 @@ def test_the_choice_is_told_in_words_and_as_plain_data() -> None:
         "batch_id": 5,
         "replayed_batches": 3,
         "message": words,
-        "passed_over": [
+        "skipped": [
             {"snapshot_id": "snapshot-9", "why": "it is of a later batch than 8, the newest known"},
             {"snapshot_id": "snapshot-6", "why": "it is torn"},
         ],
@@ -97,6 +97,6 @@ def test_where_the_newest_batch_is_not_known_nothing_is_said_of_repetition() -> 
 def test_where_no_snapshot_can_be_restored_it_says_how_many_were_tried() -> None:
     none = {"snapshot_id": None, "location": None, "batch_id": None, "replayed_batches": None}
     nothing = "There is no snapshot of this stream that can be restored."
-    assert chosen([], 9).as_record() == {**none, "message": nothing, "passed_over": []}
+    assert chosen([], 9).as_record() == {**none, "message": nothing, "skipped": []}
     tried = chosen([snapshot(3)], 9, ["snapshot-3"])
     assert tried.message == "There is no snapshot of this stream that can be restored (1 were tried)."

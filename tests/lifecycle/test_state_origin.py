@@ -160,7 +160,7 @@ def test_with_the_catalog_lost_a_start_over_what_is_there_is_refused_with_its_li
     assert (history.batch, history.sink_batch) == (LAST, LAST)
     with pytest.raises(StateAtRiskError, match="live-1"):
         preview_start(stream, StartFrom.parse("empty"))
-    assert preview_start(stream, StartFrom.parse("empty", give_up_state=True)).kind is RecoveryKind.START_EMPTY
+    assert preview_start(stream, StartFrom.parse("empty", discard_state=True)).kind is RecoveryKind.START_EMPTY
     stream.catalog.close()
 
 
@@ -187,16 +187,16 @@ def test_an_empty_start_is_asked_for_by_name_and_confirmed(history: History) -> 
         request_start(stream, StartFrom.parse("empty"), ME)
     assert (history.batch, history.sink_batch) == (LAST, LAST)
 
-    asked = request_start(stream, StartFrom.parse("empty", give_up_state=True, accept_loss=True), ME)
-    assert asked.arguments["give_up_state"] is True
-    assert history.start("empty", give_up_state=True)[0] is RecoveryKind.START_EMPTY
+    asked = request_start(stream, StartFrom.parse("empty", discard_state=True, accept_loss=True), ME)
+    assert asked.arguments["discard_state"] is True
+    assert history.start("empty", discard_state=True)[0] is RecoveryKind.START_EMPTY
     origin = stream.catalog.streams.get(STREAM).origin
     assert origin is not None
-    assert origin.kind is OriginKind.NOTHING
+    assert origin.kind is OriginKind.EMPTY
 
 
 def test_an_empty_start_that_was_lost_before_its_first_batch_begins_again(history: History) -> None:
-    history.start("empty", give_up_state=True)
+    history.start("empty", discard_state=True)
 
     # Its directory is made by Spark.
     assert not history.live.exists()

@@ -38,7 +38,7 @@ def log_of(folder: Path) -> dict[str, bytes]:
 
 def start(history: History, text: str, folder: Path) -> PreparedStart:
     """Prepare a start of a query that names a folder."""
-    start_from = StartFrom.parse(text, give_up_state=text == "empty")
+    start_from = StartFrom.parse(text, discard_state=text == "empty")
     plan = operations.preview_start(history.shelf.stream, start_from)
     with keeping(history.shelf.stream.catalog, STREAM) as lease:
         return prepare(history.shelf.stream, plan, lease, NamedOutput("parquet", str(folder)))

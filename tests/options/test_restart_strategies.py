@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, GiveUp, RestartAt
+from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.restart_strategies import RestartStrategies, effective_restart_strategy
 
 CONTRACT = yaml.safe_load((Path(__file__).parent / "restart_strategies.yaml").read_text())
@@ -28,7 +28,7 @@ def strategy_of(case: dict[str, Any]) -> DecidingRestartStrategy:
     return maker(**values) if isinstance(values, dict) else maker(*values)
 
 
-def decisions(case: dict[str, Any], times: int) -> set[RestartAt | GiveUp]:
+def decisions(case: dict[str, Any], times: int) -> set[RestartAt | NoRestart]:
     history = FailureHistory(tuple(case["failed_at"]), case.get("healthy_since"))
     now_ms = case.get("now", max(case["failed_at"]))
     random = Random(7)
@@ -59,7 +59,7 @@ def test_jitter_fills_its_range_and_stays_in_it(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if "gives_up" in c], ids=named)
 def test_a_stream_is_given_up_with_the_reason(case: dict[str, Any]) -> None:
     (decision,) = decisions(case, times=1)
-    assert isinstance(decision, GiveUp)
+    assert isinstance(decision, NoRestart)
     assert case["gives_up"] in decision.reason
 
 

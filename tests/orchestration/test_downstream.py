@@ -155,7 +155,7 @@ def test_an_asset_records_which_checkpoint_it_has_read(house: House) -> None:
     assert record.asset_materialization is not None
     entries = {name: entry.value for name, entry in record.asset_materialization.metadata.items()}
     snapshot = house.catalog.snapshots.completed("orders")[0]
-    assert entries["dagster_ckpt/read_job"] == "orders"
+    assert entries["dagster_ckpt/read_stream"] == "orders"
     assert entries["dagster_ckpt/read_snapshot"] == snapshot.snapshot_id
     assert (entries["dagster_ckpt/read_batch"], entries["dagster_ckpt/read_timeline"]) == (640, 0)
 

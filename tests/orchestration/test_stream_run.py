@@ -32,12 +32,12 @@ from dagster_ckpt.orchestration.resources.resources import (
 )
 from dagster_ckpt.orchestration.runs import preflight_run, stream_run
 from dagster_ckpt.orchestration.runs.run_config import (
-    GAVE_UP_TAG,
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
     START_REQUEST_TAG,
     STREAM_ID_TAG,
+    TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.runtime.run import Outcome, RunRequest
@@ -92,7 +92,7 @@ class Stage:
                 as_writer(job.catalog, job.stream_id).executions.begin(
                     EXECUTION, run_id=request.run_id, cause=request.cause, holder=HOST
                 )
-            return Outcome(life(request), EXECUTION, gave_up="All restarts are used up.")
+            return Outcome(life(request), EXECUTION, terminal_failure="All restarts are used up.")
 
         self._monkeypatch.setattr(stream_run, "execute_stream", execute_stream)
         result = self.job.execute_in_process(
@@ -197,9 +197,9 @@ class TestEnds:
     ) -> None:
         run, _ = stage.run(ends(EndKind.FAILED))
 
-        assert run.tags[GAVE_UP_TAG] == "All restarts are used up."
+        assert run.tags[TERMINAL_FAILURE_TAG] == "All restarts are used up."
         assert any("has failed for good" in entry.message for entry in stage.instance.all_logs(run.run_id))
-        [event] = [event for event in catalog.events.after(0) if event.type is EventType.GAVE_UP]
+        [event] = [event for event in catalog.events.after(0) if event.type is EventType.TERMINALLY_FAILED]
         assert (event.stream_id, event.payload) == ("orders", {"reason": "All restarts are used up."})
 
     def test_whatever_breaks_is_a_failure_that_dagster_does_not_retry_in_the_same_process(self, stage: Stage) -> None:

@@ -27,10 +27,10 @@ from dagster_ckpt.orchestration.jobs.desired_state_jobs import build_desired_sta
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.runs.run_config import (
-    GAVE_UP_TAG,
     RESTART_OF_TAG,
     START_REQUEST_TAG,
     STREAM_ID_TAG,
+    TERMINAL_FAILURE_TAG,
     StreamRunConfig,
 )
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
@@ -308,14 +308,14 @@ class TestGivingUp:
 
         run = supervised.instance.get_run_by_id(execution.run_id)
         assert run is not None
-        assert run.tags[GAVE_UP_TAG] == "All 2 restart attempts are used up."
+        assert run.tags[TERMINAL_FAILURE_TAG] == "All 2 restart attempts are used up."
         told = [entry.message for entry in supervised.instance.all_logs(run.run_id)]
         assert told == [
             "The stream orders has failed for good after 3 failures: All 2 restart attempts are used up. The last "
             "one: its process died. Remove the cause, then start the stream's job again, or run restart_stream_job for "
             "orders; it goes on from where it stopped."
         ]
-        given_up = [event for event in supervised.catalog.events.after(0) if event.type is EventType.GAVE_UP]
+        given_up = [event for event in supervised.catalog.events.after(0) if event.type is EventType.TERMINALLY_FAILED]
         assert [event.execution_id for event in given_up] == [execution.execution_id]
 
     def test_a_failure_that_is_made_good_is_no_alert(self, supervised: Supervised, clock: Clock) -> None:
@@ -326,7 +326,7 @@ class TestGivingUp:
 
         run = supervised.instance.get_run_by_id(execution.run_id)
         assert run is not None
-        assert GAVE_UP_TAG not in run.tags
+        assert TERMINAL_FAILURE_TAG not in run.tags
 
 
 def test_a_stream_that_was_stopped_with_a_savepoint_is_not_started_again_where_its_clean_up_was_killed(

@@ -20,7 +20,7 @@ from dagster_ckpt.orchestration.sensors.snapshot_report import (
 )
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 
-READ_STREAM_KEY = "dagster_ckpt/read_job"
+READ_STREAM_KEY = "dagster_ckpt/read_stream"
 READ_SNAPSHOT_KEY = "dagster_ckpt/read_snapshot"
 READ_BATCH_KEY = "dagster_ckpt/read_batch"
 READ_TIMELINE_KEY = "dagster_ckpt/read_timeline"

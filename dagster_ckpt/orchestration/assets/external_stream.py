@@ -82,7 +82,7 @@ def external_streaming_asset(
     }
     if launch is None:
         outside = dg.AssetsDefinition(specs=[dg.AssetSpec(key, **described)])
-        return StreamingAsset.of(outside, spec, runs_outside=True)
+        return StreamingAsset.of(outside, spec, runs_externally=True)
     holder: list[StreamingAsset] = []
 
     decorate: Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition] = dg.asset(
@@ -99,5 +99,5 @@ def external_streaming_asset(
     def launched(context: dg.AssetExecutionContext) -> Iterator[Any]:
         yield from run_driver(context, holder[0], launch)
 
-    holder.append(StreamingAsset.of(decorate(launched), spec, runs_outside=True))
+    holder.append(StreamingAsset.of(decorate(launched), spec, runs_externally=True))
     return holder[0]

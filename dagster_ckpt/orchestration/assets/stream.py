@@ -131,7 +131,7 @@ class Stream:
             outside assets.
         code_version: Version of the code that defines the query, if given.
         start_job: The Dagster job that runs it; None if something outside Dagster starts it.
-        runs_outside: Whether its query runs in a process that outlives the runs of its start job.
+        runs_externally: Whether its query runs in a process that outlives the runs of its start job.
     """
 
     spec: StreamSpec
@@ -139,7 +139,7 @@ class Stream:
     keys: tuple[dg.AssetKey, ...]
     code_version: str | None
     start_job: UnresolvedAssetJobDefinition | dg.JobDefinition | None
-    runs_outside: bool = False
+    runs_externally: bool = False
 
     @property
     def stream_id(self) -> str:
@@ -192,13 +192,13 @@ class StreamingAsset(Stream):
         return self.keys[0]
 
     @staticmethod
-    def of(asset: dg.AssetsDefinition, spec: StreamSpec, *, runs_outside: bool = False) -> StreamingAsset:
+    def of(asset: dg.AssetsDefinition, spec: StreamSpec, *, runs_externally: bool = False) -> StreamingAsset:
         """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
         Args:
             asset: The definition; the metadata of `spec` is added to it.
             spec: The stream that its op runs.
-            runs_outside: Whether the query runs in a process that outlives the runs of its start job.
+            runs_externally: Whether the query runs in a process that outlives the runs of its start job.
 
         Raises:
             OptionError: Its outputs have different code versions, although one query has one code.
@@ -218,7 +218,7 @@ class StreamingAsset(Stream):
             keys=keys,
             code_version=versions.pop(),
             start_job=_start_job(told, spec, keys) if told.is_executable else None,
-            runs_outside=runs_outside,
+            runs_externally=runs_externally,
             asset=told,
         )
 

@@ -19,7 +19,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 ROLL_BACK_JOB = "roll_back_upgrade_job"
 
 
-class WantedState(Enum):
+class RequestedState(Enum):
     """The desired states in Dagster's config, which identifies enum members by name."""
 
     RUNNING = "RUNNING"
@@ -30,14 +30,14 @@ class WantedState(Enum):
     @property
     def desired(self) -> DesiredState | None:
         """The state; None to use the one in the definition."""
-        return None if self is WantedState.AS_DEFINED else DesiredState(self.value)
+        return None if self is RequestedState.AS_DEFINED else DesiredState(self.value)
 
 
 class DesiredStateConfigSchema(dg.Config):
     """Set the desired state of a stream."""
 
     stream_id: str = Field(description=STREAM_ID)
-    state: WantedState = Field(
+    state: RequestedState = Field(
         description="RUNNING: it runs, and goes over to new code versions. SUSPENDED: it is stopped with a savepoint "
         "and everything is kept. CANCELED: it is cancelled, and its clean-up option says what is kept. AS_DEFINED: "
         "what streaming_asset(desired_state=...) says; where that says nothing, it is not managed."

@@ -107,7 +107,7 @@ def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata(
             {
                 "dagster_ckpt/registered": list(report.registered),
-                "dagster_ckpt/passed_over": list(report.passed_over),
+                "dagster_ckpt/skipped": list(report.skipped),
                 "dagster_ckpt/live_directory": report.live_directory or "none",
             }
         )

@@ -16,7 +16,7 @@ from dagster_ckpt.orchestration.assets.downstream import dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
 from dagster_ckpt.orchestration.jobs.rewind_report import downstream_metadata, preview_metadata
-from dagster_ckpt.orchestration.runs.run_config import ACCEPT_PLAN_CHANGE, GIVE_UP_STATE, NO_SAFETY_SAVEPOINT
+from dagster_ckpt.orchestration.runs.run_config import ACCEPT_PLAN_CHANGE, DISCARD_STATE, NO_SAFETY_SAVEPOINT
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
 from dagster_ckpt.policies.savepoint_history import SavepointHistory
@@ -97,7 +97,7 @@ class RestartConfigSchema(dg.Config):
     accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
     claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
-    give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    discard_state: bool = Field(default=False, description=DISCARD_STATE)
     no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
     timeout_seconds: float = Field(default=600, gt=0, description=TIMEOUT)
 
@@ -212,7 +212,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                     accept_loss=config.accept_loss,
                     claim_mode=config.claim_mode,
                     accept_plan_change=config.accept_plan_change,
-                    give_up_state=config.give_up_state,
+                    discard_state=config.discard_state,
                     no_safety_savepoint=config.no_safety_savepoint,
                 ),
                 operator_of(context),

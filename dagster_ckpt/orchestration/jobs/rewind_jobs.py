@@ -104,7 +104,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             start_from = StartFrom.parse(config.start_from, new_query_id=config.new_query_id)
             if start_from.point is StartPoint.EMPTY:
                 # A preview discards no state, so it needs no confirmation.
-                start_from = replace(start_from, give_up_state=True)
+                start_from = replace(start_from, discard_state=True)
             stream = find_stream(streams, config.stream_id)
             preview = operations.preview(stream_handle(stream, context.resources), start_from)
         for message in preview.messages():

@@ -24,7 +24,7 @@ from dagster_ckpt.orchestration._compat import capture_interrupts, check_capture
 from dagster_ckpt.orchestration.jobs.operator_jobs import ACCEPT_LOSS, CLAIM_MODE, NEW_QUERY_ID, START_FROM
 from dagster_ckpt.orchestration.runs.run_config import (
     ACCEPT_PLAN_CHANGE,
-    GIVE_UP_STATE,
+    DISCARD_STATE,
     NO_SAFETY_SAVEPOINT,
     START_REQUEST_TAG,
     STREAM_ID_TAG,
@@ -50,7 +50,7 @@ class DriverRunConfig(dg.Config):
     accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
     claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
-    give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    discard_state: bool = Field(default=False, description=DISCARD_STATE)
     no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
     follow: bool = Field(
         default=True,
@@ -110,7 +110,7 @@ def _find_or_launch(
         driver = launch_driver(handle, launch, request, run_id=context.run.run_id)
         context.log.info(f"launched process {driver.record.pid}: {driver.record.command}; log {driver.record.log}")
     operations.await_answer(
-        handle, request, timeout_s=launch.start_timeout_s, gave_up=lambda: _why_not_to_wait(driver, watch)
+        handle, request, timeout_s=launch.start_timeout_s, abort_reason=lambda: _why_not_to_wait(driver, watch)
     )
 
 
@@ -129,7 +129,7 @@ def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRe
         accept_loss=config["accept_loss"],
         accept_plan_change=config["accept_plan_change"],
         claim_mode=config["claim_mode"],
-        give_up_state=config["give_up_state"],
+        discard_state=config["discard_state"],
         no_safety_savepoint=config["no_safety_savepoint"],
     )
     cause = start_cause(context.run.tags)

@@ -21,7 +21,7 @@ START_REQUEST_TAG = "dagster_ckpt/start_request"
 # The step towards a desired state that this run performs.
 STEP_TAG = "dagster_ckpt/step"
 # Set on the last run of a stream that will not be restarted: the reason.
-GAVE_UP_TAG = "dagster_ckpt/gave_up"
+TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
 # Dagster's own tags, on a run launched as a retry of a failed one, and on one re-executed by a
 # user.
 RETRY_NUMBER_TAG = "dagster/retry_number"
@@ -33,7 +33,7 @@ ACCEPT_PLAN_CHANGE = (
     "Start also where the code keeps other state than what is there: other keys, types, values, windows, operators or "
     "watermarks. Without it such a start is refused, and the message says what is different."
 )
-GIVE_UP_STATE = (
+DISCARD_STATE = (
     "With start_from=empty: confirm that all state of the stream is given up. Without it such a start is refused, and "
     "the message lists what would be given up."
 )
@@ -51,7 +51,7 @@ class StreamRunConfig(dg.Config):
         description="latest: go on where the query stopped (live directory, else the newest snapshot). "
         "latest-checkpoint, latest-savepoint, preferred-savepoint, or the id, number (chk-7), label or location of "
         "a snapshot: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
-        "begin again; needs give_up_state.",
+        "begin again; needs discard_state.",
     )
     new_query_id: bool = Field(
         default=False,
@@ -69,7 +69,7 @@ class StreamRunConfig(dg.Config):
         "it. CLAIM makes it the stream's own, deleted like a checkpoint. Flink's LEGACY is not offered.",
     )
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
-    give_up_state: bool = Field(default=False, description=GIVE_UP_STATE)
+    discard_state: bool = Field(default=False, description=DISCARD_STATE)
     no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
     checkpointing: CheckpointOverrides | None = Field(
         default=None,

@@ -41,7 +41,7 @@ from dagster_ckpt.orchestration.runs.run_refusals import StepContext
 from dagster_ckpt.orchestration.runs.run_status import canceled_by_user, start_cause
 from dagster_ckpt.orchestration.runs.run_watch import RunWatch
 from dagster_ckpt.orchestration.runs.streams_of_assets import open_stream
-from dagster_ckpt.orchestration.sensors.desired_states import report_given_up
+from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import Outcome, RunRequest
@@ -126,7 +126,7 @@ def _run_to_its_end(
         if isinstance(error, RecoveryExhaustedError):
             last = handle.catalog.executions.latest(handle.stream_id)
             if last is not None:
-                report_given_up(context.instance, handle.catalog, last, str(error))
+                report_terminal_failure(context.instance, handle.catalog, last, str(error))
         raise _failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
         # Leave every failure to the restart strategy: a retry by Dagster would start in this same
@@ -230,7 +230,7 @@ def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunCon
         accept_loss=config.accept_loss,
         claim_mode=config.claim_mode,
         accept_plan_change=config.accept_plan_change,
-        give_up_state=config.give_up_state,
+        discard_state=config.discard_state,
         no_safety_savepoint=config.no_safety_savepoint,
     )
 
@@ -259,7 +259,9 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
         _retain(context, handle, outcome.execution_id, _STATES[end.kind])
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
-            context.log.error(report_given_up(context.instance, handle.catalog, last, outcome.gave_up or end.reason))
+            context.log.error(
+                report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
+            )
             raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
         if outcome.savepoint is not None:
             context.log.info(f"stopped with savepoint {outcome.savepoint.location}")

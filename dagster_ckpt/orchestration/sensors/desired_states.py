@@ -22,24 +22,26 @@ from dagster_ckpt.operations.reconcile_desired_state import (
 )
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_config import (
-    GAVE_UP_TAG,
     RETENTION_OF_TAG,
     START_REQUEST_TAG,
     STEP_TAG,
     STREAM_ID_TAG,
+    TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.stream.handle import register
 
 
-def report_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str) -> str:
+def report_terminal_failure(
+    instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str
+) -> str:
     """Report that a stream has failed permanently: on its last run, in its tags, and in the catalog.
 
-    The run gets the tag `dagster_ckpt/gave_up`, so that a run failure sensor or a filter on the
+    The run gets the tag `dagster_ckpt/terminal_failure`, so that a run failure sensor or a filter on the
     page can distinguish the end of a crash loop from a failure that is followed by a restart.
 
     Args:
         instance: The Dagster instance.
-        catalog: The catalog; it gets an event `GAVE_UP`.
+        catalog: The catalog; it gets an event `TERMINALLY_FAILED`.
         execution: The last execution.
         reason: Why there is no further restart, according to the restart strategy.
 
@@ -53,10 +55,10 @@ def report_given_up(instance: dg.DagsterInstance, catalog: Catalog, execution: E
         f"cause, then start the stream's job again, or run restart_stream_job for {execution.stream_id}; it goes on "
         "from where it stopped."
     )
-    catalog.executions.gave_up(execution.execution_id, reason)
+    catalog.executions.record_terminal_failure(execution.execution_id, reason)
     run = instance.get_run_by_id(execution.run_id)
     if run is not None:
-        instance.add_run_tags(run.run_id, {GAVE_UP_TAG: reason})
+        instance.add_run_tags(run.run_id, {TERMINAL_FAILURE_TAG: reason})
         instance.report_engine_event(message, run)
     return message
 
@@ -66,7 +68,7 @@ NextAttempt = Callable[[str, str], int | None]
 
 
 @dataclass(frozen=True)
-class Brought:
+class ReconcileResult:
     """The result of reconciling all managed streams.
 
     Attributes:
@@ -95,13 +97,13 @@ class StepJobs:
     roll_back: str
 
 
-def bring_to_desired_states(
+def reconcile_desired_states(
     instance: dg.DagsterInstance,
     catalog: Catalog,
     streams: Mapping[str, Stream],
     jobs: StepJobs,
     next_attempt: NextAttempt,
-) -> Brought:
+) -> ReconcileResult:
     """Take one step with each managed stream that is not in its desired state.
 
     A stream in its desired state costs one read of its newest execution.
@@ -121,7 +123,7 @@ def bring_to_desired_states(
         if stream.start_job is not None and (stream_id in rows or stream.desired_state is not None)
     }
     if not managed:
-        return Brought((), frozenset(), (), ())
+        return ReconcileResult((), frozenset(), (), ())
     newest = catalog.executions.latest_of(sorted(managed))
     runs: list[dg.RunRequest] = []
     held: set[str] = set()
@@ -148,13 +150,13 @@ def bring_to_desired_states(
         if attempt is not None:
             execution = newest.get(stream_id)
             runs.append(_run(stream, step, jobs, attempt, execution.execution_id if execution is not None else ""))
-    return Brought(tuple(runs), frozenset(held), tuple(messages), tuple(alerts))
+    return ReconcileResult(tuple(runs), frozenset(held), tuple(messages), tuple(alerts))
 
 
 def _definition(stream: Stream) -> Definition:
     # An external driver's code comes from elsewhere: its version is not that of the asset's
     # definition.
-    code_version = None if stream.runs_outside else stream.code_version
+    code_version = None if stream.runs_externally else stream.code_version
     return Definition(stream.stream_id, stream.desired_state, stream.upgrade, code_version)
 
 

@@ -18,7 +18,11 @@ from dagster_ckpt.orchestration.runs.run_config import (
     STREAM_ID_TAG,
 )
 from dagster_ckpt.orchestration.runs.run_status import Silences, has_time_limit, report_lost_runs
-from dagster_ckpt.orchestration.sensors.desired_states import StepJobs, bring_to_desired_states, report_given_up
+from dagster_ckpt.orchestration.sensors.desired_states import (
+    StepJobs,
+    reconcile_desired_states,
+    report_terminal_failure,
+)
 from dagster_ckpt.stream.handle import wall_clock_ms
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
 
@@ -26,7 +30,7 @@ from dagster_ckpt.stream.liveness import Liveness, execution_liveness
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
 # Further options of a START request.
-_SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "give_up_state", "no_safety_savepoint")
+_SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "discard_state", "no_safety_savepoint")
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
 
@@ -46,7 +50,7 @@ def build_supervisor_sensor(
     - It brings managed streams to their desired state and upgrades them to new code versions.
     - It launches starts that an operator requested (`restart_stream_job`).
     - It records the end of runs whose process died without recording it.
-    - It reports streams that may not be restarted any more: see `report_given_up`.
+    - It reports streams that may not be restarted any more: see `report_terminal_failure`.
     - It launches a job that applies externalized retention for an execution that ended without
       cleaning up. The sensor itself deletes nothing.
 
@@ -76,22 +80,22 @@ def build_supervisor_sensor(
         messages = report_lost_runs(context.instance, catalog, by_stream_id, silences)
         # First, because this step requests starts, which are launched below like those requested by
         # users.
-        brought = bring_to_desired_states(
+        reconciled = reconcile_desired_states(
             context.instance,
             catalog,
             by_stream_id,
             StepJobs(retention_job.name, roll_back_job.name),
             lambda tag, value: _next_attempt(context.instance, tag, value),
         )
-        messages += brought.messages
-        for alert in brought.alerts:
+        messages += reconciled.messages
+        for alert in reconciled.alerts:
             context.log.error(alert)
         starts = list(_starts(context.instance, catalog, by_stream_id, messages))
         # A start that a user requested replaces the restart of a failed run: both would compete for
         # the lease.
-        starting = {request.tags[STREAM_ID_TAG] for request in starts} | brought.held
+        starting = {request.tags[STREAM_ID_TAG] for request in starts} | reconciled.held
         others = {stream_id: stream for stream_id, stream in by_stream_id.items() if stream_id not in starting}
-        requests = [*brought.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, messages)]
+        requests = [*reconciled.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, messages)]
         for message in messages:
             context.log.info(message)
         return dg.SensorResult(
@@ -135,7 +139,7 @@ def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[s
     return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}
 
 
-def recorded_end_outside(
+def recorded_external_end(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
 ) -> RecordedEnd:
     """The end of an execution whose process outlives its run.
@@ -214,8 +218,8 @@ def _reconciled(
         stream = streams[execution.stream_id]
         run = runs.get(execution.run_id)
         recorded = (
-            recorded_end_outside(context.instance, catalog, execution, run)
-            if stream.runs_outside
+            recorded_external_end(context.instance, catalog, execution, run)
+            if stream.runs_externally
             else recorded_end(context.instance, run)
         )
         if recorded is RecordedEnd.FAILED and execution.status in (
@@ -244,7 +248,7 @@ def _reconciled(
         elif isinstance(verdict, Retain):
             attempt = _next_attempt(context.instance, RETENTION_OF_TAG, execution.execution_id)
             if attempt == 0 and verdict.state is TerminalState.FAILED:
-                context.log.error(report_given_up(context.instance, catalog, execution, verdict.reason))
+                context.log.error(report_terminal_failure(context.instance, catalog, execution, verdict.reason))
             if attempt is not None:
                 yield _retention(retention_job, execution, verdict, attempt)
         else:

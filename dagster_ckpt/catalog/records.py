@@ -61,8 +61,8 @@ class SnapshotTrigger(StrEnum):
 class HoldKind(StrEnum):
     """Why a snapshot is held.
 
-    USE: A process reads it; the hold expires unless the reader renews it. TAG: A user keeps it
-    until the tag is released.
+    USE: A process reads it; the hold expires unless the reader renews it.
+    TAG: A user keeps it until the tag is released.
     REFERENCE: An unfinished request, restore or upgrade refers to it.
     """
 

@@ -89,7 +89,7 @@ class StateOrigin:
         kind = OriginKind(values.pop("kind", None))
         for name in ("batch_id", "snapshot_number"):
             if not isinstance(values.get(name), int | None):
-                raise ValueError(f"{name} is {values[name]!r}")  # noqa: TRY004 - as what cannot be read otherwise
+                raise ValueError(f"{name} is {values[name]!r}")  # noqa: TRY004 - like every other unreadable record
         try:
             before = None if earlier is None else StateOrigin.of_record(earlier)
             return StateOrigin(kind, sinks=tuple(sinks), earlier=before, **values)

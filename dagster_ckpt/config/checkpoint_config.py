@@ -42,7 +42,7 @@ class CheckpointConfig:
         cleanup: An ExternalizedCheckpointCleanup or its name.
         unaligned: Whether a snapshot may be taken within a batch.
         alignment_timeout: How long to wait for the batch boundary first, ms or timedelta.
-        force_unaligned: Whether to take unaligned snapshots whatever the sink.
+        force_unaligned: Whether to take unaligned snapshots with every kind of sink.
         num_retained: Number of completed checkpoints to retain, from 1 (Flink's
             `execution.checkpointing.num-retained`).
         count_savepoints: Whether savepoints count toward `num_retained` and subsume checkpoints, as
@@ -268,7 +268,7 @@ class CheckpointConfig:
         return self._with(alignment_timeout_ms=allowed.ALIGNMENT_TIMEOUT.checked(alignment_timeout))
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """Return whether unaligned snapshots are taken whatever the sink."""
+        """Return whether unaligned snapshots are taken with every kind of sink."""
         return self._asked.force_unaligned
 
     def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> Self:

@@ -87,8 +87,8 @@ class StoragePath:
             raise OptionError(f"{option} is {value!r}, a relative path; it must be {_ALLOWED}.")
         path = posixpath.normpath("/" + rest.lstrip("/")).rstrip("/")
         # The root of a bucket or of a name node is a valid checkpoint directory (PyFlink's own
-        # example is "hdfs://checkpoints"). The root of this machine is not, whatever host precedes
-        # it.
+        # example is "hdfs://checkpoints"). The root of this machine is not, even with a host in
+        # front of it.
         if not path and (not authority or scheme == "file"):
             raise OptionError(f"{option} is {value!r}, the root directory; it must be {_ALLOWED}.")
         return cls(scheme, authority, path, credentials)

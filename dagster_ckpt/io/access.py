@@ -24,7 +24,7 @@ def accessing(what: str, where: str) -> Iterator[None]:
         raise
     # Drivers raise their own exception types (botocore, gcsfs, ...), which have no common base
     # class.
-    except Exception as error:  # noqa: BLE001 - it is raised, as its cause or in words
+    except Exception as error:  # noqa: BLE001 - raised again below
         raise StorageAccessError(
             f"Cannot {what} {without_secrets(where)}: {type(error).__name__}: {without_secrets(str(error))}. "
             "Check that the path is right, that this process "

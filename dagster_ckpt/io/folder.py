@@ -21,7 +21,7 @@ class FileVersion(NamedTuple):
     Attributes:
         size: Bytes.
         token: Device, inode and modification time, or an object store's entity tag or generation.
-            None if the storage has nothing that tells different contents apart.
+            None if the storage offers nothing that reliably identifies the content.
     """
 
     size: int

@@ -157,7 +157,7 @@ class LocalFolder(Folder):
             try:
                 descriptor = os.open(target, _CREATE, 0o644)
             except FileNotFoundError:
-                os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 - once a directory
+                os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 - called once per directory
                 descriptor = os.open(target, _CREATE, 0o644)
             try:
                 for chunk in chunks:
@@ -193,7 +193,7 @@ class LocalFolder(Folder):
         """Delete the whole tree; a missing tree is not an error. Of a symbolic link only the link is deleted."""
         with contextlib.suppress(FileNotFoundError), accessing("delete", self.url):
             if self.root.is_symlink():
-                # The target of the link belongs to whoever created the link.
+                # The target of the link belongs to its creator.
                 self.root.unlink()
                 return
             for _ in range(_DELETE_ATTEMPTS - 1):

@@ -122,7 +122,7 @@ class WriteBehind:
             if self._error is None:
                 try:
                     self._write(pieces)
-                except BaseException as error:  # noqa: BLE001 - raised where the caller can see it
+                except BaseException as error:  # noqa: BLE001 - raised in the caller by the next call
                     self._error = error
 
     def _write(self, pieces: list[bytes]) -> None:
@@ -242,7 +242,7 @@ class LocalSpace:
         with accessing("look at", self.url):
             for name in names:
                 with suppress(FileNotFoundError):
-                    found[name] = os.stat(f"{self._root}/{name}").st_size  # noqa: PTH116 - a dozen with every snapshot
+                    found[name] = os.stat(f"{self._root}/{name}").st_size  # noqa: PTH116 - called a dozen times per snapshot
         return found
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:

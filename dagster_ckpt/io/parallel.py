@@ -65,7 +65,7 @@ def start_in_thread(work: Callable[[], Result]) -> Future[Result]:
     def do() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - told to the one who asks for the result
+        except BaseException as error:  # noqa: BLE001 - raised by `Future.result`
             future.set_exception(error)
 
     # `threading.Thread` would wait until the thread runs, which takes as long as writing a few

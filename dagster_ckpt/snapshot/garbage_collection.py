@@ -22,8 +22,8 @@ from dagster_ckpt.snapshot.writer import METADATA_NAME
 SHARED = "shared"
 SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
-# First object of a savepoint, deleted when the savepoint is complete. It tells a crashed savepoint
-# from a copy that a user is making.
+# First object of a savepoint, deleted when the savepoint is complete. It distinguishes a crashed
+# savepoint from a copy that a user is making.
 INCOMPLETE_NAME = "_incomplete"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")

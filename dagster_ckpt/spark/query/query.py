@@ -201,7 +201,7 @@ class SupervisedQuery:
     def _may_run(self) -> bool:
         try:
             return bool(self._query.isActive)
-        except Exception:  # noqa: BLE001 - a bridge that is broken says nothing of the JVM behind it
+        except Exception:  # noqa: BLE001 - a broken bridge says nothing about the JVM
             return True
 
     def _limit_stop(self, within_ms: int) -> None:

@@ -108,7 +108,7 @@ def run_trial(
         query = SupervisedQuery(writer.option("checkpointLocation", scratch.spark_location).start())
     except CkptError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the new code raises is what is to be known
+    except Exception as error:  # noqa: BLE001 - any error of the new code is the result
         return Trial(None, str(error))
     deadline = time.monotonic() + timeout_s
     try:

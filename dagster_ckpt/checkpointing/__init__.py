@@ -1,4 +1,5 @@
 """Taking snapshots: when to take one, and how to take it from a running or a stopped query.
 
-`coordinator` makes the decisions and is pure; `snapshotting.py` does the work.
+Start with `coordinator`, which makes the decisions and is pure, and `snapshotting.py`, which does
+the work. The loop that drives the coordinator is in `runtime/`.
 """

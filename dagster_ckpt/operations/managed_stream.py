@@ -21,9 +21,10 @@ _OPEN = (RequestStatus.PENDING, RequestStatus.ACCEPTED)
 class StreamLife(Enum):
     """The current state of a stream.
 
-    NEVER_STARTED: It has no execution. ALIVE: Its run is in progress, or its lease is held.
-    TO_BE_RESTARTED: It failed or was killed, and the restart strategy decides. ENDED: It is not
-    running, and its last execution needs no further action.
+    NEVER_STARTED: It has no execution.
+    ALIVE: Its run is in progress, or its lease is held.
+    TO_BE_RESTARTED: It failed or was killed, and the restart strategy decides.
+    ENDED: It is not running, and its last execution needs no further action.
     """
 
     NEVER_STARTED = "NEVER_STARTED"

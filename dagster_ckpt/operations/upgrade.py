@@ -1,12 +1,13 @@
 """Decides how an upgrade proceeds. Pure: row, observation and policy in, next step out.
 
-| phase | the stream | next | |---|---|---| | PREFLIGHT | is unchanged | STOPPING; REFUSED if the
-new code cannot continue from the state | | STOPPING | is requested to stop | STARTING once its run
-is over; REFUSED if it cannot be stopped safely | | STARTING | is down | UPGRADING once an execution
-of the new code has begun | | UPGRADING | runs the new code | STABLE once it works; ROLLING_BACK
-after a timeout, or once it failed permanently | | ROLLING_BACK | is requested to stop | RESTORING
-once its run is over | | RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, recorded by the run
-that does it |
+| phase | the stream | next |
+|---|---|---|
+| PREFLIGHT | is unchanged | STOPPING; REFUSED if the new code cannot continue from the state |
+| STOPPING | is requested to stop | STARTING once its run is over; REFUSED if it cannot be stopped safely |
+| STARTING | is down | UPGRADING once an execution of the new code has begun |
+| UPGRADING | runs the new code | STABLE once it works; ROLLING_BACK after a timeout, or once it failed permanently |
+| ROLLING_BACK | is requested to stop | RESTORING once its run is over |
+| RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, recorded by the run that does it |
 
 The rules for modes and their fallbacks are those of the Flink Kubernetes Operator
 (`AbstractJobReconciler`), with one difference: code cannot be rolled back. Only one version is

@@ -24,8 +24,8 @@ DIED = 9
 class Moment(StrEnum):
     """When the process dies.
 
-    IN_THE_DATA: After writing some files but not all. BEFORE_THE_MANIFEST: After writing every data
-    object, with nothing that refers to them.
+    IN_THE_DATA: After writing some files but not all.
+    BEFORE_THE_MANIFEST: After writing every data object, with nothing that refers to them.
     """
 
     IN_THE_DATA = "in the data"

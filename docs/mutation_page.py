@@ -1,7 +1,7 @@
 """Writes docs/mutation-testing.md from what mutmut has found; `make mutants` runs both.
 
-Why a survivor is none to worry about is told in mutation_survivors.yaml, by the function and the changed line, because
-the numbers that mutmut gives change with the code. A survivor without a reason ends this with status 1.
+mutation_survivors.yaml gives the reason why a survivor is acceptable, by function and changed line, because mutmut's
+numbers change with the code. A survivor without a reason makes the program exit with status 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parent
 PAGE = DOCS / "mutation-testing.md"
 REASONS = DOCS / "mutation_survivors.yaml"
 MUTMUT = Path(sys.executable).with_name("mutmut")
-# A mutant that runs for ever is noticed as well.
+# A mutant that never ends is noticed as well.
 NOTICED = {"killed", "timeout", "suspicious", "segfault", "caught by type check"}
 # x_function or xǁClassǁmethod.
 _NAME = re.compile(r"dagster_ckpt\.(?P<module>[\w.]+)\.x[_ǁ](?P<function>\w+?)__mutmut_\d+")

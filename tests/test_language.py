@@ -81,6 +81,7 @@ def uses(word: dict[str, Any], texts: tuple[Prose, ...]) -> list[str]:
     return [
         f"{text.file}:{text.line + text.text[: found.start()].count(chr(10))}: {found.group()}"
         for text in texts
+        if text.file.partition("/")[0] not in word.get("not_yet_in", ())
         for found in pattern.finditer(text.text)
     ]
 

@@ -207,7 +207,7 @@ class ExecutionRecords:
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
         """Record once, as an event, that the stream is not restarted any more after this execution.
 
-        If an earlier execution already gave up, and each since was a restart whose query never
+        If an earlier execution already failed terminally, and each one since was a restart whose query never
         started, no event is written.
         """
         stream_id = self.get(execution_id).stream_id

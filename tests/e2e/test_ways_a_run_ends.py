@@ -72,7 +72,7 @@ def test_force_terminated_and_started_again_at_once(deaths: Deaths) -> None:
     # RETAIN_ON_CANCELLATION
     assert ending.checkpoints > 0
     assert ending.live_directory_stays
-    # One writer: the second began after the first had given up its lease.
+    # One writer: the second began after the first had released its lease.
     successor = deaths["SIGKILL of the run worker"].before
     assert successor.cause is StartCause.MANUAL
 

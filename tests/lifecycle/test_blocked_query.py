@@ -25,7 +25,7 @@ from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 
 pytestmark = pytest.mark.spark
 
-# What has not moved between two heartbeats stands still.
+# What has not moved between two heartbeats is stalled.
 IMMEDIATELY = HealthSettings(max_stall_ms=1)
 
 

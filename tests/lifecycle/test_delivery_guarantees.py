@@ -176,5 +176,5 @@ def test_at_least_once_brings_sales_twice_where_a_batch_had_come_out_and_was_in_
     is_repeated = trial.point is KillPoint.WRITTEN
     assert bool(repeated) is is_repeated
     assert (trial.delivered(LEAST_CALLS) > EVERY_SALE) is is_repeated
-    # The batch was planned anew, so no sink could know it by its number.
+    # The batch was planned again, so no sink could know it by its number.
     assert all(first != again for first, again in repeated)

@@ -1,4 +1,4 @@
-"""Since when a query stands still: what counts as a sign of life, and what does not."""
+"""Since when a query is stalled: what counts as progress, and what does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream that does not answer a request to stop is waited for only so long, by the catalog's clock."""
+"""A stop request that is not answered is waited for only for a limited time, by the catalog's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose process went down together with whoever would have told of it."""
+"""Runs whose process was killed together with the process that would have reported it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Lost:
             self.catalog.leases.acquire("orders", holder, lease_ms)
 
     def look(self, *, after_ms: int = LIVELY_MS) -> list[str]:
-        """What is found lost of what has been looked at for so long, once its heartbeats are old."""
+        """The runs found lost, among those observed for this long, once their heartbeats are old."""
         told = []
         for self.later_ms in [LIVELY_MS, LIVELY_MS + after_ms] if after_ms else [0]:
             told += report_lost_runs(self.instance, self.catalog, {"orders"}, self.silences)

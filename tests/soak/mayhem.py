@@ -76,7 +76,7 @@ class Mayhem:
         return self._kill(lease and lease.jvm_pid, f"SIGKILL of the JVM of {stream}")
 
     def _hang(self) -> str | None:
-        """A process that stands still for longer than its lease lasts, and wakes up again."""
+        """A process that is stopped for longer than its lease lasts, and wakes up again."""
         stream = self._random.choice(self._streams)
         lease = self._stage.catalog.leases.current(stream)
         if self._kill(lease and lease.pid, "", signal.SIGSTOP) is None or lease is None:

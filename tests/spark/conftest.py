@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import SparkSession
 from small_spark import small_spark
 
-# As hostile as it gets: nothing but the newest batches is kept, and cleaning never rests.
+# As hostile as it gets: nothing but the newest batches is kept, and clean-up runs all the time.
 HOSTILE = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.ratioExtraSpaceAllowedInCheckpoint": "0",

@@ -1,4 +1,4 @@
-"""Snapshots that earlier code wrote (tests/golden) are read, restored and resumed for ever."""
+"""Snapshots that earlier code wrote (tests/golden) stay readable, restorable and resumable."""
 
 import json
 import os

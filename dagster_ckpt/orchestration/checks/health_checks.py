@@ -25,14 +25,14 @@ DAY_S = 24 * 3600
 FactsBesides = Callable[[StreamingAsset, HealthFacts], HealthFacts]
 
 _DESCRIPTIONS = {
-    HealthCheck.RESTORABILITY: "A snapshot was proven to be restorable lately (verify_snapshots_job).",
+    HealthCheck.RESTORABILITY: "A recent verification proved that a snapshot can be restored (verify_snapshots_job).",
     HealthCheck.CHECKPOINT_AGE: "Recovery point objective: the newest snapshot is young enough.",
-    HealthCheck.CONSECUTIVE_FAILURES: "Checkpoints do not fail one after the other.",
-    HealthCheck.PROGRESS: "Its query makes batches, or rests as there is nothing to do.",
-    HealthCheck.SIZE_GROWTH: "The state does not grow without a bound.",
+    HealthCheck.CONSECUTIVE_FAILURES: "Checkpoints do not fail repeatedly.",
+    HealthCheck.PROGRESS: "The query processes batches, or is idle.",
+    HealthCheck.SIZE_GROWTH: "The state does not grow without bound.",
     HealthCheck.SOURCE_LAG: "The stream keeps up with its sources.",
-    HealthCheck.SOURCE_RETENTION: "The sources still have what a recovery reads again.",
-    HealthCheck.DESIRED_STATE: "Its last upgrade went through, and nothing that is wanted of it waits for a person.",
+    HealthCheck.SOURCE_RETENTION: "The sources still retain every record a recovery would re-read.",
+    HealthCheck.DESIRED_STATE: "The last upgrade succeeded and no manual action is required.",
 }
 
 

@@ -35,11 +35,11 @@ class StreamResources(dg.Resolvable, dg.Model):
     ] = None
     state_backend: Annotated[
         Annotated[StateBackendResource, in_yaml(StateBackendResource, StateBackendResource.backend)] | None,
-        describe("How running queries keep their state, and where."),
+        describe("State store of running queries, and the folder of their live directories."),
     ] = None
     checkpoint_catalog: Annotated[
         Annotated[CheckpointCatalogResource, in_yaml(CheckpointCatalogResource, lambda catalog: catalog.url)] | None,
-        describe("The SQL record of jobs, snapshots and events."),
+        describe("The SQL catalog of streams, snapshots and events."),
     ] = None
 
     def named(self) -> Mapping[str, Any]:
@@ -73,11 +73,13 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     ] = ()
     health_checks: Annotated[
         Sequence[HealthCheck] | None,
-        describe("Which health checks there are; leave out what nobody can know, such as source_lag. Default: all."),
+        describe(
+            "The health checks to define; leave out those that cannot be evaluated, such as source_lag. Default: all."
+        ),
     ] = None
     resources: Annotated[
         StreamResources | None,
-        describe("Their resources. Default: those of the code location, under the same names."),
+        describe("Resources of the streams. Default: those of the code location, under the same names."),
     ] = None
 
     @classmethod

@@ -17,40 +17,48 @@ class Health(dg.Model):
         "max(interval, timeout) x (tolerable failures + 2), and it warns after (tolerable failures + 2) intervals plus "
         "the slowest of the last checkpoints.",
     )
-    failures_to_warn: int = Field(default=1, description="Failed checkpoints in a row that warn.")
-    failures_to_fail: int = Field(default=3, description="Failed checkpoints in a row that are an error.")
+    failures_to_warn: int = Field(
+        default=1, description="Number of consecutive failed checkpoints that cause a warning."
+    )
+    failures_to_fail: int = Field(
+        default=3, description="Number of consecutive failed checkpoints that cause an error."
+    )
     max_verification_age_ms: int = Field(
-        default=2 * DAY_MS, description="The last verification of a snapshot may be so old. Default: two days."
+        default=2 * DAY_MS, description="Maximum age of the last verification of a snapshot. Default: two days."
     )
     size_growth_factor: float = Field(
-        default=2.0, description="A snapshot so many times as large as at the begin of the window warns."
+        default=2.0, description="Warn if a snapshot has grown by this factor since the start of the window."
     )
-    size_window_ms: int = Field(default=DAY_MS, description="That window. Default: a day.")
+    size_window_ms: int = Field(
+        default=DAY_MS, description="Length of the window for size_growth_factor. Default: a day."
+    )
     size_floor_bytes: int = Field(
-        default=64 * 1024 * 1024, description="Smaller snapshots may grow as they like. Default: 64 MiB."
+        default=64 * 1024 * 1024, description="Snapshots smaller than this are not checked for growth. Default: 64 MiB."
     )
     max_snapshot_bytes: int | None = Field(
-        default=None, description="A larger snapshot is an error. Default: any size."
+        default=None, description="Maximum size of a snapshot; a larger one is an error. Default: no limit."
     )
     max_stall_ms: int = Field(
         default=10 * 60_000,
-        description="A query that makes no batch and does not rest for so long is an error; a warning where tasks of "
-        "its batch run. Default: ten minutes.",
+        description="Time without progress after which a query that is not idle is an error, or a warning while "
+        "tasks of its batch are running. Default: ten minutes.",
     )
     loop_failures: int = Field(
         default=3,
-        description="A stream whose run failed this often within loop_window_ms and since its newest snapshot restarts "
-        "in a loop: an error.",
+        description="Number of failed runs, within loop_window_ms and since the newest snapshot, that count as a "
+        "restart loop: an error.",
     )
-    loop_window_ms: int = Field(default=HOUR_MS, description="That window. Default: an hour.")
+    loop_window_ms: int = Field(
+        default=HOUR_MS, description="Length of the window for loop_failures. Default: an hour."
+    )
     max_catch_up_ms: int = Field(
         default=10 * 60_000,
-        description="Source lag: a backlog that takes longer, at the speed of the last batch, warns. Default: ten "
-        "minutes.",
+        description="Source lag: warn if processing the backlog at the speed of the last batch takes longer than "
+        "this. Default: ten minutes.",
     )
     source_retention_ms: int | None = Field(
         default=None,
-        description="How long the sources keep what they had, where they do not tell (Kafka's retention.ms).",
+        description="Retention of sources that do not report it (Kafka's retention.ms).",
     )
     file_max_age_ms: int = Field(
         default=7 * DAY_MS,
@@ -58,7 +66,8 @@ class Health(dg.Model):
     )
     retention_margin_ms: int = Field(
         default=6 * HOUR_MS,
-        description="A restore point that leaves the sources' retention within this time warns. Default: six hours.",
+        description="Warn if records that a recovery would re-read leave the sources' retention within this time. "
+        "Default: six hours.",
     )
 
     @model_validator(mode="after")

@@ -76,60 +76,62 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     # For a field with a default, Dagster takes the description only from its Resolver.
     name: str = Field(description="Name of the op, of the query, and of the start job; letters, digits and '_'.")
     stream_id: Annotated[
-        str | None, describe("Id in catalog and storage; it keeps the state when the job is renamed. Default: name.")
+        str | None, describe("Id in catalog and storage; it keeps the state if the job is renamed. Default: name.")
     ] = None
     assets: Annotated[
         Sequence[dg.ResolvedAssetSpec] | None,
-        describe("The assets that it writes, the most important first. Default: one, by its name."),
+        describe("The assets that the stream writes, the main one first. Default: one, named like the stream."),
     ] = None
-    sources: list[Annotated[Source, templated(Source)]] = Field(description="The streams that it reads.")
+    sources: list[Annotated[Source, templated(Source)]] = Field(description="The sources that the stream reads.")
     transform: Annotated[
         Annotated[Transform, templated(Transform)] | None,
-        describe("What becomes of them. Default: nothing, of a single source."),
+        describe("How the sources are transformed. Default: a single source is passed through."),
     ] = None
     sink: Annotated[Sink, templated(Sink)] = Field(description="Where the rows go.")
     trigger: Annotated[
         Annotated[Trigger, templated(Trigger)] | None,
-        describe("When a batch begins. Default: as soon as the one before is done."),
+        describe("When a batch starts. Default: as soon as the previous one has ended."),
     ] = None
     checkpointing: Annotated[
         Annotated[EveryMinute, in_yaml(EveryMinute, CheckpointSettings.checkpoint_config)],
-        describe("When snapshots are taken, how many are kept, and what outlives the job. Default: every minute."),
+        describe(
+            "When checkpoints are taken, how many are retained, and what outlives the stream. Default: every minute."
+        ),
     ] = EveryMinute()
     restart: Annotated[
         Annotated[RestartSettings, in_yaml(RestartSettings, RestartSettings.restart_strategy)],
-        describe("What happens after a failure. Default: Flink's, exponential delay with checkpoints."),
+        describe("Restart strategy after a failure. Default: Flink's, exponential delay with checkpoints."),
     ] = RestartSettings()
     upgrade: Annotated[
         Annotated[UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy)],
-        describe("How it goes over to another code_version. Default: by a savepoint."),
+        describe("How the stream is upgraded to another code_version. Default: with a savepoint."),
     ] = UpgradeSettings()
     desired_state: Annotated[
         DesiredState | None,
         describe(
-            "RUNNING: started as soon as the code is loaded, and brought over to each new code_version. Default: "
-            "people start and stop it."
+            "RUNNING: start the stream as soon as its code is loaded, and upgrade it to each new "
+            "code_version. Default: you start and stop it."
         ),
     ] = None
     stall_timeout_ms: Annotated[
         int | None,
         describe(
-            "A query that makes no batch and does not rest for so long, and none of whose tasks runs, fails its run, "
-            "and the restart strategy begins a new one. Default: people decide."
+            "Fail the run if the query makes no progress for this long: no batch completes, it is not idle, "
+            "and no Spark task is running. The restart strategy then starts a new run. Default: no timeout."
         ),
     ] = None
     savepoints: Annotated[
-        Annotated[Savepoints, templated(Savepoints)] | None, describe("Savepoints at set times. Default: none.")
+        Annotated[Savepoints, templated(Savepoints)] | None, describe("Scheduled savepoints. Default: none.")
     ] = None
     freshness: Annotated[
         Annotated[Freshness, templated(Freshness)] | None,
-        describe("How old the newest checkpoint may get. Default: six checkpoint intervals."),
+        describe("Maximum age of the newest checkpoint. Default: six checkpoint intervals."),
     ] = None
     health: Annotated[
         Annotated[Health, templated(Health)] | None,
-        describe("From when on its health checks warn and fail. Default: those of HealthSettings."),
+        describe("Thresholds of the health checks. Default: those of HealthSettings."),
     ] = None
-    pool: Annotated[str | None, describe("Dagster's concurrency pool of its op. Default: none.")] = None
+    pool: Annotated[str | None, describe("Dagster concurrency pool of the op. Default: none.")] = None
 
     @model_validator(mode="after")
     def _one_frame(self) -> Self:

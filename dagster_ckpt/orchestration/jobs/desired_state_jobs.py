@@ -38,18 +38,19 @@ class DesiredStateConfigSchema(dg.Config):
 
     stream_id: str = Field(description=STREAM_ID)
     state: RequestedState = Field(
-        description="RUNNING: it runs, and goes over to new code versions. SUSPENDED: it is stopped with a savepoint "
-        "and everything is kept. CANCELED: it is cancelled, and its clean-up option says what is kept. AS_DEFINED: "
-        "what streaming_asset(desired_state=...) says; where that says nothing, it is not managed."
+        description="RUNNING: the stream runs and is upgraded to new code versions. SUSPENDED: it is stopped with a "
+        "savepoint and everything is kept. CANCELED: it is canceled, and its clean-up option decides "
+        "what is kept. AS_DEFINED: the state in streaming_asset(desired_state=...); without one, the "
+        "stream is not managed."
     )
     retry_refused: bool = Field(
         default=False,
-        description="Try a code version again that a preflight refused, or that was rolled back.",
+        description="Retry a code version that a preflight refused or that was rolled back.",
     )
     accept_plan_change: bool = Field(
         default=False,
-        description="Let the code go on from the state although its plan is another one, as the last preflight has "
-        "shown it, and try it again.",
+        description="Let the code continue from the state although its plan differs, as reported by the last "
+        "preflight, and retry it.",
     )
 
 

@@ -34,14 +34,16 @@ class DoctorConfigSchema(dg.Config):
     stream_id: str = Field(description=STREAM_ID)
     directory: str | None = Field(
         default=None,
-        description="Another directory than the stream's own, such as an old live-<k>-<token> or a copy of one.",
+        description="A directory other than the stream's own, such as an old live-<k>-<token> or a copy of one.",
     )
     deep: bool = Field(default=True, description="Read the content of every state file that a resume needs.")
     deep_snapshots: bool = Field(
         default=False,
-        description="Read every byte of the snapshot that is recommended; otherwise lengths and completeness.",
+        description="Read every byte of the recommended snapshot; otherwise check only lengths and completeness.",
     )
-    fail_on_error: bool = Field(default=True, description="End the run as failed where Spark could not go on.")
+    fail_on_error: bool = Field(
+        default=True, description="Fail the run if Spark could not continue from the directory."
+    )
 
 
 class VerifyConfigSchema(dg.Config):
@@ -49,8 +51,8 @@ class VerifyConfigSchema(dg.Config):
 
     stream_id: str = Field(description=STREAM_ID)
     snapshot: str = Field(default=LATEST, description=SNAPSHOT)
-    deep: bool = Field(default=True, description="Compare every byte with its digest; otherwise only lengths.")
-    fail_on_error: bool = Field(default=True, description="End the run as failed where a snapshot cannot be restored.")
+    deep: bool = Field(default=True, description="Compare every byte with its digest; otherwise check only lengths.")
+    fail_on_error: bool = Field(default=True, description="Fail the run if a snapshot cannot be restored.")
 
 
 def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:

@@ -50,8 +50,8 @@ class RebuildConfigSchema(dg.Config):
     stream_id: str = Field(description=STREAM_ID)
     take_over_deployment: str | None = Field(
         default=None,
-        description="Id of the deployment whose catalog was lost, as the refusal of a start names it. Nothing of that "
-        "deployment may run.",
+        description="Id of the deployment whose catalog was lost; the refusal of a start names it. No stream of that "
+        "deployment may be running.",
     )
 
 

@@ -28,26 +28,26 @@ from dagster_ckpt.stream.start_from import StartFrom
 RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}
 _SHOWN_OBJECTS = 100
 STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."
-TIMEOUT = "Seconds to wait for the running stream's answer; after that the request is withdrawn."
+TIMEOUT = "Seconds to wait for an answer of the running stream; after that the request is withdrawn."
 START_FROM = (
-    "latest (live directory, else the newest snapshot), latest-checkpoint, latest-savepoint, preferred-savepoint, "
-    "empty "
-    "(give up all state), batch-<n> (back to a batch that Spark still retains), or the id, number (chk-7), label or "
-    "location of a snapshot."
+    "latest (live directory, else the newest snapshot), latest-checkpoint, latest-savepoint, "
+    "preferred-savepoint, empty (discard all state), batch-<n> (rewind to a batch that Spark still "
+    "retains), or the id, number (chk-7), label or location of a snapshot."
 )
 NEW_QUERY_ID = (
-    "With a rewind: go on as a new query, so that sinks which remember query ids (Delta, Iceberg) write the rewound "
-    "batches once more instead of passing over them."
+    "With a rewind: continue as a new query, so that sinks which remember query ids (Delta, Iceberg) "
+    "write the rewound batches again instead of skipping them."
 )
 ACCEPT_LOSS = (
-    "Start also where a sink could lose rows by the rewind. Without it such a start is refused, and the message says "
-    "which sink and why. preview_rewind_job shows it beforehand."
+    "Start even if the rewind could lose rows in a sink. Without it such a start is refused, and the "
+    "message names the sink and the reason. preview_rewind_job shows it beforehand."
 )
 
 
 CLAIM_MODE = (
-    "Who owns the savepoint that is started from. NO_CLAIM: it is never deleted by the stream. CLAIM: it is the "
-    "stream's own and deleted like a checkpoint, once subsumed or at the end. Flink's LEGACY is not offered."
+    "Ownership of the savepoint that the stream starts from. NO_CLAIM: the stream never deletes it. "
+    "CLAIM: the stream takes ownership and deletes it like any of its checkpoints. Flink's LEGACY is "
+    "not supported."
 )
 
 
@@ -74,8 +74,10 @@ class HistoryConfigSchema(dg.Config):
     """Retention limits for the savepoints of one schedule; the newest is always kept."""
 
     schedule: str = Field(description="Name of the schedule: only savepoints that it took are ever deleted.")
-    max_count: int | None = Field(default=None, ge=1, description="Keep so many. Default: any number.")
-    max_age_ms: int | None = Field(default=None, ge=1, description="Keep them so long, ms. Default: for ever.")
+    max_count: int | None = Field(default=None, ge=1, description="Number of savepoints to keep. Default: no limit.")
+    max_age_ms: int | None = Field(
+        default=None, ge=1, description="Maximum age of a kept savepoint in ms. Default: no limit."
+    )
 
 
 class TriggerSavepointConfigSchema(SavepointConfigSchema):
@@ -83,8 +85,8 @@ class TriggerSavepointConfigSchema(SavepointConfigSchema):
 
     history: HistoryConfigSchema | None = Field(
         default=None,
-        description="Set by a schedule: the savepoint is the schedule's, and older ones of it make room. Without it "
-        "the savepoint is yours, and nothing deletes it.",
+        description="Set by a schedule: the savepoint belongs to the schedule, and its older ones are deleted beyond "
+        "the limits. Without it you own the savepoint, and nothing deletes it.",
     )
 
 
@@ -115,8 +117,8 @@ class RetentionConfigSchema(dg.Config):
     stream_id: str = Field(description=STREAM_ID)
     state: TerminalState | None = Field(
         default=None,
-        description="The state the job ended in: applies RETAIN/DELETE_ON_CANCELLATION for it. Leave out to only "
-        "finish deletions that were cut off and to remove orphaned bytes.",
+        description="The state in which the stream ended: applies RETAIN/DELETE_ON_CANCELLATION for it. Leave it out "
+        "to only finish interrupted deletions and remove orphaned bytes.",
     )
     execution_id: str | None = Field(default=None, description="The execution that ended. Default: the newest one.")
     dry_run: bool = Field(

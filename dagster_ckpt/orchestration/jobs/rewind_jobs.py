@@ -43,48 +43,55 @@ class ForkConfigSchema(dg.Config):
     """Fork a stream into another one."""
 
     stream_id: str = Field(
-        description="Stream id (or asset key) of the stream to fork; it may run, and is left as it is."
+        description="Stream id (or asset key) of the stream to fork; it may be running and is not changed."
     )
-    into_stream_id: str = Field(description="Stream id (or asset key) of the stream that is to go on; it must not run.")
+    into_stream_id: str = Field(
+        description="Stream id (or asset key) of the stream that continues from the fork; it must not be running."
+    )
     start_from: str = Field(
         default="latest",
-        description="Where: latest (the newest committed batch), batch-<n>, or the id, number (chk-7), label or "
-        "location of a snapshot of the stream to fork.",
+        description="Where to fork: latest (the newest committed batch), batch-<n>, or the id, number (chk-7), label "
+        "or location of a snapshot of the stream to fork.",
     )
     outputs: dict[str, str] = Field(
         default={},
-        description="Folder of a file sink of the original to a folder of the fork's, which then shows the original's "
-        "rows up to the fork as well. Without it the fork's folder holds only what comes after.",
+        description="Maps a folder of a file sink of the original to a folder of the fork, which then also contains "
+        "the original's rows up to the fork. Without it the fork's folder contains only later rows.",
     )
-    replace_state: bool = Field(default=False, description="Give up what the fork's own job has committed before.")
+    replace_state: bool = Field(default=False, description="Discard what the fork itself has committed before.")
 
 
 class ImportConfigSchema(dg.Config):
     """Start a stream from a checkpoint or savepoint of another deployment."""
 
-    into_stream_id: str = Field(description="Stream id (or asset key) of the stream that is to go on; it must not run.")
+    into_stream_id: str = Field(
+        description="Stream id (or asset key) of the stream that continues from the snapshot; it must not be running."
+    )
     location: str = Field(
-        description="Where the checkpoint or savepoint of the other deployment is, as a URL that this one's storage "
-        "can read. It is read at once and left as it is.",
+        description="URL of the other deployment's checkpoint or savepoint; this deployment's storage must be able "
+        "to read it. It is read once and not changed.",
     )
     outputs: dict[str, str] = Field(
-        description="Each sink of the original (a file sink by its folder, another as Spark names it) to the folder, "
-        "table or topic that the stream writes to instead. A start that names another place is refused.",
+        description="Maps each sink of the original (a file sink by its folder, others by Spark's name) to the "
+        "folder, table or topic that the stream writes to instead. A start that writes elsewhere is "
+        "refused.",
     )
     with_rows: bool = Field(
         default=False,
-        description="Copy the rows that the original's file sinks had by then to the new folders. Without it these "
-        "hold only what comes after.",
+        description="Copy the rows of the original's file sinks up to the snapshot to the new folders. Without it "
+        "these contain only later rows.",
     )
-    replace_state: bool = Field(default=False, description="Give up what the stream itself has committed before.")
+    replace_state: bool = Field(default=False, description="Discard what the stream itself has committed before.")
 
 
 class CleanSinkConfigSchema(dg.Config):
     """Find part files that the log of a rolled-back file sink no longer references."""
 
     stream_id: str = Field(description=STREAM_ID)
-    dry_run: bool = Field(default=True, description="Only list them. Turn it off to delete those that nothing needs.")
-    grace_hours: float = Field(default=24, ge=0, description="Younger files are kept.")
+    dry_run: bool = Field(
+        default=True, description="Only list the files. Turn it off to delete those that are not needed."
+    )
+    grace_hours: float = Field(default=24, ge=0, description="Files younger than this are kept.")
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:

@@ -36,28 +36,28 @@ class UpgradeSettings(dg.Config):
 
     mode: UpgradeModeKind = Field(
         default=UpgradeModeKind.SAVEPOINT,
-        description="STATELESS: give up all state. LAST_STATE: go on where the old code stopped. SAVEPOINT: the same, "
-        "after a stop with a savepoint.",
+        description="STATELESS: discard all state. LAST_STATE: continue where the old code stopped. SAVEPOINT: the "
+        "same, after stopping with a savepoint.",
     )
     max_checkpoint_age_ms: int | None = Field(
         default=None,
-        description="LAST_STATE: a running stream whose newest snapshot is older is stopped with a savepoint "
-        "instead. Default: no bound.",
+        description="LAST_STATE: if the newest snapshot of a running stream is older than this, stop with a "
+        "savepoint instead. Default: no limit.",
     )
     rollback_after_ms: int | None = Field(
         default=None,
-        description="The new code has so long to commit a batch or complete a checkpoint; else it is stopped and the "
-        "stream brought back to where the old code stopped. Default: off.",
+        description="Time within which the new code must commit a batch or complete a checkpoint. If it does not, "
+        "the stream is stopped and rolled back to where the old code stopped. Default: off.",
     )
     preflight: bool = Field(
         default=True,
-        description="Before the stream is stopped, run the new code for one batch on a copy of its state.",
+        description="Run the new code for one batch on a copy of the state before the stream is stopped.",
     )
     stop_timeout_ms: int | None = Field(
         default=30 * 60_000,
-        description="A stream that was asked to stop, also to be suspended or cancelled, has so long to answer and to "
-        "end; then an upgrade is given up, and people are told. Longer than the checkpoint timeout; null: no limit. "
-        "Default: half an hour.",
+        description="Time for a stream to answer a stop, suspend or cancel request and to end. After that the "
+        "upgrade is aborted and an alert is raised. Set it longer than the checkpoint timeout; null: no "
+        "limit. Default: half an hour.",
     )
 
     def upgrade_policy(self) -> UpgradePolicy:
@@ -87,50 +87,60 @@ class CheckpointSettings(dg.Config):
     mode: str = Field(
         default=CheckpointOptions.mode.name, description=f"One of {', '.join(CheckpointingMode.__members__)}."
     )
-    interval: int | None = Field(default=None, description="Time between periodic checkpoints, from 10. Default: off.")
+    interval: int | None = Field(
+        default=None, description="Time between periodic checkpoints, at least 10. Default: off."
+    )
     timeout: int = Field(
-        default=CheckpointOptions.timeout_ms, description="Age at which an attempt is aborted, from 10."
+        default=CheckpointOptions.timeout_ms,
+        description="Time after which a checkpoint attempt is aborted, at least 10.",
     )
     min_pause: int = Field(
         default=CheckpointOptions.min_pause_ms,
-        description="Shortest time from a completion to the next periodic attempt.",
+        description="Minimum pause between the completion of a checkpoint and the next periodic attempt.",
     )
     max_concurrent: int = Field(
-        default=CheckpointOptions.max_concurrent, description="Attempts in progress at once, from 1."
+        default=CheckpointOptions.max_concurrent,
+        description="Maximum number of concurrent checkpoint attempts, at least 1.",
     )
     tolerable_failures: int = Field(
-        default=CheckpointOptions.tolerable_failures, description="Consecutive failures that do not fail the query."
+        default=CheckpointOptions.tolerable_failures,
+        description="Number of consecutive checkpoint failures that do not fail the query.",
     )
     cleanup: str = Field(
         default=CheckpointOptions.cleanup.name,
         description=f"What outlives the job: one of {', '.join(ExternalizedCheckpointCleanup.__members__)}.",
     )
     unaligned: bool = Field(
-        default=CheckpointOptions.unaligned, description="Take snapshots without waiting for the batch."
+        default=CheckpointOptions.unaligned,
+        description="Take checkpoints without waiting for the end of the running batch.",
     )
     alignment_timeout: int = Field(
         default=CheckpointOptions.alignment_timeout_ms,
-        description="With unaligned: how long to wait for the batch boundary first.",
+        description="With unaligned: how long to wait for the end of the batch first.",
     )
     force_unaligned: bool = Field(
         default=CheckpointOptions.force_unaligned,
-        description="With unaligned: also with a sink that is not idempotent.",
+        description="With unaligned: allow it for sinks that are not idempotent, too.",
     )
-    num_retained: int = Field(default=CheckpointOptions.num_retained, description="Completed checkpoints kept, from 1.")
+    num_retained: int = Field(
+        default=CheckpointOptions.num_retained, description="Number of completed checkpoints to retain, at least 1."
+    )
     count_savepoints: bool = Field(
         default=CheckpointOptions.count_savepoints,
-        description="Savepoints count among those retained too and push checkpoints out, as in Flink.",
+        description="Count savepoints among the retained checkpoints, so that they subsume checkpoints, as in Flink.",
     )
     prefer_checkpoint_for_recovery: bool = Field(
         default=CheckpointOptions.prefer_checkpoint_for_recovery,
-        description="Recover from the newest checkpoint even where a savepoint is newer.",
+        description="Recover from the newest checkpoint even if a savepoint is newer.",
     )
     recovery_depth: int | None = Field(
         default=CheckpointOptions.recovery_depth,
-        description="How many points a recovery tries once the live directory is damaged, from 1. Default: all.",
+        description="Maximum number of restore points that a recovery tries if the live directory is damaged, at "
+        "least 1. Default: all.",
     )
     storage: str | None = Field(
-        default=None, description="URL of a directory for the snapshots of this stream. Default: the deployment's."
+        default=None,
+        description="URL of a directory for the snapshots of this stream. Default: the deployment's storage.",
     )
 
     def checkpoint_config(self) -> CheckpointConfig:
@@ -186,22 +196,26 @@ class RestartSettings(dg.Config):
 
     kind: RestartStrategyKind = Field(
         default=RestartStrategyKind.FALLBACK,
-        description="NONE, FIXED_DELAY, FAILURE_RATE, EXPONENTIAL_DELAY, or FALLBACK: Flink's default, which is none "
-        "without checkpointing and exponential delay with it.",
+        description="NONE, FIXED_DELAY, FAILURE_RATE, EXPONENTIAL_DELAY, or FALLBACK: Flink's default, which is NONE "
+        "without checkpointing and EXPONENTIAL_DELAY with it.",
     )
-    attempts: int = Field(default=1, description="FIXED_DELAY: restarts.")
-    delay: int = Field(default=1_000, description="FIXED_DELAY, FAILURE_RATE: from a failure to its restart.")
-    max_failures_per_interval: int = Field(default=1, description="FAILURE_RATE: failures an interval may hold.")
+    attempts: int = Field(default=1, description="FIXED_DELAY: maximum number of restarts.")
+    delay: int = Field(default=1_000, description="FIXED_DELAY, FAILURE_RATE: delay between a failure and the restart.")
+    max_failures_per_interval: int = Field(
+        default=1, description="FAILURE_RATE: maximum number of failures per interval."
+    )
     failure_rate_interval: int = Field(default=60_000, description="FAILURE_RATE: length of the interval.")
-    initial_backoff: int = Field(default=1_000, description="EXPONENTIAL_DELAY: first delay.")
-    max_backoff: int = Field(default=60_000, description="EXPONENTIAL_DELAY: longest delay.")
-    backoff_multiplier: float = Field(default=1.5, description="EXPONENTIAL_DELAY: growth of the delay, above 1.")
-    reset_backoff_threshold: int = Field(
-        default=3_600_000, description="EXPONENTIAL_DELAY: healthy time after which delays start anew."
+    initial_backoff: int = Field(default=1_000, description="EXPONENTIAL_DELAY: initial delay.")
+    max_backoff: int = Field(default=60_000, description="EXPONENTIAL_DELAY: maximum delay.")
+    backoff_multiplier: float = Field(
+        default=1.5, description="EXPONENTIAL_DELAY: factor by which the delay grows, above 1."
     )
-    jitter_factor: float = Field(default=0.1, description="EXPONENTIAL_DELAY: largest random part of a delay, 0 to 1.")
+    reset_backoff_threshold: int = Field(
+        default=3_600_000, description="EXPONENTIAL_DELAY: time without a failure after which the delay is reset."
+    )
+    jitter_factor: float = Field(default=0.1, description="EXPONENTIAL_DELAY: maximum random share of a delay, 0 to 1.")
     attempts_before_reset_backoff: int = Field(
-        default=2**31 - 1, description="EXPONENTIAL_DELAY: restarts without such a healthy time."
+        default=2**31 - 1, description="EXPONENTIAL_DELAY: maximum number of restarts before the delay is reset."
     )
 
     def restart_strategy(self) -> RestartStrategyConfiguration:

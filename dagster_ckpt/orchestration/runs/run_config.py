@@ -30,16 +30,18 @@ ROOT_RUN_ID_TAG = "dagster/root_run_id"
 
 
 ACCEPT_PLAN_CHANGE = (
-    "Start also where the code keeps other state than what is there: other keys, types, values, windows, operators or "
-    "watermarks. Without it such a start is refused, and the message says what is different."
+    "Start even if the code needs state of another layout: other keys, types, values, windows, "
+    "operators or watermarks. Without it such a start is refused, and the message lists the "
+    "differences."
 )
 DISCARD_STATE = (
-    "With start_from=empty: confirm that all state of the stream is given up. Without it such a start is refused, and "
-    "the message lists what would be given up."
+    "With start_from=empty: confirm that all state of the stream is discarded. Without it such a "
+    "start is refused, and the message lists what would be discarded."
 )
 NO_SAFETY_SAVEPOINT = (
-    "Take no savepoint of where the stream stands before it is rewound. Without it that is taken, labelled "
-    "before-rewind-<n>, to start from to come back; release_checkpoint_job gives it to the stream to delete."
+    "Do not take a savepoint before a rewind. By default one labeled before-rewind-<n> is taken, "
+    "from which you can undo the rewind; release_checkpoint_job returns it to the stream's "
+    "retention."
 )
 
 
@@ -48,38 +50,38 @@ class StreamRunConfig(dg.Config):
 
     start_from: str = Field(
         default="latest",
-        description="latest: go on where the query stopped (live directory, else the newest snapshot). "
-        "latest-checkpoint, latest-savepoint, preferred-savepoint, or the id, number (chk-7), label or location of "
-        "a snapshot: rewind to it. batch-<n>: rewind to a batch that Spark still retains. empty: give up all state and "
-        "begin again; needs discard_state.",
+        description="latest: continue where the query stopped (live directory, else the newest snapshot). "
+        "latest-checkpoint, latest-savepoint, preferred-savepoint, or the id, number (chk-7), label or "
+        "location of a snapshot: rewind to it. batch-<n>: rewind to a batch that Spark still retains. "
+        "empty: discard all state and start over; requires discard_state.",
     )
     new_query_id: bool = Field(
         default=False,
-        description="With a rewind: go on as a new query, so that sinks which remember query ids (Delta, Iceberg) "
-        "write the rewound batches once more instead of passing over them.",
+        description="With a rewind: continue as a new query, so that sinks which remember query ids (Delta, Iceberg) "
+        "write the rewound batches again instead of skipping them.",
     )
     accept_loss: bool = Field(
         default=False,
-        description="Start also where a sink could lose rows by the rewind. Without it such a start is refused, and "
-        "the message says which sink and why.",
+        description="Start even if the rewind could lose rows in a sink. Without it such a start is refused, and the "
+        "message names the sink and the reason.",
     )
     claim_mode: RecoveryClaimMode = Field(
         default=RecoveryClaimMode.NO_CLAIM,
-        description="With a start from a snapshot: NO_CLAIM leaves a savepoint to its owner, the stream never deletes "
-        "it. CLAIM makes it the stream's own, deleted like a checkpoint. Flink's LEGACY is not offered.",
+        description="With a start from a savepoint. NO_CLAIM: the stream never deletes it. CLAIM: the stream takes "
+        "ownership and deletes it like any of its checkpoints. Flink's LEGACY is not supported.",
     )
     accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
     discard_state: bool = Field(default=False, description=DISCARD_STATE)
     no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
     checkpointing: CheckpointOverrides | None = Field(
         default=None,
-        description="Checkpointing options for this run in place of the asset's, each by itself. A run that the "
-        "supervisor starts later has the asset's again.",
+        description="Checkpointing options that override the asset's for this run, each on its own. Runs that the "
+        "supervisor starts later use the asset's options again.",
     )
     preflight: bool = Field(
         default=False,
-        description="Start nothing: only try whether the code that is loaded can go on from the state, on a copy of it "
-        "and without output. The stream may run meanwhile.",
+        description="Do not start the stream; only check, on a copy of the state and without output, whether the "
+        "loaded code can continue from it. The stream may be running.",
     )
 
     @classmethod

@@ -94,9 +94,9 @@ class JobManagerCheckpointStorage(CheckpointStorage):
     are written to a path.
 
     Args:
-        checkpoint_path: URL of a directory for externalized checkpoints. None takes the deployment's.
-        max_state_size: Largest snapshot in bytes; a larger one is declined. None is 5 MiB.
-        savepoint_path: URL of a directory for savepoints. None takes the deployment's.
+        checkpoint_path: URL of a directory for externalized checkpoints. None uses the deployment's.
+        max_state_size: Largest snapshot in bytes; a larger one is declined. None means 5 MiB.
+        savepoint_path: URL of a directory for savepoints. None uses the deployment's.
         storage_options: Arguments for the file system behind the paths. Never shown in messages.
 
     Raises:
@@ -171,7 +171,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
             metadata. None or -1 takes the deployment's value, else 20 KiB. At most 1 MiB.
         write_buffer_size: Bytes written at a time. -1 takes the deployment's value, else 4096; 0
             disables buffering.
-        savepoint_path: URL of a directory for savepoints. None takes the deployment's.
+        savepoint_path: URL of a directory for savepoints. None uses the deployment's.
         storage_options: Arguments for the file system (credentials, endpoint), by fsspec's names.
             Never shown in messages.
 

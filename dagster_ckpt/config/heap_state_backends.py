@@ -42,8 +42,8 @@ class MemoryStateBackend(HashMapStateBackend):
     Args:
         checkpoint_path: URL of a directory for externalized checkpoints. None takes the
             deployment's.
-        savepoint_path: URL of a directory for savepoints. None takes the deployment's.
-        max_state_size: Largest snapshot in bytes; a larger one is declined. None is 5 MiB.
+        savepoint_path: URL of a directory for savepoints. None uses the deployment's.
+        max_state_size: Largest snapshot in bytes; a larger one is declined. None means 5 MiB.
         using_asynchronous_snapshots: Accepted without effect, as in Flink since 1.13. Snapshots are
             always asynchronous: they are taken from committed files while the query runs.
 
@@ -97,7 +97,7 @@ class FsStateBackend(HashMapStateBackend):
 
     Args:
         checkpoint_directory_uri: URL of the directory of checkpoints. Required.
-        default_savepoint_directory_uri: URL of the directory of savepoints. None takes the deployment's.
+        default_savepoint_directory_uri: URL of the directory of savepoints. None uses the deployment's.
         file_state_size_threshold: Bytes; smaller files are stored inside the snapshot's metadata. None or -1 takes
             the deployment's value, else 20 KiB. At most 1 MiB.
         write_buffer_size: Bytes written at a time. None or -1 takes the deployment's value, else 4096.

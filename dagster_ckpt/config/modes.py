@@ -8,7 +8,7 @@ from dagster_ckpt.errors import OptionError
 
 
 class CheckpointingMode(Enum):
-    """The guarantee a restored query gives, as in Flink's `CheckpointingMode`.
+    """The guarantee of a restored query, as in Flink's `CheckpointingMode`.
 
     Attributes:
         EXACTLY_ONCE: A snapshot is taken at a committed micro-batch. After a restore the next batch

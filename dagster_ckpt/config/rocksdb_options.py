@@ -44,7 +44,7 @@ class RocksDBOptions:
         transfer_threads: Threads that move files; None is the default, 4 for our copies and Spark's
             own choice for its uploads.
         ttl_compaction_filter: Flink's filter of expired state.
-        settings: More Spark settings, by full name, applied last.
+        settings: Additional Spark settings, by full name, applied last.
 
     Raises:
         OptionError: A value is out of range, or the factory cannot be used.

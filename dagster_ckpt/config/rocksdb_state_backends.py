@@ -97,7 +97,7 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
         enable_incremental_checkpointing: Whether Spark writes only the changes of each batch
             (changelog checkpointing) and the whole database in the background. None is False, as in
             Flink.
-        settings: More Spark settings, by full name; not those that the other options stand for.
+        settings: Additional Spark settings, by full name, except those that the other options set.
 
     Raises:
         OptionError: A setting is not Spark's, or is one that this backend sets itself.
@@ -129,7 +129,7 @@ class RocksDBStateBackend(RocksDBBackend):
         enable_incremental_checkpointing: As for `EmbeddedRocksDBStateBackend`.
         checkpoint_stream_backend: A backend that names a directory (Memory, Fs, RocksDB), instead
             of the URL.
-        settings: More Spark settings, by full name; not those that the other options stand for.
+        settings: Additional Spark settings, by full name, except those that the other options set.
 
     Raises:
         OptionError: The backend names no directory, or a value is out of range.

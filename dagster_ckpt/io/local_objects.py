@@ -242,7 +242,7 @@ class LocalSpace:
         with accessing("look at", self.url):
             for name in names:
                 with suppress(FileNotFoundError):
-                    found[name] = os.stat(f"{self._root}/{name}").st_size  # noqa: PTH116 - called a dozen times per snapshot
+                    found[name] = os.stat(f"{self._root}/{name}").st_size  # noqa: PTH116 - called often
         return found
 
     def adopt(self, name: str, source: ObjectSpace, source_name: str) -> bool:
@@ -284,8 +284,8 @@ class LocalSpace:
     def list(self, prefix: str) -> dict[str, int]:
         """Names directly below a prefix, with the time of their last change in ms (0: a folder).
 
-        Symbolic links are not followed: what is behind them can be read by name, but is not ours to
-        delete.
+        Symbolic links are not followed: what is behind them can be read by name, but does not
+        belong to this space.
         """
         folder = self._root / prefix
         with accessing("list", f"{self.url}/{prefix}"):

@@ -149,7 +149,7 @@ class SnapshotRecords:
                 .values(verified_at_ms=self._database.now_ms(connection), verified_problem=problem)
             )
 
-    def give_to_job(self, snapshot_id: str) -> None:
+    def give_to_stream(self, snapshot_id: str) -> None:
         """Record that the stream now owns a savepoint and deletes it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)

@@ -55,7 +55,7 @@ def release_checkpoint(stream: StreamHandle, reference: str) -> SnapshotRecord:
     snapshot = _find(stream, reference)
     released = stream.catalog.holds.release_tag(snapshot.snapshot_id)
     if snapshot.trigger is SnapshotTrigger.REWIND and not is_owned_by_stream(snapshot):
-        stream.catalog.snapshots.give_to_job(snapshot.snapshot_id)
+        stream.catalog.snapshots.give_to_stream(snapshot.snapshot_id)
         released = True
     if not released:
         raise RequestFailedError(

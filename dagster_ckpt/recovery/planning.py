@@ -297,7 +297,7 @@ def _exhausted(facts: RecoveryFacts, why: str, passed: Sequence[PassedPoint], po
         f"Stream {facts.stream.stream_id!r} cannot be recovered by itself: {why}, and no point that it could go back "
         "to is "
         f"good{beyond}. Nothing was changed by this start, and no other one follows by itself.\n{looked_at}\n"
-        "Repair one of them and start the stream by hand (its stream on Dagster's page, restart_stream_job, or its "
+        "Repair one of them and start the stream by hand (its job on Dagster's page, restart_stream_job, or its "
         "program "
         "on a terminal), which tries all of them once more; or name another snapshot or its location with start_from; "
         "or "

@@ -76,7 +76,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     # For a field with a default, Dagster takes the description only from its Resolver.
     name: str = Field(description="Name of the op, of the query, and of the start job; letters, digits and '_'.")
     stream_id: Annotated[
-        str | None, describe("Id in catalog and storage; it keeps the state if the job is renamed. Default: name.")
+        str | None, describe("Id in catalog and storage; it keeps the state if the stream is renamed. Default: name.")
     ] = None
     assets: Annotated[
         Sequence[dg.ResolvedAssetSpec] | None,

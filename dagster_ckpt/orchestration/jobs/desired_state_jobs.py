@@ -12,7 +12,7 @@ from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.rollback import roll_back
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
-from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, handle_of_op
+from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, job_of_op
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -97,8 +97,8 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
         context.add_output_metadata(desired_state_metadata(row))
 
     return [
-        handle_of_op("set_desired_state_job", set_desired_state),
-        handle_of_op(ROLL_BACK_JOB, roll_back_upgrade),
+        job_of_op("set_desired_state_job", set_desired_state),
+        job_of_op(ROLL_BACK_JOB, roll_back_upgrade),
     ]
 
 

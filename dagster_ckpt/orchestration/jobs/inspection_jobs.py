@@ -17,7 +17,7 @@ from dagster_ckpt.operations.verification import (
 )
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
-from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, handle_of_op
+from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, job_of_op
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.stream.handle import StreamHandle
 
@@ -119,9 +119,9 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return verify(context, config, context.resources.pyspark.spark_session)
 
     return [
-        handle_of_op("doctor_job", doctor),
-        handle_of_op("verify_snapshots_job", verify_snapshots),
-        handle_of_op("verify_state_job", verify_state),
+        job_of_op("doctor_job", doctor),
+        job_of_op("verify_snapshots_job", verify_snapshots),
+        job_of_op("verify_state_job", verify_state),
     ]
 
 

@@ -11,7 +11,7 @@ from dagster_ckpt.orchestration.jobs.operator_jobs import (
     RESOURCES,
     STREAM_ID,
     errors_as_failure,
-    handle_of_op,
+    job_of_op,
     operator_of,
     report_snapshot,
 )
@@ -114,8 +114,8 @@ def build_keeping_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return list(report.registered)
 
     return [
-        handle_of_op("tag_checkpoint_job", tag_checkpoint),
-        handle_of_op("release_checkpoint_job", release_checkpoint),
-        handle_of_op("promote_checkpoint_job", promote_checkpoint),
-        handle_of_op("rebuild_catalog_job", rebuild_catalog),
+        job_of_op("tag_checkpoint_job", tag_checkpoint),
+        job_of_op("release_checkpoint_job", release_checkpoint),
+        job_of_op("promote_checkpoint_job", promote_checkpoint),
+        job_of_op("rebuild_catalog_job", rebuild_catalog),
     ]

@@ -260,17 +260,17 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             )
 
     return [
-        handle_of_op("trigger_checkpoint_job", trigger_checkpoint),
-        handle_of_op("trigger_savepoint_job", trigger_savepoint),
-        handle_of_op("stop_with_savepoint_job", stop_with_savepoint),
-        handle_of_op("cancel_stream_job", cancel_stream),
-        handle_of_op("restart_stream_job", restart_stream),
-        handle_of_op("prefer_savepoint_job", prefer_savepoint),
-        handle_of_op("apply_retention_job", apply_retention),
+        job_of_op("trigger_checkpoint_job", trigger_checkpoint),
+        job_of_op("trigger_savepoint_job", trigger_savepoint),
+        job_of_op("stop_with_savepoint_job", stop_with_savepoint),
+        job_of_op("cancel_stream_job", cancel_stream),
+        job_of_op("restart_stream_job", restart_stream),
+        job_of_op("prefer_savepoint_job", prefer_savepoint),
+        job_of_op("apply_retention_job", apply_retention),
     ]
 
 
-def handle_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+def job_of_op(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
     """A job with one op, which runs in the run's own process and has the op's description."""
 
     @dg.job(name=name, description=op.description, executor_def=dg.in_process_executor)

@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, handle_of_op
+from dagster_ckpt.orchestration.jobs.operator_jobs import RESOURCES, STREAM_ID, errors_as_failure, job_of_op
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.stream.lease import has_living_holder
 
@@ -61,7 +61,7 @@ def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
             metadata = overview_metadata(handle.catalog, handle.stream_id, limit=config.limit)
         context.add_output_metadata(metadata)
 
-    return handle_of_op("show_stream_job", show_stream)
+    return job_of_op("show_stream_job", show_stream)
 
 
 def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dagster_ckpt.orchestration.jobs.operator_jobs import (
     START_FROM,
     STREAM_ID,
     errors_as_failure,
-    handle_of_op,
+    job_of_op,
 )
 from dagster_ckpt.orchestration.jobs.rewind_report import (
     cleaning_metadata,
@@ -163,8 +163,8 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata(cleaning_metadata(cleaning))
 
     return [
-        handle_of_op("preview_rewind_job", preview_rewind),
-        handle_of_op("fork_stream_job", fork_stream),
-        handle_of_op("import_stream_job", import_stream),
-        handle_of_op("clean_sink_job", clean_sink),
+        job_of_op("preview_rewind_job", preview_rewind),
+        job_of_op("fork_stream_job", fork_stream),
+        job_of_op("import_stream_job", import_stream),
+        job_of_op("clean_sink_job", clean_sink),
     ]

@@ -68,7 +68,7 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
     """The result of a fork or import, as metadata of a run."""
     is_import = made.of_deployment is not None
     facts = [
-        ("job", made.stream_id),
+        ("stream", made.stream_id),
         ("imported from" if is_import else "forked from", f"{made.of_stream_id}, {made.source}"),
         *([("of deployment", made.of_deployment)] if is_import else []),
         ("goes on after batch", made.batch_id),

@@ -51,7 +51,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     path: str | None = Field(
         default=None,
         description="Folder of checkpoints as a URL with its scheme, such as s3://bucket/checkpoints or "
-        "file:///var/lib/checkpoints. Snapshots of a job are below <path>/<stream id>. Required by FILESYSTEM.",
+        "file:///var/lib/checkpoints. Snapshots of a stream are below <path>/<stream id>. Required by FILESYSTEM.",
     )
     savepoint_path: str | None = Field(
         default=None,
@@ -147,7 +147,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
 
     live_directory: str = Field(
         description="Folder of Spark's live checkpoint directories, as a path or URL that every executor can "
-        "reach. A job's are <live_directory>/<stream id>/live-<k>-<token>."
+        "reach. Those of a stream are <live_directory>/<stream id>/live-<k>-<token>."
     )
     kind: StateBackendKind = Field(
         default=StateBackendKind.ROCKSDB,

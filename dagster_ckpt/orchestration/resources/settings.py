@@ -108,7 +108,7 @@ class CheckpointSettings(dg.Config):
     )
     cleanup: str = Field(
         default=CheckpointOptions.cleanup.name,
-        description=f"What outlives the job: one of {', '.join(ExternalizedCheckpointCleanup.__members__)}.",
+        description=f"What outlives the stream: one of {', '.join(ExternalizedCheckpointCleanup.__members__)}.",
     )
     unaligned: bool = Field(
         default=CheckpointOptions.unaligned,

@@ -113,7 +113,7 @@ def declare_stream(
         op = names[0]
     if op not in names:
         raise OptionError(
-            f"Stream {spec.stream_id}: stream {runs_in.name} has the ops {names}, and none is {op!r}. Name one as op."
+            f"Stream {spec.stream_id}: job {runs_in.name} has the ops {names}, and none is {op!r}. Name one as op."
         )
     definition = runs_in.get_node_named(op).definition
     if isinstance(definition, dg.OpDefinition):

@@ -17,7 +17,7 @@ def refuse_retry_policy(context: StepContext) -> None:
     step = context.op_execution_context
     if step.job_def.get_retry_policy_for_handle(step.op_handle) is not None:
         raise OptionError(
-            f"{step.op_def.name} has a RetryPolicy, its own or that of stream {step.job_name}: Dagster would start the "
+            f"{step.op_def.name} has a RetryPolicy, its own or that of job {step.job_name}: Dagster would start the "
             "stream again after a cancel. Remove it; restarts come from the stream's restart_strategy."
         )
 

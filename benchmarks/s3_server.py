@@ -108,7 +108,7 @@ def counted(server: S3Server) -> Iterator[tuple[S3Server, RequestCounter]]:
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, downstream = await asyncio.open_connection("127.0.0.1", target)
-        # At the end of the proxy, connections are cancelled.
+        # At the end of the proxy, connections are canceled.
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(_pass_on(reader, downstream, counter), _pass_on(upstream, writer, None))
 

@@ -47,7 +47,7 @@ def savepoint_of_stopped_stream(
     record = stream.catalog.streams.get(stream.stream_id)
     if record.live_directory is None:
         raise NothingCommittedError(
-            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was cancelled with its state. Start "
+            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was canceled with its state. Start "
             "it first."
         )
     snapshot_id = str(uuid.uuid4())

@@ -83,7 +83,7 @@ def run_stream(
         code_version: Version of the code, recorded in snapshots.
 
     Returns:
-        How it ended: stopped with a savepoint, suspended, cancelled, or out of input.
+        How it ended: stopped with a savepoint, suspended, canceled, or out of input.
 
     Raises:
         OptionError: An option or the stream id cannot be used.

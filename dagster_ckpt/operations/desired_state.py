@@ -1,6 +1,6 @@
 """Decides the next step towards a stream's desired state. Pure: row, observation and policy in, one step out.
 
-What a user does with a stream by hand becomes its desired state: a stream that a user cancelled is
+What a user does with a stream by hand becomes its desired state: a stream that a user canceled is
 not started again, and one that a user started is not stopped.
 """
 

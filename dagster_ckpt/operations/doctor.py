@@ -80,7 +80,7 @@ def examine_live_directory(
     location = url or record.live_directory
     if location is None:
         raise NothingCommittedError(
-            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was cancelled with its state. Start "
+            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was canceled with its state. Start "
             "it first, "
             "or give the directory."
         )

@@ -166,7 +166,7 @@ def cancel(stream: StreamHandle, operator: Operator, *, timeout_s: float = DEFAU
     if stopped is not None:
         report = apply_terminal_retention(stream, stopped, TerminalState.CANCELED)
         return "; ".join(["it was between two restarts, and is not restarted any more", *report.messages()])
-    require_running(stream, "cancelled")
+    require_running(stream, "canceled")
     ask(stream, RequestKind.CANCEL, {}, operator, timeout_s)
     await_stop(stream, timeout_s)
     return "the running query was stopped"

@@ -105,7 +105,7 @@ def _decide(
     if ended in _ON_PURPOSE:
         return Retain(_ON_PURPOSE[ended], f"it had ended {ended.value} and could not clean up")
     if recorded is RecordedEnd.CANCELED:
-        return Retain(TerminalState.CANCELED, "its run was cancelled and could not clean up")
+        return Retain(TerminalState.CANCELED, "its run was canceled and could not clean up")
     if recorded is RecordedEnd.SUCCEEDED:
         return Retain(TerminalState.SUSPENDED, "its run ended well and could not clean up")
     decision = strategy.decide(FailureHistory(tuple(failed_at_ms) or (now_ms,)), now_ms, random)

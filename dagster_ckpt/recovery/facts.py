@@ -81,7 +81,7 @@ def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str |
     """Whether all executions in a live directory ended deliberately, without a reboot since then."""
     in_it = [each for each in executions if each.live_directory == live_directory]
     # An earlier failure may be due to damage that still exists, even if the next attempt was
-    # cancelled.
+    # canceled.
     ends = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
     return bool(in_it) and all(each.status in ends and each.boot_id == boot_id() for each in in_it)
 

@@ -249,7 +249,7 @@ def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tu
     if point.snapshot is not None:
         return RecoveryPlan(
             RecoveryKind.RESTORE,
-            f"{why}; restore {describe_snapshot(point.snapshot)}{_passed_over(facts, point.snapshot)}{instead}",
+            f"{why}; restore {describe_snapshot(point.snapshot)}{_skipped_points(facts, point.snapshot)}{instead}",
             snapshot=point.snapshot,
             from_batch=facts.live_batch,
             to_batch=point.batch_id,
@@ -329,7 +329,7 @@ def _without_a_point(facts: RecoveryFacts, why: str) -> RecoveryPlan:
     )
 
 
-def _passed_over(facts: RecoveryFacts, chosen: SnapshotRecord) -> str:
+def _skipped_points(facts: RecoveryFacts, chosen: SnapshotRecord) -> str:
     if not facts.prefer_checkpoint or chosen not in facts.snapshots:
         return ""
     distance = skipped_distance(facts.snapshots, chosen)

@@ -175,7 +175,7 @@ def apply_terminal_retention(stream: StreamHandle, execution_id: str, state: Ter
 
     Savepoints are never deleted unless a start has claimed them. If the live directory is
     incomplete, the newest snapshot is kept even if the policy would delete it, because the stream
-    may need it. Only cancelling under DELETE_ON_CANCELLATION deletes everything, as requested.
+    may need it. Only canceling under DELETE_ON_CANCELLATION deletes everything, as requested.
 
     Args:
         stream: The stream.

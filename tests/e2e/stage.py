@@ -150,7 +150,7 @@ class Stage:
         checkpoints = len([i for i in self.catalog.snapshots.completed(before.stream_id) if i.kind == "CHECKPOINT"])
         successor = self.running(before.stream_id, after=before) if comes_back else None
         return Ending(
-            # Where a time limit ends it, the run first says that it was cancelled, and then the daemon that it failed.
+            # Where a time limit ends it, the run first says that it was canceled, and then the daemon that it failed.
             recorded=self.run(before).status,
             before=before,
             after=self.catalog.executions.get(before.execution_id),
@@ -176,7 +176,7 @@ class Stage:
         return "\n".join(lines)
 
     def force_terminate(self, run_id: str) -> None:
-        """The page's checkbox: mark as cancelled, whatever the process does."""
+        """The page's checkbox: mark as canceled, whatever the process does."""
         self.dev.query(
             "mutation($run: String!) { terminateRun(runId: $run, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) "
             "{ __typename } }",

@@ -100,7 +100,9 @@ def test_a_program_that_fails_says_so_and_fails_the_run(catalog_url: str) -> Non
     assert "sales: ended by ValueError: no such table" in log
 
 
-def test_without_pipes_only_the_programs_own_log_is_told(catalog_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_pipes_only_the_programs_own_log_is_reported(
+    catalog_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO"), pipes_report(Catalog(catalog_url), STREAM, environment={}) as report:
         assert report.run_id is None
         report.ended(StreamExecution(STREAM, "e", EndKind.SUSPENDED))

@@ -320,11 +320,11 @@ def test_a_snapshot_that_is_stored_when_the_query_has_ended_is_deleted(stage: St
     while not stage.stored():
         pass
 
-    stage.runner.close("it was cancelled")
+    stage.runner.close("it was canceled")
 
     assert stage.stored() == []
     [snapshot] = stage.shelf.stream.catalog.snapshots.of_stream(STREAM)
-    assert (snapshot.status, snapshot.failure_reason) == (SnapshotStatus.FAILED, "the query ended: it was cancelled")
+    assert (snapshot.status, snapshot.failure_reason) == (SnapshotStatus.FAILED, "the query ended: it was canceled")
     assert stage.answer() is RequestStatus.FAILED
 
 

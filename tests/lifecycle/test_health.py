@@ -99,7 +99,7 @@ def test_a_stream_is_judged(case: dict[str, Any]) -> None:
         ({"failures_to_warn": 4}, "failures_to_warn is 4 and failures_to_fail is 3"),
     ],
 )
-def test_a_threshold_that_cannot_be_is_told(wrong: dict[str, Any], told: str) -> None:
+def test_a_threshold_that_cannot_be_is_reported(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         HealthSettings(**wrong)
 

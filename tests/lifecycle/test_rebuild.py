@@ -261,7 +261,7 @@ def test_after_a_rewind_the_newest_directory_counts_and_snapshots_left_behind_do
     assert preview_start(stream, StartFrom()).to_batch == LAST
 
 
-def test_a_snapshot_that_cannot_be_read_is_told_and_passed_over(history: History) -> None:
+def test_a_snapshot_that_cannot_be_read_is_reported_and_skipped(history: History) -> None:
     good = checkpoint(history)
     history.commit(LAST + 1)
     bad = checkpoint(history)

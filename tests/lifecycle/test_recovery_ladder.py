@@ -185,7 +185,7 @@ def test_a_query_that_cannot_be_started_on_the_directory_is_started_on_the_next_
     assert len(ladder.stage.ends()) == 2
 
 
-def test_what_is_restored_and_fails_alike_twice_is_passed_over(ladder: Ladder) -> None:
+def test_what_is_restored_and_fails_alike_twice_is_skipped(ladder: Ladder) -> None:
     ladder.lose_live_directory()
     bad = [PlayedQuery(ends=True, error=CANNOT_LOAD) for _ in range(4)]
 
@@ -237,7 +237,7 @@ def test_a_snapshot_that_a_person_names_is_not_replaced_by_another(ladder: Ladde
     assert ladder.count_events(EventType.TERMINALLY_FAILED) == 0
 
 
-def test_a_snapshot_known_to_be_broken_is_passed_over(ladder: Ladder) -> None:
+def test_a_snapshot_known_to_be_broken_is_skipped(ladder: Ladder) -> None:
     ladder.lose_live_directory()
     record_verification(
         ladder.stream, SnapshotVerification(ladder.snapshots[0].location or "", None, True, ("truncated",))

@@ -242,7 +242,7 @@ def test_an_empty_starting_point_is_refused_with_the_words_there_are(nothing: st
         ((9, None, None), (None, 7, 4_000), "an unknown number of batches, rows unknown, time unknown"),
     ],
 )
-def test_the_way_back_is_told_in_batches_rows_and_time(
+def test_the_distance_is_reported_in_batches_rows_and_time(
     newer: tuple[int | None, ...], older: tuple[int | None, ...], told: str
 ) -> None:
     template, _ = snapshot("cp1@0")

@@ -49,7 +49,7 @@ def read(case: dict[str, Any]) -> list[EventRecord]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
-def test_what_is_told(case: dict[str, Any]) -> None:
+def test_what_is_reported(case: dict[str, Any]) -> None:
     assert reported_from(read(case), 0) == case["reported"]
 
 
@@ -60,7 +60,7 @@ def test_wherever_a_reader_stops_and_goes_on_it_tells_the_same(case: dict[str, A
         assert [*reported_from(events[:stop], 0), *reported_from(events, stop)] == case["reported"]
 
 
-def test_without_an_interval_every_snapshot_and_every_failure_is_told() -> None:
+def test_without_an_interval_every_snapshot_and_every_failure_is_reported() -> None:
     events = [event(n, text) for n, text in enumerate(["c@0", "c@0", "f@0", "f@0", "s@1", "c@1", "E@2"], start=1)]
     assert reported_from(events, 0, interval_ms=0) == ["c@0", "c@0", "f@0", "f@0", "s@1", "c@1"]
 

@@ -36,7 +36,7 @@ def apply(shelf: Shelf, **limits: Any) -> RetentionReport:
     return apply_savepoint_history(shelf.stream, NIGHTLY, history)
 
 
-def test_the_oldest_make_room_bytes_and_all(shelf: Shelf) -> None:
+def test_the_oldest_are_deleted_bytes_and_all(shelf: Shelf) -> None:
     oldest, older, newest = by(shelf, NIGHTLY, "a", "b", "c")
 
     report = apply(shelf, max_count=1)

@@ -1,4 +1,4 @@
-"""A start is cancelled, suspended or interrupted between any two of its steps, and the next one does right."""
+"""A start is canceled, suspended or interrupted between any two of its steps, and the next one does right."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_restore_that_takes_for_ever_is_stopped_by_the_verb(
     assert ladder.batches == (12, 12)
 
 
-def test_a_start_that_is_asked_for_and_then_cancelled_is_answered(ladder: Ladder) -> None:
+def test_a_start_that_is_asked_for_and_then_canceled_is_answered(ladder: Ladder) -> None:
     catalog = ladder.stream.catalog
     start = catalog.requests.submit(STREAM, RequestKind.START, arguments={}, origin="a person").request_id
     catalog.requests.submit(STREAM, RequestKind.CANCEL, arguments={}, origin="a person")

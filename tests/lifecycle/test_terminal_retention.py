@@ -368,7 +368,7 @@ def test_housekeeping_of_a_stream_that_nobody_has_started_does_nothing(shelf: Sh
 
 
 @pytest.mark.parametrize(("num_retained", "kept"), [(1, [5]), (2, [4, 5]), (4, [2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])
-def test_checkpoints_make_room_oldest_first(tmp_path: Path, num_retained: int, kept: list[int]) -> None:
+def test_checkpoints_are_subsumed_oldest_first(tmp_path: Path, num_retained: int, kept: list[int]) -> None:
     shelf = Shelf.at(tmp_path, num_retained=num_retained)
     snapshot = None
     for _ in range(5):

@@ -170,7 +170,7 @@ def test_a_stream_that_is_to_run_is_restarted_by_its_strategy(location: Location
     assert restart.tags[RESTART_OF_TAG] == execution.execution_id
 
 
-def test_a_cancelled_wish_for_a_stream_at_rest_is_a_run_that_cleans_up(location: Location) -> None:
+def test_a_canceled_wish_for_a_stream_at_rest_is_a_run_that_cleans_up(location: Location) -> None:
     [request] = location.ticks()
     execution = location.runs(request, "1", DagsterRunStatus.FAILURE)
     location.set_desired_state("CANCELED")

@@ -99,7 +99,7 @@ class Deployment:
         counts = rows.groupBy(F.window("at", "30 minutes"), F.expr(key).alias("shop")).count()
         return counts.select("window.start", "shop", "count")
 
-    def say(self, **config: Any) -> None:
+    def set_state(self, **config: Any) -> None:
         job = self.definitions.resolve_job_def("set_desired_state_job")
         said = {"ops": {"set_desired_state": {"config": {"stream_id": "orders", **config}}}}
         assert job.execute_in_process(said, instance=self.instance).success
@@ -233,7 +233,7 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     deployment.load("3", key="shop + 0")
     deployment.until(lambda: deployment.is_in(UpgradePhase.REFUSED, "3"))
     assert "shop bigint -> (shop + CAST(0 AS BIGINT)) bigint" in (deployment.row.alert or "")
-    deployment.say(state="AS_DEFINED", accept_plan_change=True)
+    deployment.set_state(state="AS_DEFINED", accept_plan_change=True)
     # It is tried, and takes over at a savepoint.
     deployment.until(lambda: deployment.is_in(UpgradePhase.STABLE, "3"))
     preflight = deployment.row.preflight
@@ -261,7 +261,7 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     deployment.feed(1)
     deployment.until(deployment.has_read_all)
 
-    deployment.say(state="SUSPENDED")
+    deployment.set_state(state="SUSPENDED")
     deployment.until(lambda: deployment.row is not None and deployment.row.reached == deployment.row.generation)
     assert deployment.newest.status is ExecutionStatus.FINISHED
 

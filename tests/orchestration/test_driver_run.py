@@ -168,10 +168,10 @@ def test_a_run_that_does_not_follow_succeeds_once_the_query_is_started(driven: D
 
 def test_a_run_ends_as_the_driver_that_it_follows(driven: Driven) -> None:
     suspended, _ = driven.run(meanwhile=lambda: driven.ask(RequestKind.SUSPEND))
-    cancelled, failure = driven.run(meanwhile=lambda: driven.ask(RequestKind.CANCEL))
+    canceled, failure = driven.run(meanwhile=lambda: driven.ask(RequestKind.CANCEL))
 
     assert suspended.status is DagsterRunStatus.SUCCESS
-    assert cancelled.status is DagsterRunStatus.CANCELED
+    assert canceled.status is DagsterRunStatus.CANCELED
     assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
 
 

@@ -220,7 +220,7 @@ class TestSupervised:
 
         assert supervised.tick() == []
 
-    def test_a_stream_whose_run_was_cancelled_gets_its_retention(self, supervised: Supervised) -> None:
+    def test_a_stream_whose_run_was_canceled_gets_its_retention(self, supervised: Supervised) -> None:
         supervised.execution(DagsterRunStatus.CANCELED)
         supervised.later_ms = SILENCE_MS + 1
 

@@ -216,7 +216,7 @@ class TestEnds:
             "restart strategy says whether a new run goes on."
         )
 
-    def test_cancelled_by_an_operator_is_a_cancelled_run(self, stage: Stage) -> None:
+    def test_canceled_by_an_operator_is_a_canceled_run(self, stage: Stage) -> None:
         run, failure = stage.run(ends(EndKind.CANCEL_REQUESTED))
 
         assert run.status is DagsterRunStatus.CANCELED
@@ -263,7 +263,7 @@ class TestOptionsOfOneRun:
 
 
 class TestInterrupts:
-    def test_a_run_terminated_on_the_page_is_cancelled(self, stage: Stage) -> None:
+    def test_a_run_terminated_on_the_page_is_canceled(self, stage: Stage) -> None:
         run, failure = stage.run(stage.terminated)
 
         assert run.status is DagsterRunStatus.CANCELED
@@ -284,10 +284,10 @@ class TestInterrupts:
         assert stage.retained == []
 
     @pytest.mark.parametrize(
-        ("max_runtime", "forced", "cancelled"), [("0", False, True), ("0", True, True), ("3600", False, False)]
+        ("max_runtime", "forced", "canceled"), [("0", False, True), ("0", True, True), ("3600", False, False)]
     )
-    def test_the_execution_is_told_whether_a_person_cancelled_it_while_it_holds_the_lease(
-        self, stage: Stage, max_runtime: str, forced: bool, cancelled: bool
+    def test_the_execution_is_told_whether_a_person_canceled_it_while_it_holds_the_lease(
+        self, stage: Stage, max_runtime: str, forced: bool, canceled: bool
     ) -> None:
         answers: list[bool] = []
 
@@ -303,13 +303,13 @@ class TestInterrupts:
 
         stage.run(life, dagster__max_runtime=max_runtime)
 
-        assert answers == [False, cancelled]
+        assert answers == [False, canceled]
         run = stage.instance.get_run_by_id(stage.request.run_id)
         assert run is not None
         # Also one that was forced to it while its process went on.
         assert run.status is DagsterRunStatus.CANCELED
         # What was forced to its end is cleaned up after by the supervisor sensor.
-        assert stage.retained == ([(EXECUTION, TerminalState.CANCELED)] if cancelled and not forced else [])
+        assert stage.retained == ([(EXECUTION, TerminalState.CANCELED)] if canceled and not forced else [])
 
 
 class TestRequest:

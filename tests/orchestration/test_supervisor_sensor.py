@@ -345,7 +345,7 @@ def test_a_stream_that_was_stopped_with_a_savepoint_is_not_started_again_where_i
 
 
 @pytest.mark.parametrize(("max_runtime", "end"), [("0", "CANCELED"), ("3600", None)])
-def test_a_run_that_was_killed_while_a_person_terminated_it_is_cancelled_whatever_dagster_calls_it(
+def test_a_run_that_was_killed_while_a_person_terminated_it_is_canceled_whatever_dagster_calls_it(
     supervised: Supervised, max_runtime: str, end: str | None
 ) -> None:
     run = supervised.run(DagsterRunStatus.STARTED, **{"dagster/max_runtime": max_runtime})
@@ -359,7 +359,7 @@ def test_a_run_that_was_killed_while_a_person_terminated_it_is_cancelled_whateve
     assert states == ([end] if end else [])
 
 
-def test_nothing_is_deleted_while_a_cancelled_stream_still_stops(supervised: Supervised, clock: Clock) -> None:
+def test_nothing_is_deleted_while_a_canceled_stream_still_stops(supervised: Supervised, clock: Clock) -> None:
     execution = supervised.execution(DagsterRunStatus.CANCELED)
     holder = replace(HOST, execution_id=execution.execution_id, run_id=execution.run_id)
     lease = supervised.catalog.leases.acquire("orders", holder, 30_000)

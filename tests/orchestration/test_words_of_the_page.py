@@ -107,6 +107,8 @@ def test_every_field_has_a_default_but_those_that_name_something() -> None:
         "savepoint",
         "start_from",
         "into_stream_id",
+        "location",
+        "outputs",
         "snapshot",
         "schedule",
         "state",

@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_before_the_object_counts_as_written(
         write_pieces(tmp_path / "object", pieces)
 
 
-def test_the_callers_own_error_is_the_one_that_is_told(tmp_path: Path, room: Callable[[int], None]) -> None:
+def test_the_callers_own_error_is_the_one_that_is_reported(tmp_path: Path, room: Callable[[int], None]) -> None:
     room(DIRECT)
     with pytest.raises(KeyError):
         write_pieces(tmp_path / "object", DIRECT + 1, then=KeyError)

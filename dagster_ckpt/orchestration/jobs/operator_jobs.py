@@ -199,7 +199,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
             done = operations.cancel(
                 handle_of(context, config.stream_id), operator_of(context), timeout_s=config.timeout_seconds
             )
-        context.log.info(f"{config.stream_id}: cancelled: {done}")
+        context.log.info(f"{config.stream_id}: canceled: {done}")
 
     @dg.op(required_resource_keys=RESOURCES)
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfigSchema) -> None:

@@ -65,7 +65,7 @@ def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch
     Yields nothing: the catalog sensor reports the checkpoints.
 
     Raises:
-        dagster.Failure: The driver did not start its query, the stream failed or was cancelled, or this
+        dagster.Failure: The driver did not start its query, the stream failed or was canceled, or this
             run was asked to stop and leaves the driver running. Never retried by Dagster.
     """
     with capture_interrupts():
@@ -182,7 +182,7 @@ def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWa
     # The stream may have ended in the meantime.
     with suppress(RequestFailedError):
         operations.cancel(handle, operator)
-    raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
+    raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
 
 
 def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> None:
@@ -195,7 +195,7 @@ def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> 
         )
     if execution.status is ExecutionStatus.CANCELED:
         context.instance.report_run_canceling(context.run, message=reason)
-        raise _failure(f"The stream was cancelled: {reason}", "CANCELED")
+        raise _failure(f"The stream was canceled: {reason}", "CANCELED")
     if execution.status is ExecutionStatus.FAILED:
         raise _failure(f"The stream failed for good: {reason}", "FAILED")
     context.log.info(f"{execution.status.value.lower()}: {reason}")

@@ -1,6 +1,6 @@
 """The body of a streaming asset's op: the lifecycle inside a Dagster run.
 
-The run's status as recorded by Dagster decides whether the stream was cancelled or failed, never
+The run's status as recorded by Dagster decides whether the stream was canceled or failed, never
 the signal: a user's cancel, a timeout and a server shutdown look the same from inside.
 """
 
@@ -69,7 +69,7 @@ def run_stream(
     *,
     check: Callable[[StepContext], None],
 ) -> Generator[Any, None, Outcome | None]:
-    """Run a stream until it ends, is stopped, cancelled or interrupted.
+    """Run a stream until it ends, is stopped, canceled or interrupted.
 
     Yields nothing: the catalog sensor reports the checkpoints, and the end of a stream is not
     another materialization.
@@ -85,7 +85,7 @@ def run_stream(
         How the stream ended; None if the run only tried the code.
 
     Raises:
-        dagster.Failure: The stream was cancelled or failed. Never retried by Dagster, because only the
+        dagster.Failure: The stream was canceled or failed. Never retried by Dagster, because only the
             restart strategy restarts streams.
     """
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
@@ -250,7 +250,7 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
         _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)
-        raise _failure(f"The stream was cancelled: {end.reason}", "CANCELED")
+        raise _failure(f"The stream was canceled: {end.reason}", "CANCELED")
     elif end.kind is EndKind.SUSPENDED:
         context.log.info(f"suspended: {end.reason}; everything is kept")
     elif end.kind is EndKind.LEASE_LOST:
@@ -268,12 +268,12 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
 
 
 def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcome) -> None:
-    cancelled = canceled_by_user(context)
-    if cancelled is not None:
-        if cancelled is dg.DagsterRunStatus.CANCELING:
+    canceled = canceled_by_user(context)
+    if canceled is not None:
+        if canceled is dg.DagsterRunStatus.CANCELING:
             _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)
         # The supervisor sensor treats a forcibly ended run as over and has its retention applied.
-        raise _failure("The stream was cancelled: its run was terminated.", "CANCELED")
+        raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
     # A run that exceeds a time limit is CANCELING first and then FAILURE. The supervisor sensor
     # settles the execution by the final status.
     raise _failure("The stream's process was told to stop; the supervisor sensor decides what follows.", "INTERRUPTED")

@@ -89,7 +89,7 @@ class StepJobs:
     """The jobs for steps that a sensor must not perform itself.
 
     Attributes:
-        retention: Applies the clean-up of a cancelled stream.
+        retention: Applies the clean-up of a canceled stream.
         roll_back: Rolls an upgrade back.
     """
 

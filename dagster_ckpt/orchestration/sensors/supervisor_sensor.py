@@ -110,7 +110,7 @@ def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> Rec
     """The end of a run as recorded by Dagster; None, for a deleted run, counts as failed.
 
     If a run's process was killed while the run was being terminated, Dagster records a FAILURE. A
-    user wanted it to end, so it counts as cancelled, unless a time limit terminated it.
+    user wanted it to end, so it counts as canceled, unless a time limit terminated it.
     """
     if run is None:
         return RecordedEnd.FAILED
@@ -144,7 +144,7 @@ def recorded_external_end(
 ) -> RecordedEnd:
     """The end of an execution whose process outlives its run.
 
-    The end of that run does not matter unless it was cancelled. While the run is in progress, it
+    The end of that run does not matter unless it was canceled. While the run is in progress, it
     handles the end of its driver.
     """
     if execution_liveness(catalog, execution) is Liveness.ALIVE:

@@ -21,7 +21,7 @@ def _mode(asked: CheckpointOptions) -> _Described:
     return (
         asked.mode,
         Effect.MAPPED,
-        "Snapshots do not wait for a batch boundary; the running batch may be planned anew, its rows repeated.",
+        "Snapshots do not wait for a batch boundary; the running batch may be planned again and its rows repeated.",
     )
 
 
@@ -34,7 +34,7 @@ def _interval(asked: CheckpointOptions) -> _Described:
 
 
 def _timeout(asked: CheckpointOptions) -> _Described:
-    return asked.timeout_ms, Effect.REAL, "An older attempt is aborted, and its files are removed."
+    return asked.timeout_ms, Effect.REAL, "An attempt that takes longer is aborted, and its files are deleted."
 
 
 def _min_pause(asked: CheckpointOptions) -> _Described:
@@ -48,7 +48,7 @@ def _min_pause(asked: CheckpointOptions) -> _Described:
 
 
 def _max_concurrent(asked: CheckpointOptions) -> _Described:
-    return asked.max_concurrent, Effect.REAL, "So many snapshots may be uploaded at once."
+    return asked.max_concurrent, Effect.REAL, "Maximum number of checkpoints uploaded concurrently."
 
 
 def _tolerable_failures(asked: CheckpointOptions) -> _Described:
@@ -111,13 +111,15 @@ def _count_savepoints(asked: CheckpointOptions) -> _Described:
     if asked.count_savepoints:
         explanation = "A savepoint takes the place of a checkpoint among those retained, as in Flink; its bytes stay."
     else:
-        explanation = "So many checkpoints are retained, however many savepoints are taken between them."
+        explanation = "Savepoints do not count among the retained checkpoints."
     return asked.count_savepoints, Effect.REAL, explanation
 
 
 def _prefer_checkpoint(asked: CheckpointOptions) -> _Described:
     if asked.prefer_checkpoint_for_recovery:
-        explanation = "Recovery takes the newest checkpoint even where a savepoint is newer, and tells how far back."
+        explanation = (
+            "Recovery takes the newest checkpoint even if a savepoint is newer, and reports how far back it goes."
+        )
     else:
         explanation = "Recovery takes the newest snapshot, checkpoint or savepoint."
     return asked.prefer_checkpoint_for_recovery, Effect.REAL, explanation

@@ -185,5 +185,5 @@ def _describe_asynchronous(asked: bool | None) -> OptionDescription:
     if asked is False:
         effect, explanation = Effect.NONE, "Snapshots are always asynchronous, as in Flink since 1.13."
     else:
-        effect, explanation = Effect.REAL, "The query goes on while its snapshot is stored."
+        effect, explanation = Effect.REAL, "The query continues while its snapshot is stored."
     return OptionDescription("using_asynchronous_snapshots", asked, effect, explanation)

@@ -105,7 +105,9 @@ class RocksDBOptions:
                 Effect.MAPPED,
                 f"The nearest Spark settings: {spark_settings_of(self.predefined) or 'none needed'}.",
             ),
-            OptionDescription("options", self.factory, Effect.MAPPED, "Its settings go on top of the predefined ones."),
+            OptionDescription(
+                "options", self.factory, Effect.MAPPED, "Its settings are applied on top of the predefined ones."
+            ),
             OptionDescription(
                 "db_storage_paths",
                 None if self.db_storage_paths is None else list(self.db_storage_paths),

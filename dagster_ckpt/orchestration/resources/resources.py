@@ -165,7 +165,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     options_factory: str | None = Field(
         default=None,
-        description="ROCKSDB: import path of a RocksDBOptionsFactory; its settings go on top of predefined_options.",
+        description="ROCKSDB: import path of a RocksDBOptionsFactory, applied on top of predefined_options.",
     )
     db_storage_paths: list[str] = Field(
         default_factory=list,

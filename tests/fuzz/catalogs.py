@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import tests.torture.paths  # noqa: F401 - the golden stream's neighbors are found by it
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, RequestKind
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig

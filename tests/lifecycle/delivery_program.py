@@ -30,7 +30,7 @@ from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.modes import CheckpointingMode
-from dagster_ckpt.flink.program import Stream, run_program
+from dagster_ckpt.flink.program import StreamToRun, run_program
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -167,13 +167,13 @@ def run(
 ) -> None:
     """Run the three streams until they end."""
 
-    def stream(name: str) -> Stream:
+    def stream(name: str) -> StreamToRun:
         def start(live: LiveDirectory) -> SupervisedQuery:
             query = start_query(describe(name), name, live)
             started(name, query)
             return query
 
-        return Stream(shops.stream(catalog, name), start, lambda: describe(name))
+        return StreamToRun(shops.stream(catalog, name), start, lambda: describe(name))
 
     run_program("shops", [stream(name) for name in STREAMS], spark=spark)
 

@@ -1,4 +1,4 @@
-"""Where the scenarios of other rooms' tests lie, which import their neighbours by name."""
+"""The folders of scenarios that import their neighbors by name."""
 
 import sys
 from pathlib import Path

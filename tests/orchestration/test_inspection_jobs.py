@@ -49,7 +49,7 @@ def live(tmp_path: Path, catalog: Catalog) -> Path:
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    as_writer(catalog).jobs.switch_live_directory(str(root))
+    as_writer(catalog).streams.switch_live_directory(str(root))
     return root
 
 

@@ -58,7 +58,7 @@ class Streams:
             self._lay(f"live/orders/live-1-0/offsets/{batch}", f'v1\n{json.dumps(metadata)}\n{{"logOffset":{batch}}}')
             self._lay(f"live/orders/live-1-0/commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         self._lay("live/orders/live-1-0/metadata", '{"id":"11111111-2222"}')
-        as_writer(catalog).jobs.switch_live_directory(live.url)
+        as_writer(catalog).streams.switch_live_directory(live.url)
         execution = begin_execution(catalog, "orders", "run", running=False)
         as_writer(catalog).executions.running(execution.execution_id, live_directory=live.url, recovery={})
         self.wrote(f"FileSink[file:{root}/out]")

@@ -135,7 +135,9 @@ def test_where_links_are_impossible_files_are_copied(files: LiveFiles, monkeypat
 def test_what_a_killed_process_held_is_let_go_by_the_next(files: LiveFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import os, sys\n"
-        "from dagster_ckpt.spark import LiveDirectory, staged_cut, staging\n"
+        "from dagster_ckpt.spark.checkpoint_dir import staging\n"
+        "from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory\n"
+        "from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut\n"
         "staging.HELD_IN_MEMORY_BYTES = staging.HELD_OPEN_FILES = 0\n"
         "with staged_cut(LiveDirectory(sys.argv[1]), carry_in_flight=False) as staged:\n"
         "    staged.pin(staged.files)\n"

@@ -1,8 +1,9 @@
-"""An operator who names a stream that is not there is told so, in one sentence."""
+"""What operators cannot have is refused in one message, before anything is changed."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -16,17 +17,9 @@ from dagster_ckpt.orchestration.resources.resources import (
 )
 
 
-@pytest.mark.parametrize(
-    ("stream_id", "told"),
-    [
-        ("nope", "No streaming asset with stream id 'nope' in this code location. It has: orders."),
-        ("orders", "knows no stream 'orders'"),
-    ],
-)
-def test_a_savepoint_of_a_stream_that_does_not_exist_or_was_never_started(
-    instance: dg.DagsterInstance, orders: StreamingAsset, tmp_path: Path, stream_id: str, told: str
-) -> None:
-    definitions = dg.Definitions.merge(
+@pytest.fixture
+def definitions(orders: StreamingAsset, tmp_path: Path) -> dg.Definitions:
+    return dg.Definitions.merge(
         stream_definitions(orders),
         dg.Definitions(
             resources={
@@ -37,10 +30,36 @@ def test_a_savepoint_of_a_stream_that_does_not_exist_or_was_never_started(
             }
         ),
     )
-    job = definitions.resolve_job_def("trigger_savepoint_job")
 
+
+def refusal(definitions: dg.Definitions, instance: dg.DagsterInstance, op: str, config: dict[str, Any]) -> dg.Failure:
+    job = definitions.resolve_job_def(f"{op}_job")
     with pytest.raises(dg.Failure) as raised:
-        job.execute_in_process({"ops": {"trigger_savepoint": {"config": {"stream_id": stream_id}}}}, instance=instance)
+        job.execute_in_process({"ops": {op: {"config": config}}}, instance=instance)
+    return raised.value
 
-    assert told in str(raised.value.description)
-    assert not raised.value.allow_retries
+
+@pytest.mark.parametrize(
+    ("stream_id", "reason"),
+    [
+        ("nope", "No streaming asset with stream id 'nope' in this code location. It has: orders."),
+        ("orders", "knows no stream 'orders'"),
+    ],
+)
+def test_a_savepoint_of_a_stream_that_does_not_exist_or_was_never_started(
+    instance: dg.DagsterInstance, definitions: dg.Definitions, stream_id: str, reason: str
+) -> None:
+    refused = refusal(definitions, instance, "trigger_savepoint", {"stream_id": stream_id})
+
+    assert reason in str(refused.description)
+    assert not refused.allow_retries
+
+
+def test_a_dry_run_of_what_an_end_state_deletes_is_refused_as_it_would_show_nothing_of_it(
+    instance: dg.DagsterInstance, definitions: dg.Definitions
+) -> None:
+    config = {"stream_id": "orders", "state": "CANCELED", "dry_run": True}
+
+    refused = refusal(definitions, instance, "apply_retention", config)
+
+    assert "Leave out state, or dry_run." in str(refused.description)

@@ -9,7 +9,7 @@ from pydantic import Field
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.modes import RecoveryClaimMode, TerminalState
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
-from dagster_ckpt.errors import CkptError, NothingCommittedError
+from dagster_ckpt.errors import CkptError, NothingCommittedError, OptionError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
 from dagster_ckpt.orchestration.assets.downstream import dependents_of
@@ -123,7 +123,8 @@ class RetentionConfigSchema(dg.Config):
     execution_id: str | None = Field(default=None, description="The execution that ended. Default: the newest one.")
     dry_run: bool = Field(
         default=False,
-        description="Only show which orphaned bytes would be removed and which deletions finished, and why.",
+        description="Only show which orphaned bytes would be removed and which deletions finished, and why. Not together "
+        "with state.",
     )
 
 
@@ -300,8 +301,13 @@ def _garbage_table(swept: Sequence[Garbage]) -> dg.MarkdownMetadataValue:
 
 
 def _retention(handle: StreamHandle, config: RetentionConfigSchema) -> RetentionReport:
+    if config.state is not None and config.dry_run:
+        raise OptionError(
+            f"state is {config.state.name}, but a dry run shows only orphaned bytes and interrupted deletions, not "
+            "what a state would delete. Nothing was changed. Leave out state, or dry_run."
+        )
     finished = housekeeping(handle, dry_run=config.dry_run)
-    if config.state is None or config.dry_run:
+    if config.state is None:
         return finished
     execution_id = config.execution_id
     if execution_id is None:

@@ -28,11 +28,14 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
         url: A URL on that file system.
         storage_options: The user's arguments.
     """
+    # fsspec shares one cached listing among all threads that use a bucket, and a listing that began
+    # before a write may be cached after it: the object just written would look deleted.
+    arguments = {**storage_options, "use_listings_cache": False}
     if not url.startswith(("s3://", "s3a://")):
-        return dict(storage_options)
+        return arguments
     # Snapshots carry their own digests, and S3-compatible servers get these checksums wrong.
     config = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
-    return {**storage_options, "config_kwargs": {**config, **storage_options.get("config_kwargs", {})}}
+    return {**arguments, "config_kwargs": {**config, **storage_options.get("config_kwargs", {})}}
 
 
 # A single letter is a Windows drive, in Flink as well.

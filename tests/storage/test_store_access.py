@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.config.checkpoint_storage import (
@@ -18,6 +19,7 @@ from dagster_ckpt.config.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.errors import OptionError, SnapshotTooLargeError, StorageAccessError
+from dagster_ckpt.io.fsspec_objects import FsspecSpace
 from dagster_ckpt.io.local_objects import LocalSpace
 from dagster_ckpt.io.location import normalised
 from dagster_ckpt.snapshot.opening import open_store
@@ -60,6 +62,18 @@ def test_a_savepoint_path_is_checked_too(tmp_path) -> None:
     storage = FileSystemCheckpointStorage(f"file://{tmp_path}/c", savepoint_path=f"file://{tmp_path}/file/s")
     with pytest.raises(StorageAccessError, match=r"Cannot write file://.*/file/s/probe"):
         open_store(storage, "stream").check_access()
+
+
+def test_a_listing_cached_by_another_thread_does_not_hide_a_new_object(s3_options, monkeypatch) -> None:
+    """A listing that began before a write can end after it; fsspec would then cache it for all threads."""
+    s3fs.S3FileSystem(**s3_options).mkdir("listings")
+    space = FsspecSpace("s3://listings/c", s3_options)
+    space.publish("shared/1", b"a")
+    # The other thread's listing ends between this thread's invalidation and its own listing.
+    monkeypatch.setattr(space._fs, "invalidate_cache", lambda _path=None: None)
+    assert list(space.list("shared")) == ["1"]
+    space.publish("shared/2", b"b")
+    assert space.sizes(["shared/1", "shared/2"]) == {"shared/1": 1, "shared/2": 1}
 
 
 def test_a_misspelt_bucket_is_found_and_not_made(s3_options) -> None:

@@ -23,12 +23,13 @@ from dagster_ckpt.catalog.records import (
     RequestStatus,
     SnapshotRecord,
     SnapshotStatus,
-    SnapshotTally,
     SnapshotTrigger,
     StartCause,
     StreamRecord,
 )
-from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
+from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
+from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 
 __all__ = [
     "Catalog",

@@ -11,16 +11,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Table, create_engine, event, text
+from sqlalchemy import Connection, Row, Table, create_engine, event, select, text
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from dagster_ckpt.catalog.lease_guard import require_lease
 from dagster_ckpt.catalog.records import EventType, LeaseRecord
-from dagster_ckpt.catalog.tables import event_counter, events
+from dagster_ckpt.catalog.tables import event_counter, events, leases
 from dagster_ckpt.catalog.time_limits import (
     DEFAULT_TTL_MS,
     call_limit_s,
@@ -29,17 +28,22 @@ from dagster_ckpt.catalog.time_limits import (
     limited,
 )
 from dagster_ckpt.config.redaction import cause_to_show, names_a_secret, without_secrets
-from dagster_ckpt.errors import CatalogError
+from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.foreign import from_json
 
 # Event details that are free text and may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
+
+
 _NOW = {
     "sqlite": "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
     "postgresql": "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
 
+
 Clock = Callable[[], int]
+
+
 E = TypeVar("E", bound=Enum)
 
 
@@ -316,3 +320,34 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
 
     return engine
+
+
+def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
+    """The lease of a stream as stored, or None if it was never held."""
+    return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
+
+
+def require_lease(connection: Connection, stream_id: str, token: int) -> None:
+    """Require that a stream's lease has this token, and keep it unchanged until this transaction ends.
+
+    On PostgreSQL the row is locked: a take-over waits for this transaction, and a transaction that
+    begins after a take-over finds the new token. On SQLite a write transaction excludes all others
+    from its begin.
+
+    Raises:
+        LeaseLostError: Another execution holds the lease, or it is not held.
+    """
+    query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
+    row = connection.execute(query).one_or_none()
+    if row is None or row.token != token or row.execution_id is None:
+        raise LeaseLostError(lease_lost_message(stream_id, row))
+
+
+def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
+    """The message for a former holder of the lease."""
+    if row is None or row.execution_id is None:
+        return f"The lease of stream {stream_id!r} was released: this execution holds it no longer. Start it again."
+    return (
+        f"The lease of stream {stream_id!r} is held by run {row.run_id} (process {row.pid} on {row.host}) now. This "
+        "execution had not renewed it in time, and stops its query so that there is one writer."
+    )

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
-from dagster_ckpt.catalog.records import (
-    EventType,
-    ExecutionRecord,
-    ExecutionStatus,
-    Holder,
-    LeaseRecord,
-    RunFailure,
-    StartCause,
-)
+from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus, Holder, LeaseRecord, StartCause
 from dagster_ckpt.catalog.tables import events, executions, leases, streams
 from dagster_ckpt.errors import CatalogError
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """An execution that failed.
+
+    Attributes:
+        at_ms: When it ended, ms since the epoch.
+        reason: Why.
+    """
+
+    at_ms: int
+    reason: str
+
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
 
 
 # The fields of a recovery that an event reports: what it started from and what that costs.
 _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
+
 
 _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from dagster_ckpt.catalog.database import Database, cells
-from dagster_ckpt.catalog.lease_guard import lease_row, lost
+from dagster_ckpt.catalog.database import Database, cells, lease_lost_message, lease_row
 from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
@@ -39,7 +38,7 @@ class LeaseRecords:
             ttl_ms: Time until the lease expires without a renewal.
             take_over: Token of a lease to take over before it expires, because its holder is proven
                 dead. A lease with another token is not taken over.
-            above: The new token is greater than this one, which a lost catalog issued.
+            above: The new token is greater than this one, which a lease_lost_message catalog issued.
 
         Raises:
             LeaseHeldError: The lease is held.
@@ -82,7 +81,7 @@ class LeaseRecords:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
             renewed = leases.update().where(mine).values(renewed_at_ms=now_ms, expires_at_ms=now_ms + ttl_ms)
             if not connection.execute(renewed).rowcount:
-                raise LeaseLostError(lost(stream_id, lease_row(connection, stream_id)))
+                raise LeaseLostError(lease_lost_message(stream_id, lease_row(connection, stream_id)))
             return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
@@ -139,7 +138,7 @@ class LeaseRecords:
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:
-                raise LeaseLostError(lost(stream_id, row))
+                raise LeaseLostError(lease_lost_message(stream_id, row))
 
 
 def _record(row: Row[Any], now_ms: int) -> LeaseRecord:

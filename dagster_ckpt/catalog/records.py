@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dagster_ckpt.catalog.recovery_records import StateOrigin
+from dagster_ckpt.catalog.state_origin import StateOrigin
 
 
 class StartCause(StrEnum):
@@ -339,55 +339,6 @@ class HoldRecord:
     request_id: str | None
     expires_at_ms: int | None
     created_at_ms: int
-
-
-@dataclass(frozen=True)
-class RunFailure:
-    """An execution that failed.
-
-    Attributes:
-        at_ms: When it ended, ms since the epoch.
-        reason: Why.
-    """
-
-    at_ms: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class SnapshotTally:
-    """Totals over several checkpoints.
-
-    Attributes:
-        count: Number of checkpoints.
-        rows: Input rows, as far as their executions saw them.
-        incremental_bytes: Number of bytes written for them.
-    """
-
-    count: int
-    rows: int
-    incremental_bytes: int
-
-
-@dataclass(frozen=True)
-class SnapshotHistory:
-    """Health indicators of a stream from its snapshots.
-
-    Attributes:
-        newest: The newest restorable snapshot.
-        verified: The snapshot that was verified last; it may have been deleted since.
-        failures: Number of failed attempts since the newest snapshot.
-        last_failure: Why the last of them failed.
-        bytes_before: Full bytes of the first snapshot in the requested window.
-        slowest_ms: Longest duration among the last completed checkpoints, or None.
-    """
-
-    newest: SnapshotRecord | None = None
-    verified: SnapshotRecord | None = None
-    failures: int = 0
-    last_failure: str | None = None
-    bytes_before: int | None = None
-    slowest_ms: int | None = None
 
 
 @dataclass(frozen=True)

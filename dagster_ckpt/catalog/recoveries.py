@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row, func, select
 
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.catalog.records import EventType, LeaseRecord
-from dagster_ckpt.catalog.recovery_records import PointFailure
 from dagster_ckpt.catalog.tables import recovery_failures
+
+
+@dataclass(frozen=True)
+class PointFailure:
+    """A recovery that failed at one of the stream's recovery points.
+
+    Attributes:
+        ordinal: Increases with each failure of the stream.
+        execution_id: The execution that failed there.
+        point: Name of the point, as `RecoveryPoint` makes it.
+        error: Class of the error.
+        detail: What was found, as text for people.
+        is_certain: Whether a retry cannot succeed.
+        batch_id: The batch of that point, or None.
+        rewound_batches: Number of batches that going back there reprocesses, or None if unknown.
+        rewound_ms: The same as a time span, or None.
+        at_ms: When.
+    """
+
+    ordinal: int
+    execution_id: str
+    point: str
+    error: str
+    detail: str
+    is_certain: bool
+    batch_id: int | None
+    at_ms: int
+    rewound_batches: int | None = None
+    rewound_ms: int | None = None
+
 
 # A message of Spark's may contain a whole stack trace.
 _LONGEST_DETAIL = 4_000

@@ -1,4 +1,4 @@
-"""Requests to streams: submitted by operators, answered by the stream's own process."""
+"""Requests to streams, answered by the stream's own process, and the drivers launched to answer START requests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.holds import refer
-from dagster_ckpt.catalog.records import EventType, LeaseRecord, RequestKind, RequestRecord, RequestStatus
-from dagster_ckpt.catalog.tables import requests
+from dagster_ckpt.catalog.records import EventType, LaunchRecord, LeaseRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.tables import launches, requests
 from dagster_ckpt.errors import CatalogError
 
 _OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
@@ -184,3 +184,65 @@ def _record(row: Row[Any]) -> RequestRecord:
         values["kind"] = RequestKind.UNKNOWN
     values["arguments"] = arguments or {}
     return RequestRecord(**values, broken="; ".join(troubles) or None)
+
+
+class LaunchRecords:
+    """Launched drivers. Each answers one START request."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(
+        self,
+        request_id: str,
+        *,
+        stream_id: str,
+        run_id: str,
+        host: str,
+        boot_id: str,
+        pid: int,
+        process_start_ticks: int | None,
+        command: str,
+        log: str,
+    ) -> LaunchRecord:
+        """Record the handle of a driver; it replaces one that was launched earlier for the same request."""
+        with self._database.writing() as connection:
+            connection.execute(launches.delete().where(launches.c.request_id == request_id))
+            connection.execute(
+                launches.insert().values(
+                    request_id=request_id,
+                    stream_id=stream_id,
+                    run_id=run_id,
+                    host=host,
+                    boot_id=boot_id,
+                    pid=pid,
+                    process_start_ticks=process_start_ticks,
+                    command=command,
+                    log=log,
+                    launched_at_ms=self._database.now_ms(connection),
+                )
+            )
+            row = connection.execute(select(launches).where(launches.c.request_id == request_id)).one()
+        return _launch(row)
+
+    def get(self, request_id: str) -> LaunchRecord | None:
+        """The launch that answers a START request, or None."""
+        return self._first(select(launches).where(launches.c.request_id == request_id))
+
+    def latest(self, stream_id: str) -> LaunchRecord | None:
+        """The newest launch of a stream, or None."""
+        return self._first(
+            select(launches)
+            .where(launches.c.stream_id == stream_id)
+            .order_by(launches.c.launched_at_ms.desc())
+            .limit(1)
+        )
+
+    def _first(self, query: Select[Any]) -> LaunchRecord | None:
+        with self._database.reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return _launch(row) if row is not None else None
+
+
+def _launch(row: Row[Any]) -> LaunchRecord:
+    return LaunchRecord(**cells(row, launches, []))

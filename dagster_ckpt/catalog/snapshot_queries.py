@@ -7,21 +7,70 @@ of streams and not with the length of their histories.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Select, TextClause, and_, func, select, text
 
-from dagster_ckpt.catalog.records import EventType, SnapshotStatus
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import snapshots, streams
 
+
+@dataclass(frozen=True)
+class SnapshotTally:
+    """Totals over several checkpoints.
+
+    Attributes:
+        count: Number of checkpoints.
+        rows: Input rows, as far as their executions saw them.
+        incremental_bytes: Number of bytes written for them.
+    """
+
+    count: int
+    rows: int
+    incremental_bytes: int
+
+
+@dataclass(frozen=True)
+class SnapshotHistory:
+    """Health indicators of a stream from its snapshots.
+
+    Attributes:
+        newest: The newest restorable snapshot.
+        verified: The snapshot that was verified last; it may have been deleted since.
+        failures: Number of failed attempts since the newest snapshot.
+        last_failure: Why the last of them failed.
+        bytes_before: Full bytes of the first snapshot in the requested window.
+        slowest_ms: Longest duration among the last completed checkpoints, or None.
+    """
+
+    newest: SnapshotRecord | None = None
+    verified: SnapshotRecord | None = None
+    failures: int = 0
+    last_failure: str | None = None
+    bytes_before: int | None = None
+    slowest_ms: int | None = None
+
+
 _restorable = snapshots.alias("restorable")
+
+
 _verified = snapshots.alias("verified")
+
+
 _failed = snapshots.alias("failed")
+
+
 _sized = snapshots.alias("sized")
+
+
 _timed = snapshots.alias("timed")
+
 
 # The last attempts up to the newest snapshot: enough to see a slow one, few enough for every look.
 _TIMED = 10
+
+
 _WAS_COMPLETED = (SnapshotStatus.COMPLETED.value, SnapshotStatus.DELETING.value, SnapshotStatus.DELETED.value)
 
 

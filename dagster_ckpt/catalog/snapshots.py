@@ -17,12 +17,11 @@ from dagster_ckpt.catalog.records import (
     HoldKind,
     HoldRecord,
     LeaseRecord,
-    SnapshotHistory,
     SnapshotRecord,
     SnapshotStatus,
-    SnapshotTally,
     SnapshotTrigger,
 )
+from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
 from dagster_ckpt.catalog.streams import raise_counter
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError

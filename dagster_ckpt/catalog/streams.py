@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
 from dagster_ckpt.catalog.records import EventType, LeaseRecord, StreamRecord
-from dagster_ckpt.catalog.recovery_records import OriginKind, StateOrigin
+from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.catalog.tables import leases, snapshots, streams, timelines
 from dagster_ckpt.errors import CatalogError, StreamNotFoundError
 

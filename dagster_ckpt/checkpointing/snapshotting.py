@@ -15,8 +15,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import DEPLOYMENT
 from dagster_ckpt.stream.start_from import checked_label
-from dagster_ckpt.stream.unregistered import DEPLOYMENT
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from dagster_ckpt.checkpointing.snapshotting import SnapshotOrder, sharing_base,
 from dagster_ckpt.errors import CatalogError, NothingCommittedError
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
-from dagster_ckpt.stream.holding import holding
-from dagster_ckpt.stream.sinks_written import sinks_written
+from dagster_ckpt.stream.handle import StreamHandle, sinks_written, wall_clock_ms
+from dagster_ckpt.stream.snapshots import holding
 
 
 def savepoint_of_stopped_stream(

@@ -20,8 +20,7 @@ from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import LeaseLostError, StatePartitionsError, StreamFailedError
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import Outcome, RunRequest, StartQuery
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.pinned_state import pinned_partitions
 from dagster_ckpt.spark.query.application import application_of

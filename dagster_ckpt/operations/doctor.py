@@ -9,7 +9,7 @@ from typing import Any
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.errors import CkptError, NothingCommittedError, StorageAccessError
 from dagster_ckpt.operations.verification import verify_snapshot
-from dagster_ckpt.recovery.snapshot_choice import SnapshotChoice, choose_snapshot
+from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.against_snapshot import KnownSnapshot
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose

@@ -13,7 +13,7 @@ from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.operations.source_health import SourceFacts, lag, retention
 from dagster_ckpt.runtime.stall import QueryInactivity
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 MINUTE_MS = 60_000
 

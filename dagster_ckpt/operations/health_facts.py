@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord
-from dagster_ckpt.catalog.recovery_records import PointFailure
+from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.operations.health import HealthFacts
 from dagster_ckpt.operations.health_settings import HealthSettings

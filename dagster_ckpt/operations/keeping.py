@@ -16,8 +16,7 @@ from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.reuse import Source, SourceFile
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
-from dagster_ckpt.stream.holding import holding
-from dagster_ckpt.stream.snapshot_names import describe_snapshot, is_named, is_owned_by_stream
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_named, is_owned_by_stream
 from dagster_ckpt.stream.start_from import checked_label
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, SnapshotRecord
-from dagster_ckpt.catalog.recovery_records import PointFailure
+from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.checkpointing.stopped_savepoint import savepoint_of_stopped_stream
 from dagster_ckpt.config.modes import DesiredState, TerminalState
 from dagster_ckpt.config.redaction import refuse_user_info
@@ -36,9 +36,9 @@ from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, checked_label
 
 __all__ = [

@@ -23,8 +23,7 @@ from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.holding import holding
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot
 from dagster_ckpt.stream.start_from import checked_label
-from dagster_ckpt.stream.unregistered import DEPLOYMENT
 
 # Holder for a process that can no longer be found, so that its end does not count as orderly.
 _LOST = Holder("rebuilt", "rebuilt", "unknown", 0, None, "unknown")

@@ -22,11 +22,10 @@ from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.sinks_written import sinks_of_snapshot
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 # A retry does not help: a user must decide where the stream continues.

@@ -7,7 +7,7 @@ from dagster_ckpt.policies.savepoint_history import SavepointHistory, ScheduledS
 from dagster_ckpt.recovery.retention import RetentionReport, discard
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 
 def apply_savepoint_history(stream: StreamHandle, schedule: str, history: SavepointHistory) -> RetentionReport:

@@ -26,7 +26,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
 # A file undone by a rollback earlier than these is reported as undone by the first of them.

@@ -21,8 +21,7 @@ from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity
 from dagster_ckpt.spark.query.state_rows import StateRows, count_state_rows
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.holding import holding_location
-from dagster_ckpt.stream.snapshot_names import is_named
+from dagster_ckpt.stream.snapshots import holding_location, is_named
 from dagster_ckpt.stream.start_from import is_location
 
 if TYPE_CHECKING:

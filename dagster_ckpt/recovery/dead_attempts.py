@@ -15,10 +15,9 @@ from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, Snapsho
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, StorageAccessError
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotKind
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.holding import HOLD_TTL_MS
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness, this_holder
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import HOLD_TTL_MS, describe_snapshot
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotStatus, StreamRecord
-from dagster_ckpt.catalog.recovery_records import OriginKind
-from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts
-from dagster_ckpt.recovery.unknown_state import unknown_state
+from dagster_ckpt.catalog.state_origin import OriginKind
+from dagster_ckpt.errors import CkptError, StorageAccessError
+from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.rewind import retained_batches
-from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import boot_id
+from dagster_ckpt.stream.snapshots import unregistered_snapshot
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
-from dagster_ckpt.stream.unregistered import unregistered_snapshot
 
 
 def recovery_facts(
@@ -102,3 +103,60 @@ def _origin_snapshot_is_gone(stream: StreamHandle, record: StreamRecord) -> bool
         return False
     known = stream.catalog.snapshots.by_id([origin.snapshot_id]).get(origin.snapshot_id)
     return known is not None and known.status in (SnapshotStatus.DELETING, SnapshotStatus.DELETED)
+
+
+_AWAITS = "; a fork or an import made it, and no query was started in it: run the fork or the import again"
+
+
+def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
+    """Look for live directories, checkpoints, savepoints and sink logs of a stream. Changes nothing.
+
+    Args:
+        stream: The stream.
+        output: Where the query to start will write; None if unknown.
+
+    Raises:
+        StorageAccessError: The storage or the live folder cannot be reached.
+    """
+    directories = [
+        f"{built.live.url}, up to batch {commit}{_AWAITS if built.live.awaits_first_start() else ''}"
+        for built in stream.live_directories()
+        if (commit := built.live.positions().commit) is not None
+    ]
+    snapshots: list[str] = []
+    folders = [output.folder] if output is not None and output.folder is not None else []
+    for location in stream.store.checkpoints():
+        header = _header(stream, location)
+        snapshots.append(location if header is not None else f"{location}, which cannot be read")
+        folders += _folders(header)
+    for location in stream.store.savepoints():
+        header = _header(stream, location)
+        # The folder may contain savepoints of other streams.
+        if header is not None and header.stream_id == stream.stream_id:
+            snapshots.append(f"savepoint {location}")
+            folders += _folders(header)
+    distinct = [folder for i, folder in enumerate(folders) if not any(same_folder(folder, at) for at in folders[:i])]
+    sinks = [told for folder in distinct if (told := _log(folder)) is not None]
+    return UnknownState(directories, snapshots, sinks)
+
+
+def _header(stream: StreamHandle, location: str) -> SnapshotHeader | None:
+    try:
+        return stream.store.manifest(location).header
+    except StorageAccessError:
+        raise
+    except CkptError:
+        return None
+
+
+def _folders(header: SnapshotHeader | None) -> list[str]:
+    noted = header.properties.get("sinks") if header is not None else None
+    return [str(sink["path"]) for sink in noted] if isinstance(noted, list) else []
+
+
+def _log(folder: str) -> str | None:
+    try:
+        last = logged_batch(folder)
+    except StorageAccessError:
+        return f"the sink log of {folder}, which cannot be reached"
+    return None if last is None else f"the sink log of {folder}, up to batch {last}"

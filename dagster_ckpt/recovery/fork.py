@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_ckpt.catalog.records import Holder
-from dagster_ckpt.catalog.recovery_records import OriginKind, StateOrigin
+from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
@@ -30,10 +30,9 @@ from dagster_ckpt.spark.query.output import same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 

@@ -25,9 +25,8 @@ from dagster_ckpt.spark.query.sinks import sink_place
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import claim_live_folder
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, foreign_snapshot
 from dagster_ckpt.stream.start_from import is_location
-from dagster_ckpt.stream.unregistered import DEPLOYMENT, foreign_snapshot
 
 # Namespace for the query ids of imports. Each is derived from deployment, stream and directory, so
 # that the remains of an interrupted import are recognized.

@@ -15,7 +15,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.pinned_state import check_pinned_provider, pinned_state
 from dagster_ckpt.spark.query.plan_description import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 _NAMES = {
     "Aggregate": "aggregation",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.catalog.recovery_records import OriginKind
+from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, SnapshotNotFoundError
@@ -24,7 +24,7 @@ from dagster_ckpt.recovery.state_at_risk import refuse_to_forget, refuse_unconfi
 from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.snapshot_names import (
+from dagster_ckpt.stream.snapshots import (
     CHECKPOINT,
     SAVEPOINT,
     describe_snapshot,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.recovery_records import OriginKind, StateOrigin
+from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, sink_logs_of_snapshot, survey_sinks
@@ -32,10 +32,9 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Filler, Watch, clone, mate
 from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, own_past, roll_back_to_own_past
 from dagster_ckpt.spark.query.output import NamedOutput, begin_log, empty_log
 from dagster_ckpt.spark.query.sinks import file_sink_path
-from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
-from dagster_ckpt.stream.sinks_written import sinks_of_snapshot, sinks_written
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import disown_live_folder
-from dagster_ckpt.stream.snapshot_names import describe_snapshot, is_owned_by_stream, retained_kind
+from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained_kind
 
 # Far longer than an attempt may take by default (10 minutes).
 ORPHAN_AGE_MS = 6 * 3_600_000

@@ -22,8 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.rewind import live_query_id
 from dagster_ckpt.spark.query.output import NamedOutput, same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.spark.query.source_distance import Distance, SourceDistance, distance
-from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.sinks_written import sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot, sinks_written
 
 _REWINDS = (RecoveryKind.RESTORE, RecoveryKind.REWIND, RecoveryKind.START_EMPTY)
 

@@ -8,7 +8,7 @@ from dagster_ckpt.errors import CkptError, LeaseLostError, RestoreError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, RecoveryPlan
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshot_names import describe_snapshot, is_owned_by_stream
+from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 LABEL = "before-rewind-"

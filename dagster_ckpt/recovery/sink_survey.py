@@ -16,9 +16,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import sink_entry
 from dagster_ckpt.spark.query.output import NamedOutput, logged_batch, same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
-from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.handle import StreamHandle, sinks_written
 from dagster_ckpt.stream.liveness import is_held
-from dagster_ckpt.stream.sinks_written import sinks_written
 
 BEFORE_THE_FIRST_BATCH = -1
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster_ckpt.catalog.recovery_records import OriginKind
+from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.errors import LiveDirectoryError, StateAtRiskError
 from dagster_ckpt.recovery.plan import RecoveryFacts
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartPoint
 
 # Maximum number of items listed in a message.

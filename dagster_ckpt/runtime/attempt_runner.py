@@ -30,7 +30,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, Stora
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
 from dagster_ckpt.runtime.attempts import AttemptThreads, CutExists, NotStored, RunningAttempt, Stored
-from dagster_ckpt.runtime.retry_queue import RetryQueue
+from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.spark.query.guarantees import guarantees
 from dagster_ckpt.spark.query.query import QueryFacts

@@ -1,14 +1,20 @@
-"""What a run of a stream is asked to do, and how it ended."""
+"""What a run of a stream is asked to do, and how its queries end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, StartCause
+from dagster_ckpt.catalog.records import (
+    ExecutionStatus,
+    LeaseRecord,
+    RequestKind,
+    SnapshotRecord,
+    StartCause,
+)
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
-from dagster_ckpt.runtime.supervision import QueryEnd
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.application import SparkApplication
 from dagster_ckpt.spark.query.query import SupervisedQuery
@@ -17,6 +23,55 @@ from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+class EndKind(Enum):
+    """How a query ended.
+
+    FINISHED: Stopped with a savepoint.
+    ENDED_BY_ITSELF: It processed all of a bounded input.
+    SUSPENDED: A user stopped it in order to start it again later.
+    CANCEL_REQUESTED: A user canceled it through the catalog.
+    INTERRUPTED: The surrounding process was interrupted.
+    FAILED: The query failed, or too many checkpoints did.
+    LEASE_LOST: Another execution is the writer.
+    SAVEPOINT_FAILED: It was stopped for a savepoint that then failed. It is restarted.
+    STALLED: It stalled for longer than the stream allows.
+    """
+
+    FINISHED = "FINISHED"
+    ENDED_BY_ITSELF = "ENDED_BY_ITSELF"
+    SUSPENDED = "SUSPENDED"
+    CANCEL_REQUESTED = "CANCEL_REQUESTED"
+    INTERRUPTED = "INTERRUPTED"
+    FAILED = "FAILED"
+    LEASE_LOST = "LEASE_LOST"
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    STALLED = "STALLED"
+
+
+ENDS_BY_REQUEST = {
+    RequestKind.CANCEL: (EndKind.CANCEL_REQUESTED, ExecutionStatus.CANCELED),
+    RequestKind.SUSPEND: (EndKind.SUSPENDED, ExecutionStatus.SUSPENDED),
+}
+
+
+@dataclass(frozen=True)
+class QueryEnd:
+    """The end of one query.
+
+    Attributes:
+        kind: How it ended.
+        reason: A message for users.
+        savepoint: The savepoint it was stopped with, for FINISHED.
+        trace: The stack trace from the JVM, for FAILED; None if only the reason is known.
+    """
+
+    kind: EndKind
+    reason: str
+    savepoint: SnapshotRecord | None = None
+    trace: str | None = None
+
 
 StartQuery = Callable[[LiveDirectory], SupervisedQuery]
 

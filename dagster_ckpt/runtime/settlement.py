@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, StartCause
@@ -18,8 +20,7 @@ from dagster_ckpt.errors import (
     StateBackendChangeError,
     StatePartitionsError,
 )
-from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.runtime.supervision import EndKind, QueryEnd
+from dagster_ckpt.runtime.run import EndKind, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 
@@ -28,6 +29,8 @@ _REFUSALS = (
     *(SnapshotNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
     *(PlanChangedError, StateBackendChangeError, StatePartitionsError),
 )
+
+
 _STATUS = {
     EndKind.FINISHED: ExecutionStatus.FINISHED,
     EndKind.ENDED_BY_ITSELF: ExecutionStatus.SUSPENDED,
@@ -138,3 +141,33 @@ class Settlement:
         # ended this execution.
         with suppress(CatalogError):
             self._executions.end_unheld(execution_id, ExecutionStatus.FAILED, reason)
+
+
+Change = Callable[[], object]
+
+
+class RetryQueue:
+    """Catalog writes, applied in order and retried until the catalog accepts them.
+
+    A write may be applied twice, because the response to it may be lost: each has to be idempotent. A process that has
+    lost the lease drops its pending writes; they are its successor's to make.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[Change] = deque()
+
+    def run(self, change: Change) -> None:
+        """Apply a write after all pending ones, now if the catalog is available."""
+        self._pending.append(change)
+        self.retry()
+
+    def retry(self) -> None:
+        """Apply the pending writes until one fails."""
+        try:
+            while self._pending:
+                self._pending[0]()
+                self._pending.popleft()
+        except LeaseLostError:
+            self._pending.clear()
+        except CatalogError:
+            return

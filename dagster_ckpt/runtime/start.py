@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, StartCause
-from dagster_ckpt.checkpointing.checkpoint_ids import advance_checkpoint_id
+from dagster_ckpt.checkpointing.recording import advance_checkpoint_id
 from dagster_ckpt.errors import LeaseLostError, RestartWithdrawnError
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
@@ -22,9 +22,8 @@ from dagster_ckpt.recovery.recovery_points import live_point, point_of_origin
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
-from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.runtime.run import QueryEnd, RunRequest
 from dagster_ckpt.runtime.start_watch import StartWatch
-from dagster_ckpt.runtime.supervision import QueryEnd
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import plan_of_writer
@@ -32,9 +31,9 @@ from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places, claim_live_folder
+from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 

@@ -8,7 +8,8 @@ from threading import Lock
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CatalogError, StartStoppedError
-from dagster_ckpt.runtime.supervision import ENDS_BY_REQUEST, REQUEST_POLL_MS, EndKind, QueryEnd
+from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
+from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 
 

@@ -9,12 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import asdict
 from functools import partial
 from random import Random
 
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
+from dagster_ckpt.catalog.records import RequestKind, RequestStatus
 from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
@@ -38,7 +37,8 @@ from dagster_ckpt.config.durations import iso_duration
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
-from dagster_ckpt.runtime.retry_queue import RetryQueue
+from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
+from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.runtime.stall import QueryInactivity, StallDetector
 from dagster_ckpt.spark.query.activity import STARTING
 from dagster_ckpt.spark.query.query import SupervisedQuery
@@ -46,65 +46,27 @@ from dagster_ckpt.stream.handle import Clock, StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper
 
 POLL_S = 0.25
+
+
 HEARTBEAT_MS = 2_000
+
+
 REQUEST_POLL_MS = 500
+
+
 # Longer than the usual time between two signs of activity.
 REPORT_AFTER_MS = 60_000
+
+
 # A stalled query may not react to an interrupt either.
 STOP_STALLED_MS = 60_000
 
 
-class EndKind(Enum):
-    """How a query ended.
-
-    FINISHED: Stopped with a savepoint.
-    ENDED_BY_ITSELF: It processed all of a bounded input.
-    SUSPENDED: A user stopped it in order to start it again later.
-    CANCEL_REQUESTED: A user canceled it through the catalog.
-    INTERRUPTED: The surrounding process was interrupted.
-    FAILED: The query failed, or too many checkpoints did.
-    LEASE_LOST: Another execution is the writer.
-    SAVEPOINT_FAILED: It was stopped for a savepoint that then failed. It is restarted.
-    STALLED: It stalled for longer than the stream allows.
-    """
-
-    FINISHED = "FINISHED"
-    ENDED_BY_ITSELF = "ENDED_BY_ITSELF"
-    SUSPENDED = "SUSPENDED"
-    CANCEL_REQUESTED = "CANCEL_REQUESTED"
-    INTERRUPTED = "INTERRUPTED"
-    FAILED = "FAILED"
-    LEASE_LOST = "LEASE_LOST"
-    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
-    STALLED = "STALLED"
-
-
-ENDS_BY_REQUEST = {
-    RequestKind.CANCEL: (EndKind.CANCEL_REQUESTED, ExecutionStatus.CANCELED),
-    RequestKind.SUSPEND: (EndKind.SUSPENDED, ExecutionStatus.SUSPENDED),
-}
 _TRIGGERS = {
     RequestKind.CHECKPOINT: TriggerKind.CHECKPOINT,
     RequestKind.SAVEPOINT: TriggerKind.SAVEPOINT,
     RequestKind.STOP_WITH_SAVEPOINT: TriggerKind.STOP_WITH_SAVEPOINT,
 }
-
-
-@dataclass(frozen=True)
-class QueryEnd:
-    """The end of one query.
-
-    Attributes:
-        kind: How it ended.
-        reason: A message for users.
-        savepoint: The savepoint it was stopped with, for FINISHED.
-        trace: The stack trace from the JVM, for FAILED; None if only the reason is known.
-    """
-
-    kind: EndKind
-    reason: str
-    savepoint: SnapshotRecord | None = None
-    trace: str | None = None
 
 
 class Supervisor:

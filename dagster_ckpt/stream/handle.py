@@ -1,4 +1,4 @@
-"""A stream as its operators and its executions see it."""
+"""A stream as its operators and its executions see it: its options, its directories, its sinks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import StreamRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
+from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.redaction import refuse_user_info
 from dagster_ckpt.config.state_backend import StateBackend
@@ -18,6 +19,7 @@ from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 Clock = Callable[[], int]
+
 
 # An unfinished directory has the suffix `.partial`. Names without a token predate this rule.
 _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.partial)?")
@@ -188,3 +190,38 @@ def register(
             "restart": restart.get_description(),
         },
     )
+
+
+def sinks_written(stream: StreamHandle) -> list[str]:
+    """The sinks that the newest execution wrote to; after a restore and before the next start, those of the snapshot.
+
+    Raises:
+        StreamNotFoundError: The stream was never registered.
+    """
+    record = stream.catalog.streams.get(stream.stream_id)
+    origin = record.origin
+    if origin is not None and origin.kind is OriginKind.DIRECTORY:
+        origin = origin.earlier
+    reported = stream.catalog.executions.last_sinks(stream.stream_id)
+    if origin is None or not origin.sinks:
+        return reported
+    if any(
+        each.live_directory == record.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
+    ):
+        return reported
+    return list(origin.sinks)
+
+
+def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
+    """The sinks that a query wrote to when a snapshot was taken, as Spark names them.
+
+    Raises:
+        SnapshotCorruptError: The snapshot cannot be read.
+        StorageAccessError: It cannot be reached.
+    """
+    properties = snapshot.properties or (
+        stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
+    )
+    noted, others = properties.get("sinks"), properties.get("other_sinks")
+    files = [f"FileSink[{sink['path']}]" for sink in noted] if isinstance(noted, list) else []
+    return (*files, *(str(sink) for sink in (others if isinstance(others, list) else ())))

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import (
-    EventType,
-    SnapshotHistory,
-    SnapshotRecord,
-    SnapshotTally,
-    SnapshotTrigger,
-    StartCause,
-)
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotTrigger, StartCause
+from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
 from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
 

@@ -25,7 +25,7 @@ from dagster_ckpt.errors import OptionError, OptionTypeError, StatePartitionsErr
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.operations import operations
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.application import application_settings
 from dagster_ckpt.spark.query.description import same_session
 

@@ -14,7 +14,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.driver.pipes import pipes_report, progress_message
 from dagster_ckpt.flink.program import StreamExecution
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.stream.liveness import this_holder
 from tests.as_writer import as_writer
 
@@ -25,7 +25,7 @@ import sys, threading
 from dagster_ckpt.catalog import Catalog
 from dagster_ckpt.driver.pipes import pipes_report
 from dagster_ckpt.flink.program import StreamExecution
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind
 from tests.as_writer import as_writer
 
 catalog = Catalog(sys.argv[1])

@@ -39,9 +39,8 @@ from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.execution import StreamRun
-from dagster_ckpt.runtime.retry_queue import RetryQueue
-from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind, RunRequest
+from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle

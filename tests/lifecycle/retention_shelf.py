@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, Holder, SnapshotRecord, SnapshotStatus, SnapshotTrigger, StartCause
-from dagster_ckpt.catalog.recovery_records import StateOrigin
+from dagster_ckpt.catalog.state_origin import StateOrigin
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import (
     CheckpointStorage,

@@ -19,7 +19,7 @@ from dagster_ckpt.errors import CkptError, SnapshotNotFoundError, StorageAccessE
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.reuse import SourceFile
-from dagster_ckpt.stream.snapshot_names import newest_for_recovery
+from dagster_ckpt.stream.snapshots import newest_for_recovery
 from tests.as_writer import as_writer
 
 

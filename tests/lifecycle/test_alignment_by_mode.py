@@ -14,7 +14,7 @@ from dagster_ckpt.checkpointing.coordinator.requests import TriggerKind
 from dagster_ckpt.checkpointing.progress import BatchLog
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
-from dagster_ckpt.runtime.retry_queue import RetryQueue
+from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.guarantees import ExecutionMode
 from dagster_ckpt.spark.query.query import QueryFacts

@@ -19,8 +19,7 @@ from dagster_ckpt.errors import PlanChangedError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import Outcome, RunRequest
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.plan_description import read_plan
 from dagster_ckpt.spark.query.query import start_query

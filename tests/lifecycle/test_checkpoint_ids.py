@@ -10,7 +10,7 @@ import pytest
 from retention_shelf import STREAM, Shelf
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.checkpointing.checkpoint_ids import advance_checkpoint_id
+from dagster_ckpt.checkpointing.recording import advance_checkpoint_id
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

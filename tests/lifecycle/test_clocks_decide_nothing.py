@@ -23,9 +23,9 @@ from dagster_ckpt.operations.scheduled_savepoints import apply_savepoint_history
 from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.policies.savepoint_history import SavepointHistory
 from dagster_ckpt.recovery.retention import discard, housekeeping, subsume
-from dagster_ckpt.stream.holding import holding
 from dagster_ckpt.stream.lease import acquire
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.snapshots import holding
 from tests.as_writer import as_writer, keeping
 
 HOUR_MS = 3_600_000

@@ -13,8 +13,8 @@ from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import LeaseLostError
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.retention import housekeeping
-from dagster_ckpt.stream.holding import HOLD_TTL_MS
-from dagster_ckpt.stream.holding import holding as holding_snapshots
+from dagster_ckpt.stream.snapshots import HOLD_TTL_MS
+from dagster_ckpt.stream.snapshots import holding as holding_snapshots
 from tests.as_writer import as_writer, holding
 
 

@@ -36,7 +36,7 @@ from dagster_ckpt.operations.operations import preview_start
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.attempts import NotStored
-from dagster_ckpt.runtime.retry_queue import RetryQueue
+from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.lease import LeaseKeeper

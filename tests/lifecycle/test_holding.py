@@ -23,7 +23,7 @@ from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
-from dagster_ckpt.stream.holding import holding
+from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.as_writer import as_writer
 

@@ -17,7 +17,7 @@ from retention_shelf import STREAM, Shelf
 from rewind_history import LAST, History
 
 from dagster_ckpt.catalog.records import SnapshotRecord, StartCause
-from dagster_ckpt.catalog.recovery_records import OriginKind
+from dagster_ckpt.catalog.state_origin import OriginKind
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
     CatalogError,

@@ -18,12 +18,11 @@ from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError
 from dagster_ckpt.operations.operations import preview_start, trigger_savepoint
 from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.operations.requests import Operator
-from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.facts import recovery_facts, unknown_state
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import delete_older_live_directories, discard, subsume
-from dagster_ckpt.recovery.unknown_state import unknown_state
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.snapshot.manifest import SnapshotKind

@@ -25,7 +25,7 @@ from dagster_ckpt.operations.health import HealthCheck, Verdict, judge
 from dagster_ckpt.operations.health_facts import health_facts
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.settings import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle, wall_clock_ms
 

@@ -12,12 +12,13 @@ import yaml
 
 from dagster_ckpt import errors
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger, StreamRecord
-from dagster_ckpt.catalog.recovery_records import OriginKind, PointFailure, StateOrigin
+from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.catalog.state_origin import OriginKind, StateOrigin
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, UnknownState
 from dagster_ckpt.recovery.planning import plan_recovery, skipped_distance
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
-from dagster_ckpt.stream.snapshot_names import is_named
+from dagster_ckpt.stream.snapshots import is_named
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 PLANS = yaml.safe_load((Path(__file__).parent / "recovery_plans.yaml").read_text())

@@ -35,8 +35,7 @@ from dagster_ckpt.operations import operations
 from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.query.settings import apply_state_backend
 from dagster_ckpt.stream.start_from import StartFrom
 

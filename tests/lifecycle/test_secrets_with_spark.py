@@ -16,8 +16,7 @@ from small_spark import lay_file, small_spark
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import Outcome, RunRequest
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import start_query
 

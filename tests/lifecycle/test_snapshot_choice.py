@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
-from dagster_ckpt.recovery.snapshot_choice import SnapshotChoice, choose_snapshot
+from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
 
 
 def snapshot(batch: int | None, number: int | None = None) -> SnapshotRecord:

@@ -17,8 +17,7 @@ from dagster_ckpt.operations.operations import cancel, suspend
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind, RunRequest
 from tests.as_writer import as_writer
 
 ME = Operator("a person")

@@ -22,8 +22,7 @@ from dagster_ckpt.operations.operations import cancel, suspend
 from dagster_ckpt.operations.requests import Operator
 from dagster_ckpt.runtime import start_watch
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.stream.start_from import StartFrom
 
 ME = Operator("a person")

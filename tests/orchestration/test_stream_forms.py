@@ -30,8 +30,7 @@ from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
 from dagster_ckpt.orchestration.runs.streams_of_assets import find_stream, stream_handle
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.recovery.retention import RetentionReport
-from dagster_ckpt.runtime.run import Outcome, RunRequest
-from dagster_ckpt.runtime.supervision import EndKind, QueryEnd
+from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 
 SPEC = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=1000))

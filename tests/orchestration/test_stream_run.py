@@ -40,8 +40,7 @@ from dagster_ckpt.orchestration.runs.run_config import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.recovery.retention import RetentionReport
-from dagster_ckpt.runtime.run import Outcome, RunRequest
-from dagster_ckpt.runtime.supervision import EndKind, QueryEnd
+from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.as_writer import as_writer
 

@@ -10,7 +10,7 @@ from dagster_ckpt.orchestration.assets.downstream import Dependent
 from dagster_ckpt.orchestration.jobs.markdown import markdown_table
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.stream.snapshot_names import describe_snapshot
+from dagster_ckpt.stream.snapshots import describe_snapshot
 
 # The page of a run should not show more.
 ROWS_SHOWN = 200

@@ -44,8 +44,7 @@ from dagster_ckpt.orchestration.runs.streams_of_assets import open_stream
 from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
-from dagster_ckpt.runtime.run import Outcome, RunRequest
-from dagster_ckpt.runtime.supervision import EndKind
+from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.application import application_of
 from dagster_ckpt.spark.query.description import QueryToStart

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotTally
+from dagster_ckpt.catalog.records import EventRecord, EventType
+from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
 from dagster_ckpt.operations.report_throttle import DECISIVE, REMEMBERED, ReportedEvent, events_to_report
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.assets.stream import Stream

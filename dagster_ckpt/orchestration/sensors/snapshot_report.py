@@ -7,7 +7,8 @@ from typing import Any
 import dagster as dg
 import pendulum
 
-from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTally
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
+from dagster_ckpt.catalog.snapshot_queries import SnapshotTally
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
 SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"

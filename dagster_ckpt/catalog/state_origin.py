@@ -1,4 +1,4 @@
-"""Frozen values: origin of a stream's state, and failed recovery points."""
+"""Where the state in a stream's live directory came from."""
 
 from __future__ import annotations
 
@@ -95,32 +95,3 @@ class StateOrigin:
             return StateOrigin(kind, sinks=tuple(sinks), earlier=before, **values)
         except TypeError as error:
             raise ValueError(str(error)) from error
-
-
-@dataclass(frozen=True)
-class PointFailure:
-    """A recovery that failed at one of the stream's recovery points.
-
-    Attributes:
-        ordinal: Increases with each failure of the stream.
-        execution_id: The execution that failed there.
-        point: Name of the point, as `RecoveryPoint` makes it.
-        error: Class of the error.
-        detail: What was found, as text for people.
-        is_certain: Whether a retry cannot succeed.
-        batch_id: The batch of that point, or None.
-        rewound_batches: Number of batches that going back there reprocesses, or None if unknown.
-        rewound_ms: The same as a time span, or None.
-        at_ms: When.
-    """
-
-    ordinal: int
-    execution_id: str
-    point: str
-    error: str
-    detail: str
-    is_certain: bool
-    batch_id: int | None
-    at_ms: int
-    rewound_batches: int | None = None
-    rewound_ms: int | None = None

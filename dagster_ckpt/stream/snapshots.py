@@ -1,17 +1,133 @@
-"""Snapshots that the catalog does not list: moved savepoints, and snapshots whose recording was interrupted."""
+"""Snapshots of a stream: their names, holding them while they are read, and those that the catalog does not list."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.config.redaction import refuse_user_info
-from dagster_ckpt.errors import OptionError, SnapshotNotFoundError
+from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
+from dagster_ckpt.policies.retention import Retained, RetainedKind, snapshot_to_recover_from
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshot_names import is_named
 from dagster_ckpt.stream.start_from import StartFrom, is_location
+
+CHECKPOINT = "CHECKPOINT"
+
+
+SAVEPOINT = "SAVEPOINT"
+
+
+def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
+    """The snapshot that an automatic recovery uses.
+
+    The newest one; with `prefer_checkpoint`, the newest checkpoint if there is any (Flink's
+    CompletedCheckpointStore.getLatestCheckpoint before FLINK-20427).
+
+    Args:
+        snapshots: Restorable snapshots, newest first.
+        prefer_checkpoint: Skip savepoints if a checkpoint exists.
+    """
+    oldest_first = [Retained(snapshot.snapshot_id, retained_kind(snapshot)) for snapshot in reversed(snapshots)]
+    chosen = snapshot_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
+    return next(
+        (snapshot for snapshot in snapshots if chosen is not None and snapshot.snapshot_id == chosen.snapshot_id), None
+    )
+
+
+def retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
+    """How the rules of retention and recovery classify a snapshot."""
+    if is_owned_by_stream(snapshot):
+        return RetainedKind.CHECKPOINT
+    return RetainedKind.STOP_WITH_SAVEPOINT if snapshot.trigger is SnapshotTrigger.STOP else RetainedKind.SAVEPOINT
+
+
+def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
+    """Whether the stream deletes a snapshot itself: a checkpoint, or a savepoint that a start claimed."""
+    return snapshot.kind == CHECKPOINT or snapshot.claimed
+
+
+def describe_snapshot(snapshot: SnapshotRecord) -> str:
+    """Short name of a snapshot and its batch, for messages."""
+    name = (
+        f"chk-{snapshot.number}"
+        if snapshot.kind == CHECKPOINT
+        else f"savepoint {snapshot.label or snapshot.snapshot_id}"
+    )
+    return f"{name} at batch {snapshot.batch_id}"
+
+
+def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
+    """Whether a reference is the id, label, location or, for a checkpoint, the `chk-<n>` of a snapshot."""
+    location = (snapshot.location or "").rstrip("/")
+    plain = reference.rstrip("/").removesuffix("/_metadata")
+    names = {snapshot.snapshot_id, location, location.removeprefix("file://"), snapshot.label}
+    if snapshot.kind == CHECKPOINT:
+        names.add(f"chk-{snapshot.number}")
+    return plain in names
+
+
+# How long a killed reader keeps a snapshot from being deleted.
+HOLD_TTL_MS = 60_000
+
+
+@contextmanager
+def holding(
+    catalog: Catalog, snapshots: Sequence[SnapshotRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
+) -> Iterator[None]:
+    """Hold snapshots for the duration of the context. A thread renews the holds.
+
+    Args:
+        catalog: The catalog.
+        snapshots: The snapshots. None, and snapshots that the catalog does not list, are skipped.
+        reader: Who reads them and why, as shown by the catalog.
+        ttl_ms: How long the holds last if this process is killed.
+
+    Raises:
+        SnapshotNotFoundError: One of them was deleted after it was listed, or is being deleted.
+    """
+    wanted = [snapshot for snapshot in snapshots if snapshot is not None]
+    holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
+    if not holds:
+        yield
+        return
+    ids = [hold.hold_id for hold in holds]
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(ttl_ms / 3000):
+            # If the catalog is unavailable for longer than the holds last, the snapshots may be
+            # deleted. The reader then fails with an error that says so.
+            with suppress(CatalogError):
+                catalog.holds.renew(ids, ttl_ms)
+
+    thread = threading.Thread(target=renew, name=f"hold-{wanted[0].stream_id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        # If the catalog is unavailable, the holds expire.
+        with suppress(CatalogError):
+            catalog.holds.release(ids)
+
+
+@contextmanager
+def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
+    """Hold the snapshot at a location if the catalog lists one there.
+
+    Raises:
+        SnapshotNotFoundError: The catalog lists one there that was deleted or is being deleted.
+    """
+    known = stream.catalog.snapshots.at_location(stream.stream_id, location)
+    with holding(stream.catalog, [known], reader):
+        yield
+
 
 # Property of a snapshot: the deployment whose catalog recorded it.
 DEPLOYMENT = "deployment_id"

@@ -73,7 +73,7 @@ class _Store:
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
-            is_named = self._store != "streams" and name != "begin"
+            is_named = self._store != "streams" and name != "start"
             stream_id = getattr(self._catalog, self._store).get(arguments[0]).stream_id if is_named else self._stream_id
             with holding(self._catalog, stream_id) as lease:
                 return getattr(getattr(self._catalog, self._store), name)(lease, *arguments, **named)

@@ -43,7 +43,7 @@ class ExecutionRecords:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def begin(
+    def start(
         self,
         lease: LeaseRecord,
         execution_id: str,
@@ -341,7 +341,7 @@ class ExecutionRecords:
                 return batch_id
         return None
 
-    def beside(self, stream_id: str) -> list[ExecutionRecord]:
+    def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
         """Unsettled or running executions of other streams whose lease is held.
 
         Args:

@@ -39,7 +39,7 @@ class SnapshotRecords:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def begin(
+    def start(
         self,
         lease: LeaseRecord,
         *,
@@ -60,7 +60,7 @@ class SnapshotRecords:
         """
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number + 1)
-            return self._begin(
+            return self._start(
                 connection,
                 snapshot_id=snapshot_id,
                 stream_id=lease.stream_id,
@@ -93,7 +93,7 @@ class SnapshotRecords:
         with self._database.writing_under(lease) as connection:
             self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason)
 
-    def begin_of_stopped(
+    def start_of_stopped(
         self,
         stream_id: str,
         *,
@@ -106,7 +106,7 @@ class SnapshotRecords:
     ) -> SnapshotRecord:
         """Record that a savepoint of a stopped stream is being taken. This needs no lease."""
         with self._database.writing() as connection:
-            return self._begin(
+            return self._start(
                 connection,
                 snapshot_id=snapshot_id,
                 stream_id=stream_id,
@@ -313,7 +313,7 @@ class SnapshotRecords:
             or (snapshot.batch_id is not None and snapshot.batch_id <= past.get(snapshot.timeline, -1))
         ]
 
-    def _begin(self, connection: Connection, **values: str | int | None) -> SnapshotRecord:
+    def _start(self, connection: Connection, **values: str | int | None) -> SnapshotRecord:
         new = {"status": SnapshotStatus.IN_PROGRESS.value, "properties": "{}"}
         connection.execute(snapshots.insert().values(**values, **new, created_at_ms=self._database.now_ms(connection)))
         return _get(connection, str(values["snapshot_id"]))

@@ -67,7 +67,7 @@ def savepoint_of_stopped_stream(
     )
     snapshots = stream.catalog.snapshots
     if lease is None:
-        begun = snapshots.begin_of_stopped(
+        begun = snapshots.start_of_stopped(
             stream.stream_id,
             snapshot_id=snapshot_id,
             number=number,
@@ -77,7 +77,7 @@ def savepoint_of_stopped_stream(
             schedule=schedule,
         )
     else:
-        begun = snapshots.begin(
+        begun = snapshots.start(
             lease,
             snapshot_id=snapshot_id,
             execution_id=lease.execution_id,

@@ -88,7 +88,7 @@ def promote_checkpoint(
     snapshot = _find(stream, reference)
     snapshot_id, number = str(uuid.uuid4()), stream.catalog.streams.allocate_number(stream.stream_id)
     began_ms = wall_clock_ms()
-    begun = stream.catalog.snapshots.begin_of_stopped(
+    begun = stream.catalog.snapshots.start_of_stopped(
         stream.stream_id,
         snapshot_id=snapshot_id,
         number=number,

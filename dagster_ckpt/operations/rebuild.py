@@ -275,7 +275,7 @@ def _note_execution(stream: StreamHandle, lease: LeaseKeeper, rebuilt: RebuiltSt
     sinks += [str(sink) for sink in others] if isinstance(others, list) else []
     execution_id = str(uuid.uuid4())
     executions = stream.catalog.executions
-    executions.begin(lease.record, execution_id, run_id="rebuilt from storage", cause=StartCause.MANUAL, holder=_LOST)
+    executions.start(lease.record, execution_id, run_id="rebuilt from storage", cause=StartCause.MANUAL, holder=_LOST)
     if rebuilt.live_directory is not None:
         executions.running(lease.record, execution_id, live_directory=rebuilt.live_directory, recovery={})
     progress = {"sinks": sinks} | ({"batch_id": batch} if batch is not None else {})

@@ -233,7 +233,7 @@ def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> No
     """
     if output is None or output.folder is None:
         return
-    for other in stream.catalog.executions.beside(stream.stream_id):
+    for other in stream.catalog.executions.of_other_streams(stream.stream_id):
         sinks = (other.progress or {}).get("sinks")
         paths = map(file_sink_path, map(str, sinks)) if isinstance(sinks, list) else ()
         if not any(path is not None and same_folder(path, output.folder) for path in paths):

@@ -104,7 +104,7 @@ class AttemptRunner:
             return self._positions.latest().commit is not None
         return False
 
-    def begin(self, attempt: Attempt) -> list[Event]:
+    def start(self, attempt: Attempt) -> list[Event]:
         """Record an attempt. Its cut is taken when its batch boundary is reached.
 
         Returns:
@@ -138,7 +138,7 @@ class AttemptRunner:
             label=arguments.get("label"),
             properties=provenance(self._stream, self.sinks, facts) | asked(trigger, arguments.get("schedule")),
         )
-        self._catalog.snapshots.begin(
+        self._catalog.snapshots.start(
             self._lease.record,
             snapshot_id=snapshot_id,
             execution_id=self._execution_id,
@@ -267,7 +267,7 @@ class AttemptRunner:
             running.order = running.order.carrying_in_flight()
             return True
         nothing_runs = positions.offset is None or positions.offset <= positions.commit
-        return nothing_runs or positions.commit > running.began_after_batch
+        return nothing_runs or positions.commit > running.started_after_batch
 
     def _may_carry(self, running: RunningAttempt) -> bool:
         if running.aligned_only:
@@ -303,7 +303,7 @@ class AttemptRunner:
             self._catalog,
             taken,
             self._log.figures(taken.batch_id, since_batch=self._last_snapshot_batch),
-            duration_ms=monotonic_ms() - running.began_at_ms,
+            duration_ms=monotonic_ms() - running.started_at_ms,
             lease=self._lease.record,
         )
 

@@ -25,8 +25,8 @@ class RunningAttempt:
     Attributes:
         attempt: What the coordinator asked for.
         order: The snapshot to take.
-        began_after_batch: Newest committed batch when it began; an aligned attempt waits for the next commit.
-        began_at_ms: When it began, on a monotonic clock.
+        started_after_batch: Newest committed batch when it began; an aligned attempt waits for the next commit.
+        started_at_ms: When it began, on a monotonic clock.
         aligned_only: Whether the query's mode does not allow a snapshot to include a running batch.
         cut_ordered: Whether a thread already cuts and uploads it.
         aborted: Set to make its thread stop.
@@ -34,8 +34,8 @@ class RunningAttempt:
 
     attempt: Attempt
     order: SnapshotOrder
-    began_after_batch: int
-    began_at_ms: int
+    started_after_batch: int
+    started_at_ms: int
     aligned_only: bool = False
     cut_ordered: bool = False
     aborted: threading.Event = field(default_factory=threading.Event)

@@ -116,7 +116,7 @@ class StreamRun:
             cause=cause,
             predecessor_ended=self._predecessor_ended,
         )
-        self._stream.catalog.executions.begin(
+        self._stream.catalog.executions.start(
             self._lease.record,
             execution_id,
             run_id=self._request.run_id,

@@ -20,13 +20,13 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Action,
     AttemptCompleted,
     AttemptFailed,
-    Begin,
     Discard,
     Event,
     FailQuery,
     QueryStarted,
     QueryStopped,
     Refuse,
+    StartAttempt,
     StopQuery,
     Tick,
     Triggered,
@@ -206,8 +206,8 @@ class Supervisor:
                 )
 
     def _do(self, action: Action) -> list[Event]:
-        if isinstance(action, Begin):
-            return self._attempts.begin(action.attempt)
+        if isinstance(action, StartAttempt):
+            return self._attempts.start(action.attempt)
         if isinstance(action, Abort):
             return self._attempts.abort(action)
         if isinstance(action, Discard):

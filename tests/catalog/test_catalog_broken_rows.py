@@ -29,7 +29,7 @@ def running(catalog: Catalog) -> Catalog:
     """A catalog in which two streams run."""
     for stream_id in ("broken", "orders"):
         catalog.streams.ensure(stream_id, name=stream_id, asset_key=stream_id, options={})
-        as_writer(catalog, stream_id).executions.begin(
+        as_writer(catalog, stream_id).executions.start(
             f"of-{stream_id}", run_id="run", cause=StartCause.MANUAL, holder=holder(stream_id)
         )
     return catalog
@@ -78,7 +78,7 @@ def test_a_request_of_unknown_status_is_broken(catalog: Catalog) -> None:
 
 
 def test_a_completed_snapshot_that_cannot_be_read_is_listed_but_never_recovered_from(catalog: Catalog) -> None:
-    as_writer(catalog).snapshots.begin(
+    as_writer(catalog).snapshots.start(
         snapshot_id="snapshot-1",
         execution_id=None,
         kind="CHECKPOINT",

@@ -112,7 +112,7 @@ def test_a_row_that_cannot_be_read_is_listed_and_says_so(catalog: Catalog, damag
 
 
 def test_an_execution_keeps_the_version_of_its_code(catalog: Catalog) -> None:
-    begun = as_writer(catalog).executions.begin(
+    begun = as_writer(catalog).executions.start(
         "e", run_id="r", cause=StartCause.MANUAL, holder=holder(), code_version="7"
     )
     assert begun.code_version == "7"

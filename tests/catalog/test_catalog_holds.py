@@ -28,7 +28,7 @@ def snapshot(catalog: Catalog) -> SnapshotRecord:
 def completed(catalog: Catalog, number: int) -> SnapshotRecord:
     snapshot_id = f"snapshot-{number}"
     writer = as_writer(catalog)
-    writer.snapshots.begin(
+    writer.snapshots.start(
         snapshot_id=snapshot_id,
         execution_id="execution",
         kind="CHECKPOINT",

@@ -53,7 +53,7 @@ def test_a_launch_belongs_to_a_stream_of_the_catalog(catalog: Catalog) -> None:
 
 
 def test_an_execution_tells_where_it_runs_once_its_query_is_started(catalog: Catalog) -> None:
-    as_writer(catalog).executions.begin("e", run_id="r", cause=StartCause.MANUAL, holder=holder())
+    as_writer(catalog).executions.start("e", run_id="r", cause=StartCause.MANUAL, holder=holder())
     assert catalog.executions.get("e").application is None
 
     page = {"id": "local-1", "master": "local[1]", "page": "http://here:4040"}

@@ -21,7 +21,7 @@ def streams(catalog: Catalog) -> None:
 
 def begin_execution(catalog: Catalog, stream_id: str, name: str) -> str:
     execution_id = f"{stream_id}-{name}"
-    as_writer(catalog, stream_id).executions.begin(
+    as_writer(catalog, stream_id).executions.start(
         execution_id, run_id=f"run of {execution_id}", cause=StartCause.MANUAL, holder=holder(name)
     )
     return execution_id
@@ -29,7 +29,7 @@ def begin_execution(catalog: Catalog, stream_id: str, name: str) -> str:
 
 def begin_snapshot(catalog: Catalog, stream_id: str, number: int, *, timeline: int = 0) -> str:
     snapshot_id = f"{stream_id}-{number}"
-    as_writer(catalog, stream_id).snapshots.begin(
+    as_writer(catalog, stream_id).snapshots.start(
         snapshot_id=snapshot_id,
         execution_id=None,
         kind="CHECKPOINT",

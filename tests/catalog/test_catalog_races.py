@@ -95,7 +95,7 @@ def test_what_a_person_says_while_the_sensor_records_is_not_undone(url: str, cat
 def test_a_snapshot_that_two_passes_delete_is_told_of_once(catalog: Catalog) -> None:
     from dagster_ckpt.catalog.records import SnapshotTrigger
 
-    as_writer(catalog).snapshots.begin(
+    as_writer(catalog).snapshots.start(
         snapshot_id="snapshot-1",
         execution_id=None,
         kind="CHECKPOINT",

@@ -21,13 +21,13 @@ from tests.catalog.conftest import ManualClock, holder
 
 def begin(catalog: Catalog, name: str, cause: StartCause = StartCause.MANUAL) -> str:
     execution_id = f"execution-{name}"
-    as_writer(catalog).executions.begin(execution_id, run_id=f"run-{name}", cause=cause, holder=holder(name))
+    as_writer(catalog).executions.start(execution_id, run_id=f"run-{name}", cause=cause, holder=holder(name))
     return execution_id
 
 
 def snapshot(catalog: Catalog, number: int, *, kind: str = "CHECKPOINT", timeline: int = 0) -> SnapshotRecord:
     snapshot_id = f"snapshot-{number}"
-    as_writer(catalog).snapshots.begin(
+    as_writer(catalog).snapshots.start(
         snapshot_id=snapshot_id,
         execution_id=None,
         kind=kind,

@@ -8,7 +8,6 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Action,
     AttemptCompleted,
     AttemptFailed,
-    Begin,
     CheckpointFailureReason,
     CleaningChanged,
     CutTaken,
@@ -18,6 +17,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     QueryStarted,
     QueryStopped,
     Refuse,
+    StartAttempt,
     StopQuery,
     Tick,
     Triggered,
@@ -66,7 +66,7 @@ def event(at_ms: int, line: str) -> Event:
 def told(action: Action) -> str:
     """An action as the cases write it."""
     match action:
-        case Begin(attempt):
+        case StartAttempt(attempt):
             whom = f" for {attempt.request_id}" if attempt.request_id else ""
             return f"begin {attempt.number} {attempt.kind.name.lower()}{whom}"
         case Abort(number, reason):

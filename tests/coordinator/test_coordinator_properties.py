@@ -15,7 +15,6 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Attempt,
     AttemptCompleted,
     AttemptFailed,
-    Begin,
     CheckpointFailureReason,
     CleaningChanged,
     CutTaken,
@@ -25,6 +24,7 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     QueryStarted,
     QueryStopped,
     Refuse,
+    StartAttempt,
     StopQuery,
     Tick,
     Triggered,
@@ -93,7 +93,7 @@ class AnyHistory(RuleBasedStateMachine):
         ending = False
         for action in self.coordinator.handle(event):
             match action:
-                case Begin(attempt):
+                case StartAttempt(attempt):
                     assert self.is_running
                     assert not ending
                     assert attempt.number > self.last_number

@@ -50,7 +50,7 @@ def catalog_url(tmp_path: Path) -> str:
     catalog = Catalog(url)
     catalog.streams.ensure(STREAM, name=STREAM, asset_key=STREAM, options={})
     holder = this_holder("e", "r", None)
-    as_writer(catalog, STREAM).executions.begin("e", run_id="r", cause=StartCause.MANUAL, holder=holder)
+    as_writer(catalog, STREAM).executions.start("e", run_id="r", cause=StartCause.MANUAL, holder=holder)
     as_writer(catalog, STREAM).executions.heartbeat("e", {"batch_id": 41, "input_rows": 1000})
     catalog.close()
     return url

@@ -56,7 +56,7 @@ def launched(catalog: Catalog, request_id: str, run_id: str) -> None:
 
 def begun(catalog: Catalog, stream_id: str = STREAM) -> None:
     holder = Holder("e", "run", "h", 1, 1, "b")
-    as_writer(catalog, stream_id).executions.begin("e", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(catalog, stream_id).executions.start("e", run_id="run", cause=StartCause.MANUAL, holder=holder)
 
 
 class TestStartedByOthers:

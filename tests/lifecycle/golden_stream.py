@@ -95,7 +95,7 @@ class GoldenStream:
     def _begin(self, execution_id: str, live_directory: str) -> None:
         holder = Holder(execution_id, "run", "host", 1, 1, boot_id())
         executions = self._writer.executions
-        executions.begin(execution_id, run_id="run", cause=StartCause.MANUAL, holder=holder)
+        executions.start(execution_id, run_id="run", cause=StartCause.MANUAL, holder=holder)
         executions.running(execution_id, live_directory=live_directory, recovery={}, application=None)
 
     @property
@@ -140,7 +140,7 @@ class GoldenStream:
         record = stream.catalog.streams.get(STREAM)
         base = sharing_base(stream)
         order = SnapshotOrder(kind, record.next_number, base=base.location if base is not None else None)
-        snapshots.begin(
+        snapshots.start(
             snapshot_id=order.snapshot_id,
             execution_id="first",
             kind=kind.value,

@@ -115,7 +115,7 @@ def checkpoint(stream: StreamHandle) -> Callable[[], None]:
     """A checkpoint in its threads, which subsumes the one before; then older live directories go."""
     lease = stream.catalog.leases.acquire(STREAM, OLD, LONG_MS)
     keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=LONG_MS)
-    stream.catalog.executions.begin(lease, "old", run_id="run of the old", cause=StartCause.MANUAL, holder=OLD)
+    stream.catalog.executions.start(lease, "old", run_id="run of the old", cause=StartCause.MANUAL, holder=OLD)
     record = stream.catalog.streams.get(STREAM)
     runner = AttemptRunner(
         stream,
@@ -140,7 +140,7 @@ def checkpoint(stream: StreamHandle) -> Callable[[], None]:
     def run() -> None:
         try:
             number = record.next_number
-            runner.begin(Attempt(number, TriggerKind.CHECKPOINT, None, Alignment.NEWEST_COMMIT, None, 1 << 60))
+            runner.start(Attempt(number, TriggerKind.CHECKPOINT, None, Alignment.NEWEST_COMMIT, None, 1 << 60))
             runner.order_cuts(lambda _number: None)
             until(AttemptCompleted)
             if runner.subsume_checkpoints():

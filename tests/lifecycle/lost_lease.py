@@ -176,7 +176,7 @@ class Successor:
     def _works(self, lease: LeaseRecord) -> None:
         stream, catalog = self.stream, self.stream.catalog
         keeper = LeaseKeeper(catalog, lease, ttl_ms=LONG_MS)
-        catalog.executions.begin(lease, "new", run_id="run of the new", cause=StartCause.RESTART_NEW_RUN, holder=NEW)
+        catalog.executions.start(lease, "new", run_id="run of the new", cause=StartCause.RESTART_NEW_RUN, holder=NEW)
         sinks = [f"FileSink[file:{self.output}]"] if self.is_fork else catalog.executions.last_sinks(STREAM)
         plan = plan_recovery(recovery_facts(stream, StartFrom(), predecessor_ended=False))
         output = NamedOutput.of_sinks(sinks) if self.is_fork else None
@@ -236,7 +236,7 @@ def take_checkpoint(stream: StreamHandle, lease: LeaseRecord, execution_id: str,
         base=base.location if base is not None else None,
         sinks=tuple(sinks),
     )
-    stream.catalog.snapshots.begin(
+    stream.catalog.snapshots.start(
         lease,
         snapshot_id=order.snapshot_id,
         execution_id=execution_id,

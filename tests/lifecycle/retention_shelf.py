@@ -117,7 +117,7 @@ class Shelf:
         return self.root / "live" / STREAM / "live-1-0"
 
     def execution(self, execution_id: str) -> None:
-        as_writer(self.stream.catalog, STREAM).executions.begin(
+        as_writer(self.stream.catalog, STREAM).executions.start(
             execution_id, run_id=f"run-{execution_id}", cause=StartCause.MANUAL, holder=HOLDER
         )
 
@@ -160,7 +160,7 @@ class Shelf:
         self.numbers += 1
         number, snapshot_id = self.numbers, f"snapshot-{self.numbers}"
         catalog, store = self.stream.catalog, self.stream.store
-        as_writer(catalog, STREAM).snapshots.begin(
+        as_writer(catalog, STREAM).snapshots.start(
             snapshot_id=snapshot_id,
             execution_id="first",
             kind=kind.value,

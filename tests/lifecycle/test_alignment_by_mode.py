@@ -43,7 +43,7 @@ class Stage:
             wall_clock=lambda: 1,
         )
         self.runners.append(runner)
-        runner.begin(Attempt(1, TriggerKind.CHECKPOINT, None, Alignment.CARRY_IN_FLIGHT, None, 1 << 60))
+        runner.start(Attempt(1, TriggerKind.CHECKPOINT, None, Alignment.CARRY_IN_FLIGHT, None, 1 << 60))
         return runner
 
     def plan(self, batch: int) -> None:

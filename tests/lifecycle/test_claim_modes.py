@@ -41,7 +41,7 @@ def taken(shelf: Shelf, kind: SnapshotKind, *, label: str | None = None) -> Snap
     sinks = tuple(stream.catalog.executions.last_sinks(STREAM))
     number = stream.catalog.streams.allocate_number(STREAM)
     order = SnapshotOrder(kind, number, base=base.location if base else None, sinks=sinks)
-    snapshots.begin(
+    snapshots.start(
         snapshot_id=order.snapshot_id,
         execution_id="first",
         kind=kind.value,

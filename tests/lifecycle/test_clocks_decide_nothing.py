@@ -112,7 +112,7 @@ def test_housekeeping_sweeps_nothing_that_was_just_written(shelf: Shelf, off: Ca
 
 
 def begun(shelf: Shelf, number: int) -> SnapshotRecord:
-    record: SnapshotRecord = as_writer(shelf.stream.catalog, STREAM).snapshots.begin(
+    record: SnapshotRecord = as_writer(shelf.stream.catalog, STREAM).snapshots.start(
         snapshot_id=f"snapshot-{number}", execution_id="first", kind="CHECKPOINT", number=number,
         trigger=SnapshotTrigger.PERIODIC, timeline=0,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def started_before(shelf: Shelf, attempt: SnapshotRecord, ms: int) -> None:
 
 
 def test_what_a_savepoint_of_a_stopped_stream_has_written_stays_as_long_as_its_process_holds_it(shelf: Shelf) -> None:
-    attempt = shelf.stream.catalog.snapshots.begin_of_stopped(
+    attempt = shelf.stream.catalog.snapshots.start_of_stopped(
         STREAM, snapshot_id="by hand", number=7, trigger=SnapshotTrigger.MANUAL, timeline=0
     )
     folder = shelf.root / "savepoints" / "savepoint-orders-by-hand"

@@ -36,7 +36,7 @@ def forget(shelf: Shelf, snapshot: SnapshotRecord, as_status: SnapshotStatus = S
 
 
 def begun(shelf: Shelf, number: int) -> SnapshotRecord:
-    record: SnapshotRecord = as_writer(shelf.stream.catalog, STREAM).snapshots.begin(
+    record: SnapshotRecord = as_writer(shelf.stream.catalog, STREAM).snapshots.start(
         snapshot_id=f"dead-{number}", execution_id="first", kind="CHECKPOINT", number=number,
         trigger=SnapshotTrigger.PERIODIC, timeline=0,
     )  # fmt: skip

@@ -103,7 +103,7 @@ def make_ward(
     )
     stream.register()
     holder = Holder("first", "run", "host", 1, 1, "boot")
-    as_writer(stream.catalog).executions.begin("first", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(stream.catalog).executions.start("first", run_id="run", cause=StartCause.MANUAL, holder=holder)
     live = stream.live_directory(1, 0)
     as_writer(stream.catalog).streams.switch_live_directory(live.url)
     as_writer(stream.catalog).executions.running("first", live_directory=live.url, recovery={})

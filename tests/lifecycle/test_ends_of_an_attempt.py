@@ -91,7 +91,7 @@ class Stage:
         request = requests.submit(STREAM, RequestKind.SAVEPOINT, origin="a test")
         as_writer(self.shelf.stream.catalog, STREAM).requests.accept(request.request_id)
         attempt = Attempt(2, TriggerKind.SAVEPOINT, request.request_id, Alignment.NEWEST_COMMIT, None, 1 << 60)
-        return self.runner.begin(attempt), request.request_id
+        return self.runner.start(attempt), request.request_id
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
             predecessor_ended=False,
             wall_clock=lambda: 1,
         )
-        runner.begin(Attempt(1, TriggerKind.CHECKPOINT, request.request_id, Alignment.WAIT_FOR_COMMIT, None, 1 << 60))
+        runner.start(Attempt(1, TriggerKind.CHECKPOINT, request.request_id, Alignment.WAIT_FOR_COMMIT, None, 1 << 60))
         yield Stage(shelf, runner, retry_queue, request.request_id)
         runner.close("the test is over")
     catalog.close()
@@ -202,7 +202,7 @@ def test_where_the_catalog_cannot_say_nothing_is_deleted_and_the_failure_counts(
 
 
 def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answered(stage: Stage, away: Away) -> None:
-    with away("snapshots", "begin"):
+    with away("snapshots", "start"):
         [event], request_id = stage.begin_another()
 
     assert isinstance(event, AttemptFailed)

@@ -151,7 +151,7 @@ def test_a_folder_where_another_stream_of_the_catalog_writes_is_refused(history:
     other = replace(history.shelf.stream, stream_id="other", name="other", asset_key="other")
     other.register()
     holder = this_holder("its", "run", None)
-    as_writer(other.catalog, "other").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(other.catalog, "other").executions.start("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
     as_writer(other.catalog, "other").executions.heartbeat("its", {"sinks": [f"FileSink[file:{theirs.parent}]"]})
 
     with pytest.raises(SharedSinkError, match="another stream of this catalog"):
@@ -213,7 +213,7 @@ def test_what_the_stream_itself_has_committed_is_given_up_only_if_asked(history:
     stream = scratch(history)
     make(history, "batch-3")
     holder = this_holder("its", "run", None)
-    as_writer(stream.catalog, "scratch").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(stream.catalog, "scratch").executions.start("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
     live = stream.catalog.streams.get("scratch").live_directory or ""
     as_writer(stream.catalog, STREAM).executions.running("its", live_directory=live, recovery={})
     as_writer(stream.catalog, STREAM).executions.heartbeat("its", {"batch_id": 4})

@@ -77,7 +77,7 @@ class Original:
         if record.live_directory is None:
             as_writer(self.stream.catalog, self.stream.stream_id).streams.switch_live_directory(live.url)
             holder = this_holder("first", "run", None)
-            as_writer(self.stream.catalog, self.stream.stream_id).executions.begin(
+            as_writer(self.stream.catalog, self.stream.stream_id).executions.start(
                 "first", run_id="run", cause=StartCause.MANUAL, holder=holder
             )
             as_writer(self.stream.catalog).executions.running("first", live_directory=live.url, recovery={})

@@ -122,7 +122,7 @@ def test_the_sources_of_an_execution_are_read_from_its_figures() -> None:
 
 
 def take(catalog: Catalog, number: int, **facts: Any) -> SnapshotRecord:
-    begun = as_writer(catalog).snapshots.begin(
+    begun = as_writer(catalog).snapshots.start(
         snapshot_id=f"snapshot-{number}",
         execution_id=None,
         kind="CHECKPOINT",
@@ -134,7 +134,7 @@ def take(catalog: Catalog, number: int, **facts: Any) -> SnapshotRecord:
 
 
 def fail(catalog: Catalog, number: int, reason: str) -> None:
-    as_writer(catalog).snapshots.begin(
+    as_writer(catalog).snapshots.start(
         snapshot_id=f"snapshot-{number}",
         execution_id=None,
         kind="CHECKPOINT",
@@ -186,7 +186,7 @@ def test_what_a_running_query_was_last_heard_to_do(tmp_path: Path) -> None:
         facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=clock[0])["orders"]
         return facts.heartbeat_at_ms, facts.process, facts.inactivity
 
-    as_writer(catalog).executions.begin(
+    as_writer(catalog).executions.start(
         "one", run_id="run", cause=StartCause.MANUAL, holder=Holder("one", "run", "ours", 4711, 1, "boot")
     )
     where = "process 4711 on ours"
@@ -215,7 +215,7 @@ def test_a_loop_is_seen_by_the_runs_that_failed_since_the_newest_snapshot(tmp_pa
     def run_fails(name: str) -> None:
         clock[0] += MINUTE_MS
         holder = Holder(name, "run", "ours", 4711, 1, "boot")
-        as_writer(catalog).executions.begin(name, run_id="run", cause=StartCause.RESTART_NEW_RUN, holder=holder)
+        as_writer(catalog).executions.start(name, run_id="run", cause=StartCause.RESTART_NEW_RUN, holder=holder)
         catalog.executions.end_unheld(name, ExecutionStatus.FAILED, f"{name} failed")
 
     assert loop() == (0, None)

@@ -205,7 +205,7 @@ def test_a_sink_that_is_not_mapped_to_a_free_place_is_refused_and_nothing_is_mad
 def test_a_folder_that_another_stream_of_the_catalog_writes_or_will_is_refused(two: Deployments) -> None:
     writing, waiting = (replace(two.staging, stream_id=name, name=name) for name in ("writing", "waiting"))
     writing.register()
-    as_writer(writing.catalog, "writing").executions.begin(
+    as_writer(writing.catalog, "writing").executions.start(
         "its", run_id="run", cause=StartCause.MANUAL, holder=this_holder("its", "run", None)
     )
     as_writer(writing.catalog).executions.heartbeat("its", {"sinks": [f"FileSink[file:{two.root}/live output]"]})
@@ -312,7 +312,7 @@ def test_a_live_folder_that_another_deployment_has_claimed_is_refused(two: Deplo
 def test_what_the_stream_itself_has_committed_is_given_up_only_if_asked(two: Deployments) -> None:
     made = two.make()
     catalog = two.staging.catalog
-    as_writer(catalog).executions.begin(
+    as_writer(catalog).executions.start(
         "its", run_id="run", cause=StartCause.MANUAL, holder=this_holder("its", "run", None)
     )
     as_writer(catalog).executions.running("its", live_directory=made.live_directory, recovery={})

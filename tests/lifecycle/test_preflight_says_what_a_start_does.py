@@ -74,7 +74,7 @@ class Scene:
         other.register()
         holder = this_holder("its", "run", None)
         writer = as_writer(other.catalog, "other")
-        writer.executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
+        writer.executions.start("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
         writer.executions.heartbeat("its", {"sinks": [f"FileSink[{self.new}]"]})
 
     def lost(self) -> None:

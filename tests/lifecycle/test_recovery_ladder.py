@@ -208,7 +208,7 @@ def test_the_memory_is_that_of_the_catalog_and_ends_with_the_next_checkpoint(lad
     writer = as_writer(stream.catalog, STREAM)
     latest = stream.catalog.executions.latest(STREAM)
     assert latest is not None
-    writer.snapshots.begin(
+    writer.snapshots.start(
         snapshot_id="new", execution_id=latest.execution_id, kind="CHECKPOINT", number=99,
         trigger=ladder.snapshots[0].trigger, timeline=stream.catalog.streams.get(STREAM).timeline,
     )  # fmt: skip

@@ -207,7 +207,7 @@ def test_a_folder_where_another_stream_of_the_catalog_writes_too_is_not_cleaned(
     other = replace(output.history.shelf.stream, stream_id="other", name="other", asset_key="other")
     other.register()
     holder = this_holder("its", "run", None)
-    as_writer(other.catalog, "other").executions.begin("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(other.catalog, "other").executions.start("its", run_id="run", cause=StartCause.MANUAL, holder=holder)
     as_writer(other.catalog, "other").executions.heartbeat("its", {"sinks": [f"FileSink[{output.sink}]"]})
 
     for dry_run in (True, False):

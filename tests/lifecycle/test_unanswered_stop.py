@@ -32,7 +32,7 @@ class House:
         self.catalog = Catalog(f"sqlite:///{folder / 'catalog.db'}", clock=lambda: self.now_ms)
         self.catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
         self.catalog.desired_states.ensure("orders", origin="definition")
-        as_writer(self.catalog).executions.begin(
+        as_writer(self.catalog).executions.start(
             "execution", run_id="the run", cause=StartCause.MANUAL, holder=HOST, code_version="1"
         )
         as_writer(self.catalog).executions.running("execution", live_directory="/live", recovery={})

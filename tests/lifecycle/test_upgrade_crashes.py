@@ -139,7 +139,7 @@ class World:
         execution_id, run_id = str(uuid.uuid4()), str(uuid.uuid4())
         self.answers[run_id] = request.request_id
         self.started_from.append((self.code_version, request.arguments["start_from"]))
-        as_writer(self.catalog, self.stream_id).executions.begin(
+        as_writer(self.catalog, self.stream_id).executions.start(
             execution_id, run_id=run_id, cause=StartCause.MANUAL, holder=HOST, code_version=self.code_version
         )
         as_writer(self.catalog).executions.running(execution_id, live_directory="/live", recovery={})
@@ -151,7 +151,7 @@ class World:
     def _savepoint(self) -> str:
         snapshot_id = str(uuid.uuid4())
         number = self.catalog.streams.allocate_number(self.stream_id)
-        as_writer(self.catalog, self.stream_id).snapshots.begin(
+        as_writer(self.catalog, self.stream_id).snapshots.start(
             snapshot_id=snapshot_id,
             execution_id=self.newest.execution_id,
             kind="SAVEPOINT",

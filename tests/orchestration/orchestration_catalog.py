@@ -36,7 +36,7 @@ def take_snapshot(catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT",
 
 
 def begin_snapshot(catalog: Catalog, stream_id: str, *, kind: str = "CHECKPOINT") -> SnapshotRecord:
-    return as_writer(catalog, stream_id).snapshots.begin(
+    return as_writer(catalog, stream_id).snapshots.start(
         snapshot_id=str(uuid.uuid4()),
         execution_id=None,
         kind=kind,
@@ -56,7 +56,7 @@ def begin_execution(
     code_version: str | None = None,
 ) -> ExecutionRecord:
     execution_id = str(uuid.uuid4())
-    as_writer(catalog, stream_id).executions.begin(
+    as_writer(catalog, stream_id).executions.start(
         execution_id, run_id=run_id, cause=cause, holder=HOST, code_version=code_version
     )
     if running:

@@ -26,7 +26,7 @@ def main(url: str, stream_id: str) -> None:
     run_id = order.run_id or "none"
     holder = this_holder(execution_id, run_id, None)
     lease = catalog.leases.acquire(stream_id, holder, TTL_MS)
-    as_writer(catalog, stream_id).executions.begin(execution_id, run_id=run_id, cause=order.cause, holder=holder)
+    as_writer(catalog, stream_id).executions.start(execution_id, run_id=run_id, cause=order.cause, holder=holder)
     as_writer(catalog).executions.running(execution_id, live_directory="file:///live", recovery={})
     if order.request_id is not None:
         as_writer(catalog).requests.resolve(order.request_id, RequestStatus.COMPLETED)

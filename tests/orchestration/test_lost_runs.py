@@ -51,7 +51,7 @@ class Lost:
 
     def execution(self, run_id: str, *, process: Holder = HERE, lease_ms: int | None = None) -> None:
         holder = replace(process, execution_id=run_id, run_id=run_id)
-        as_writer(self.catalog).executions.begin(run_id, run_id=run_id, cause=StartCause.MANUAL, holder=holder)
+        as_writer(self.catalog).executions.start(run_id, run_id=run_id, cause=StartCause.MANUAL, holder=holder)
         if lease_ms is not None:
             self.catalog.leases.acquire("orders", holder, lease_ms)
 

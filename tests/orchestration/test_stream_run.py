@@ -88,7 +88,7 @@ class Stage:
             self.request, self.ran = request, job
             job.register()
             if not job.catalog.executions.of_stream(job.stream_id):
-                as_writer(job.catalog, job.stream_id).executions.begin(
+                as_writer(job.catalog, job.stream_id).executions.start(
                     EXECUTION, run_id=request.run_id, cause=request.cause, holder=HOST
                 )
             return Outcome(life(request), EXECUTION, terminal_failure="All restarts are used up.")

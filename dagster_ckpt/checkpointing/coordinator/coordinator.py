@@ -12,7 +12,6 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     Attempt,
     AttemptCompleted,
     AttemptFailed,
-    Begin,
     CheckpointFailureReason,
     CleaningChanged,
     CutTaken,
@@ -23,10 +22,11 @@ from dagster_ckpt.checkpointing.coordinator.messages import (
     QueryStarted,
     QueryStopped,
     Refuse,
+    StartAttempt,
     StopQuery,
     Tick,
     Triggered,
-    begin_attempt,
+    new_attempt,
 )
 from dagster_ckpt.checkpointing.coordinator.messages import CheckpointFailureReason as Reason
 from dagster_ckpt.checkpointing.coordinator.pending_attempts import PendingAttempts, expired_at, subsumed_by
@@ -385,7 +385,7 @@ class CheckpointCoordinator:
         while True:
             match self._decider.decide(self._load()):
                 case Start(request=request):
-                    yield self._begin(request)
+                    yield self._start(request)
                 case TooSoon(request=request, remaining_ms=remaining_ms):
                     if request.is_timer:
                         self._timer.postpone(self._now_ms + remaining_ms)
@@ -406,8 +406,8 @@ class CheckpointCoordinator:
             last_completion_ms=self._last_completion_ms,
         )
 
-    def _begin(self, request: TriggerRequest) -> Begin:
-        attempt = begin_attempt(
+    def _start(self, request: TriggerRequest) -> StartAttempt:
+        attempt = new_attempt(
             self._options,
             number=self._next_number,
             kind=request.kind,
@@ -415,8 +415,8 @@ class CheckpointCoordinator:
             now_ms=self._now_ms,
         )
         self._next_number += 1
-        self._pending.begin(attempt)
-        return Begin(attempt)
+        self._pending.add(attempt)
+        return StartAttempt(attempt)
 
 
 def _refuse(request: TriggerRequest, reason: Reason, advice: str) -> Refuse:

@@ -62,7 +62,7 @@ def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
     return Alignment.CARRY_IN_FLIGHT
 
 
-def begin_attempt(
+def new_attempt(
     options: CheckpointOptions, *, number: int, kind: TriggerKind, request_id: str | None, now_ms: int
 ) -> Attempt:
     """Create an attempt that begins now, with its deadlines.
@@ -178,7 +178,7 @@ class CheckpointFailureReason(Enum):
 
 
 @dataclass(frozen=True)
-class Begin:
+class StartAttempt:
     """Start an attempt, then report its cut and its end."""
 
     attempt: Attempt
@@ -231,7 +231,7 @@ class StopQuery:
     number: int
 
 
-Action = Begin | Abort | Discard | Refuse | FailQuery | StopQuery
+Action = StartAttempt | Abort | Discard | Refuse | FailQuery | StopQuery
 
 
 @dataclass(frozen=True)

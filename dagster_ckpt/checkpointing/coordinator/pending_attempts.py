@@ -34,7 +34,7 @@ class PendingAttempts:
         """When the next attempt expires; None if none is pending."""
         return min((attempt.expires_at_ms for attempt in self._pending.values()), default=None)
 
-    def begin(self, attempt: Attempt) -> None:
+    def add(self, attempt: Attempt) -> None:
         """Add an attempt in its triggering phase."""
         self._pending[attempt.number] = attempt
         self._triggering = attempt.number

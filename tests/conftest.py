@@ -12,7 +12,8 @@ from typing import Any
 
 import hypothesis
 import pytest
-from local_files import use_local_files
+
+from tests.support.local_files import use_local_files
 
 # How long an example takes says more about what else the machine does.
 hypothesis.settings.register_profile(

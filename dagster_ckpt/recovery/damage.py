@@ -1,7 +1,7 @@
 """Classifies failures that mean the state a query was started on is damaged, so that an older point may work. Pure.
 
 Spark's messages are known from real damage to real live directories:
-`tests/lifecycle/damages.yaml`. A transient problem, such as an unavailable storage, is never
+`tests/recovery/damages.yaml`. A transient problem, such as an unavailable storage, is never
 damage, wherever it occurs.
 """
 

@@ -15,8 +15,8 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError
-from tests.as_writer import as_writer
 from tests.catalog.conftest import holder
+from tests.support.as_writer import as_writer
 
 
 def damage(catalog: Catalog, statement: str) -> None:

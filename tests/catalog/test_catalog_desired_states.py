@@ -12,8 +12,8 @@ from dagster_ckpt.catalog.desired_states import PreflightRecord, UpgradePhase, U
 from dagster_ckpt.catalog.records import EventType, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.policies.upgrade import UpgradeMode
-from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
+from tests.support.as_writer import as_writer
 
 UPGRADE = UpgradeRecord(
     UpgradePhase.UPGRADING,

@@ -17,7 +17,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
 )
 from dagster_ckpt.errors import SnapshotHeldError, SnapshotNotFoundError
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 
 @pytest.fixture

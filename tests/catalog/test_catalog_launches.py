@@ -7,8 +7,8 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, StartCause
 from dagster_ckpt.errors import CatalogError
-from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
+from tests.support.as_writer import as_writer
 
 
 def launch(catalog: Catalog, request_id: str, *, pid: int, stream_id: str = "orders") -> None:

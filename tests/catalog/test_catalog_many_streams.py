@@ -7,8 +7,8 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotTrigger, StartCause
 from dagster_ckpt.catalog.snapshot_queries import SnapshotHistory, SnapshotTally
-from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
+from tests.support.as_writer import as_writer
 
 STREAMS = ("orders", "payments", "quiet")
 

@@ -14,8 +14,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import LeaseHeldError
-from tests.as_writer import as_writer
 from tests.catalog.conftest import holder
+from tests.support.as_writer import as_writer
 
 PATIENCE_S = 120
 # Where the second writer waits for the first: SQLite's from its begin, PostgreSQL's at the row.

@@ -15,8 +15,8 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.errors import CatalogError, SnapshotNotFoundError, StreamNotFoundError
-from tests.as_writer import as_writer
 from tests.catalog.conftest import ManualClock, holder
+from tests.support.as_writer import as_writer
 
 
 def begin(catalog: Catalog, name: str, cause: StartCause = StartCause.MANUAL) -> str:

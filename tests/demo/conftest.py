@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from small_spark import small_spark
 
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from examples.flights.flights import FlightData, load_flights
+from tests.support.small_spark import small_spark
 
 
 @pytest.fixture(scope="session")

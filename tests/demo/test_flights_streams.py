@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from small_spark import start_jvm
 
 from examples.flights import streams
 from examples.flights.assets import SPARK
 from examples.flights.compare import compare_tables
 from examples.flights.reference import run_reference
 from examples.flights.replayer import Replayer
+from tests.support.small_spark import start_jvm
 
 pytestmark = pytest.mark.spark
 STREAMS = ("departure_delays", "flights_with_weather")

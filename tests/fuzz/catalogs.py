@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import tests.torture.paths  # noqa: F401 - the golden stream's neighbors are found by it
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, RequestKind
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -27,9 +26,9 @@ from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
-from tests.as_writer import as_writer
 from tests.fuzz.case import Case, Target
-from tests.lifecycle.golden_stream import STREAM, GoldenStream
+from tests.support.as_writer import as_writer
+from tests.support.golden_stream import STREAM, GoldenStream
 
 _TABLES = ("streams", "snapshots", "executions", "leases", "requests", "events", "desired_states", "launches")
 _VALUES: tuple[Any, ...] = (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from maven import from_maven, java
+from tests.support.maven import from_maven, java
 
 BROKER = ("org.apache.kafka", "kafka_2.13", "3.9.1")
 # The connector of Spark 4.3 itself was not to be had when this was written. One version before talks to it as well;

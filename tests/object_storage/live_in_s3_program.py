@@ -14,7 +14,6 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
-from small_spark import lay_file, small_spark
 
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 from dagster_ckpt.catalog.records import EventType
@@ -27,6 +26,7 @@ from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.small_spark import lay_file, small_spark
 
 SCHEMA = "at timestamp, shop long"
 CHECKPOINTING = CheckpointConfig(interval=500)

@@ -16,7 +16,8 @@ from typing import Any
 import pyspark
 import pytest
 import s3fs
-from maven import from_maven
+
+from tests.support.maven import from_maven
 
 pytestmark = pytest.mark.spark
 
@@ -73,7 +74,7 @@ def steps_of(folder: Path, class_path: str, s3_options: dict[str, Any]) -> list[
         "AWS_SECRET_ACCESS_KEY": secret,
         "AWS_ENDPOINT_URL": endpoint,
         "PYSPARK_SUBMIT_ARGS": " ".join([*submit, "pyspark-shell"]),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
     }
     program = str(Path(__file__).with_name("live_in_s3_program.py"))
     done = subprocess.run(

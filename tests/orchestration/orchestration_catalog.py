@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, Holder, SnapshotRecord, SnapshotTrigger, StartCause
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 HOST = Holder(execution_id="", run_id="", host="here", pid=1, process_start_ticks=1, boot_id="boot", jvm_pid=None)
 FIGURES = {

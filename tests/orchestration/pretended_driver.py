@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestSt
 from dagster_ckpt.operations.start_request import start_order
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 TTL_MS = 600_000
 ENDS = {RequestKind.CANCEL: ExecutionStatus.CANCELED, RequestKind.SUSPEND: ExecutionStatus.SUSPENDED}

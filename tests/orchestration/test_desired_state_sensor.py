@@ -30,7 +30,7 @@ from dagster_ckpt.orchestration.resources.settings import UpgradeSettings
 from dagster_ckpt.orchestration.runs.run_config import RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG, STREAM_ID_TAG
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 
 def managed(

@@ -17,7 +17,6 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from small_spark import lay_file, small_spark
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
@@ -37,6 +36,7 @@ from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.settings import apply_state_backend
+from tests.support.small_spark import lay_file, small_spark
 
 pytestmark = pytest.mark.spark
 DEADLINE_S = 240

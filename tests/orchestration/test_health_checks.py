@@ -24,7 +24,7 @@ from dagster_ckpt.orchestration.checks.health_checks import build_health_checks,
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.stream.handle import wall_clock_ms
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 
 class Watch:

@@ -23,7 +23,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogReso
 from dagster_ckpt.orchestration.runs.run_config import STREAM_ID_TAG
 from dagster_ckpt.orchestration.runs.run_status import Silences, report_lost_runs
 from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS, this_holder
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 # No process has it: Linux' numbers end at 4194304.
 NOBODY = 2**31 - 1

@@ -169,7 +169,7 @@ def rocksdb_with_everything() -> EmbeddedRocksDBStateBackend:
 def test_state_backends_are_equal_in_both_spellings(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], wanted: Any
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "options"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "config"))
     got = through_dagster(StateBackendResource, {"live_directory": "/live", **given}).backend()
     assert got == wanted()
     assert got.spark_settings() == wanted().spark_settings()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-API = yaml.safe_load((ROOT / "tests/options/flink_api.yaml").read_text())
+API = yaml.safe_load((ROOT / "tests/flink/flink_api.yaml").read_text())
 
 
 @pytest.fixture(scope="module")

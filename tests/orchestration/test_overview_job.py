@@ -16,7 +16,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 PAGE = "http://here:4040"
 

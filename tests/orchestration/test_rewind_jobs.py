@@ -24,7 +24,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import _start_run
 from dagster_ckpt.stream.start_from import StartFrom
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 
 class Streams:

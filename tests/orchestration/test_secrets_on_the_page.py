@@ -13,7 +13,6 @@ from dagster._serdes import serialize_value
 from dagster.components.core.component_tree import ComponentTreeException
 from dagster.components.testing import create_defs_folder_sandbox
 from dagster_pyspark import PySparkResource
-from planted_secrets import Planted
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
@@ -27,6 +26,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     SparkSessionResource,
     StateBackendResource,
 )
+from tests.support.planted_secrets import Planted
 
 PLANTED = Planted()
 NAMES = ("CATALOG_URL", "S3_SECRET", "S3A_SECRET", "REDIS_PASSWORD", "FACTORY_PASSWORD", "KAFKA_JAAS", "JDBC_PASSWORD")

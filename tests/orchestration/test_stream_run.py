@@ -42,7 +42,7 @@ from dagster_ckpt.orchestration.runs.run_config import (
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
 from dagster_ckpt.stream.handle import StreamHandle
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 EXECUTION = "the execution"
 Life = Callable[[RunRequest], QueryEnd]

@@ -18,7 +18,6 @@ from dagster.components.testing import create_defs_folder_sandbox
 from dagster_shared.libraries import DagsterLibraryRegistry
 from orchestration_catalog import begin_snapshot, register
 from pyspark.sql import DataFrame, SparkSession
-from small_spark import lay_file, small_spark
 
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations.health_settings import HealthSettings
@@ -34,7 +33,8 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
+from tests.support.small_spark import lay_file, small_spark
 
 PAGE = Path(__file__).parents[2] / "docs/components.md"
 EXAMPLE, DOWNSTREAM = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)

@@ -9,7 +9,6 @@ import pytest
 from dagster_pyspark import PySparkResource
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from small_spark import lay_file, small_spark
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamSpec
@@ -23,6 +22,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
 from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
+from tests.support.small_spark import lay_file, small_spark
 
 pytestmark = pytest.mark.spark
 

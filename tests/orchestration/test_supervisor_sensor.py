@@ -35,7 +35,7 @@ from dagster_ckpt.orchestration.runs.run_config import (
 )
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
 from dagster_ckpt.stream.handle import wall_clock_ms
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 DELAY_MS = 60_000
 

@@ -16,7 +16,7 @@ from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
-from tests.as_writer import as_writer
+from tests.support.as_writer import as_writer
 
 
 class Clock:

@@ -2,7 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
-from small_spark import small_spark
+
+from tests.support.small_spark import small_spark
 
 # As hostile as it gets: nothing but the newest batches is kept, and clean-up runs all the time.
 HOSTILE = {

@@ -10,7 +10,6 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
-from small_spark import lay_file
 
 from dagster_ckpt.config.heap_state_backends import HashMapStateBackend
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
@@ -23,6 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_over
 from dagster_ckpt.spark.query.output import logged_batch
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.query.settings import apply_state_backend
+from tests.support.small_spark import lay_file
 
 SCHEMA = "k long, v long, t timestamp"
 FILES = 8

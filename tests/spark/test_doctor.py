@@ -23,7 +23,6 @@ from doctor_damages import (
 from doctor_patients import Patient, run_all, write_batches
 from live_files import snapshot_zip
 from pyspark.sql import SparkSession
-from small_spark import small_spark
 from spark_scenarios import HEAP, ROCKSDB_V2, Workload, aggregation, run_to_the_end
 
 from dagster_ckpt.config.state_backend import StateBackend
@@ -34,6 +33,7 @@ from dagster_ckpt.spark.doctor.checksums import crc32c
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import ADVICE, Code, Severity
 from dagster_ckpt.spark.query.query import start_query
+from tests.support.small_spark import small_spark
 
 pytestmark = pytest.mark.spark
 

@@ -122,7 +122,7 @@ def test_the_database_of_a_running_query_has_the_predefined_options(
 def test_a_factorys_settings_and_further_ones_reach_the_database(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "options"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "config"))
     backend = EmbeddedRocksDBStateBackend(settings={"spark.sql.streaming.stateStore.rocksdb.blockSizeKB": 32})
     backend.set_predefined_options(PredefinedOptions.SPINNING_DISK_OPTIMIZED_HIGH_MEM)
     backend.set_options("options_factories.TwiceTheCache")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 from pyspark.sql import SparkSession
-from small_spark import small_spark
 from spark_scenarios import (
     HEAP,
     ROCKSDB,
@@ -40,6 +39,7 @@ from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, roll_back_to
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.query.output import begin_log, empty_log
+from tests.support.small_spark import small_spark
 
 CASES = yaml.safe_load((Path(__file__).parent / "in_flight.yaml").read_text())
 FED, END = 3, 5

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from small_spark import lay_file, small_spark
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import begin_log, empty_log, logged_batch
 from dagster_ckpt.spark.query.query import start_query
+from tests.support.small_spark import lay_file, small_spark
 
 pytestmark = pytest.mark.spark
 

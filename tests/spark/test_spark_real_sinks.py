@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from small_spark import lay_file, small_spark
 
 from dagster_ckpt.sinks.effect import Replay, SinkEffect
 from dagster_ckpt.sinks.forecast import forecast
@@ -20,6 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_sink_log import roll_back
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.query import start_query
+from tests.support.small_spark import lay_file, small_spark
 
 pytestmark = pytest.mark.spark
 

@@ -35,7 +35,6 @@ from pathlib import Path
 
 import pytest
 import spark_stateful_queries as queries
-from local_files import HADOOPS_OWN
 from pyspark.sql import DataFrame, SparkSession
 from spark_scenarios import (
     HEAP,
@@ -52,6 +51,7 @@ from spark_scenarios import (
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from tests.support.local_files import HADOOPS_OWN
 
 pytestmark = pytest.mark.spark
 

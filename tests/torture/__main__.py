@@ -10,7 +10,6 @@ import random
 import sys
 import time
 
-import tests.torture.paths  # noqa: F401 - first
 from dagster_ckpt.catalog import database
 from tests.torture import leases
 from tests.torture.bucket import ObjectFault

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.errors import CatalogError
-from tests.power_loss import Disk, Ran, Survivors, Trouble
+from tests.support.power_loss import Disk, Ran, Survivors, Trouble
 from tests.torture.bucket import ObjectFault, Requests
 
 _CHILD_S = 120

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lease_losers import CASES
-from lost_lease import CATALOG_STEPS, Scene, Steps, lost_at
-from rewind_history import History
 
 from dagster_ckpt.io.local_folder import LocalFolder
-from tests.power_loss import CATALOG, Calls, Disk, Ran, Trouble
+from tests.support.lease_losers import CASES
+from tests.support.lost_lease import CATALOG_STEPS, Scene, Steps, lost_at
+from tests.support.power_loss import CATALOG, Calls, Disk, Ran, Trouble
+from tests.support.rewind_history import History
 from tests.torture.faults import LeaseFault, in_child
 
 _NEVER = 10**9

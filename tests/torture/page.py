@@ -64,9 +64,9 @@ for all of it, what is left out is listed here. The order is drawn from the day,
 """
 
 _ELSEWHERE = {
-    "tests/lifecycle/test_lease_lost_at_every_step.py": "the lease is lost by a process that is frozen (SIGSTOP), by a stalled connection, and in PostgreSQL",
+    "tests/stream/test_lease_lost_at_every_step.py": "the lease is lost by a process that is frozen (SIGSTOP), by a stalled connection, and in PostgreSQL",
     "tests/storage/test_store_crashes.py": "kills and errors at each call of a store of snapshots",
-    "tests/lifecycle/test_upgrade_crashes.py": "an upgrade that dies at each of its steps",
+    "tests/operations/test_upgrade_crashes.py": "an upgrade that dies at each of its steps",
     "tests/fuzz": "crafted and damaged bytes for every reader (`make fuzz`)",
     "tests/soak": "random kills of real Spark queries, compared row for row (`make soak`)",
 }

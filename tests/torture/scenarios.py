@@ -7,14 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from golden_stream import GoldenStream
-from lost_lease import take_checkpoint
-from lost_power import SCENARIOS as OF_POWER_LOSS
-from lost_power import Scenario, problems_of, problems_of_history, without_lease
-from rewind_history import LAST, History
-from test_roll_back import WRONG, failed_upgrade, row
-from test_run_stream_refusals import PlayedQuery
-
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import Holder, RequestKind, SnapshotStatus
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
@@ -28,7 +20,14 @@ from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.snapshot.manifest import SnapshotKind
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom
-from tests.as_writer import holding
+from tests.support.as_writer import holding
+from tests.support.failed_upgrade import WRONG, failed_upgrade, row
+from tests.support.golden_stream import GoldenStream
+from tests.support.lost_lease import take_checkpoint
+from tests.support.lost_power import SCENARIOS as OF_POWER_LOSS
+from tests.support.lost_power import Scenario, problems_of, problems_of_history, without_lease
+from tests.support.played_query import PlayedQuery
+from tests.support.rewind_history import LAST, History
 
 _TTL_MS = 10**9
 _HOLDER = Holder("next", "run-next", "host", 1, 1, "boot")

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lost_power import Scenario
-from places import SCHEME, place
-
 from dagster_ckpt.errors import CkptError
-from tests.power_loss import CATALOG, Disk, Ran, Trouble
+from tests.support.lost_power import Scenario
+from tests.support.places import SCHEME, place
+from tests.support.power_loss import CATALOG, Disk, Ran, Trouble
 from tests.torture import bucket, leases
 from tests.torture.bucket import ObjectFault
 from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault, run_into

@@ -1,0 +1,78 @@
+"""What an environment says before Spark is there; the answers of PyFlink are in tests/flink."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.config.execution_config import ExecutionConfig, KryoRegistrations
+from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.flink.deployment import deployment_below
+from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+
+
+def test_everything_is_below_one_folder_by_default(tmp_path: Path) -> None:
+    places = deployment_below(tmp_path, live_root=None, catalog_url=None, storage_path=None)
+    assert places.live_root == f"file://{tmp_path}/live"
+    assert places.catalog_url == f"sqlite:///{tmp_path}/catalog.db"
+    assert places.storage.checkpoint_location.url == f"file://{tmp_path}/snapshots"
+
+
+def test_each_place_can_be_named(tmp_path: Path) -> None:
+    places = deployment_below(
+        tmp_path,
+        live_root="hdfs://nn/live",
+        catalog_url="postgresql+psycopg://db/c",
+        storage_path="s3://bucket/snapshots",
+    )
+    assert (places.live_root, places.catalog_url) == ("hdfs://nn/live", "postgresql+psycopg://db/c")
+    assert places.storage.checkpoint_location.url == "s3://bucket/snapshots"
+
+
+def test_nothing_is_made_before_something_runs(tmp_path: Path) -> None:
+    StreamExecutionEnvironment.get_execution_environment(folder=tmp_path / "program").enable_checkpointing(1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setter_that_refuses_changes_nothing() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    env.enable_checkpointing(1000)
+    with pytest.raises(OptionTypeError):
+        env.enable_checkpointing(2000, "EXACTLY_ONCE")  # type: ignore[arg-type]
+    with pytest.raises(OptionError):
+        env.set_max_parallelism(0)
+    assert (env.get_checkpoint_interval(), env.get_max_parallelism()) == (1000, -1)
+
+
+def test_state_has_as_many_partitions_as_the_parallelism_where_nothing_else_is_said() -> None:
+    assert ExecutionConfig(parallelism=4).spark_settings()["spark.sql.shuffle.partitions"] == "4"
+    assert ExecutionConfig(parallelism=4, max_parallelism=8).spark_settings()["spark.sql.shuffle.partitions"] == "8"
+    assert ExecutionConfig().spark_settings() == {}
+
+
+def test_a_parallelism_above_the_max_parallelism_is_refused() -> None:
+    with pytest.raises(OptionError, match="parallelism is 8, but must be at most the max parallelism, which is 4"):
+        ExecutionConfig(parallelism=8, max_parallelism=4).spark_settings()
+
+
+def test_only_what_an_application_lacks_of_the_registrations_is_missing() -> None:
+    kryo = KryoRegistrations().with_type("a.B").with_registrator("a.C", "a.Registrator")
+    assert kryo.missing_in(kryo.with_type("a.D").spark_settings()) == {}
+    assert kryo.missing_in({"spark.kryo.classesToRegister": "a.B,a.C"}) == {
+        "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+        "spark.kryo.registrator": "a.Registrator",
+    }
+
+
+def test_only_a_classic_session_can_be_given() -> None:
+    with pytest.raises(OptionTypeError, match="must be a classic SparkSession"):
+        StreamExecutionEnvironment.get_execution_environment(spark="local[2]")  # type: ignore[arg-type]
+
+
+def test_every_option_is_described() -> None:
+    described = StreamExecutionEnvironment.get_execution_environment().describe()
+    assert {line.option for line in described} == {
+        *("parallelism", "max_parallelism", "buffer_timeout", "operator_chaining", "time_characteristic"),
+        *("changelog_state_backend", "kryo"),
+    }

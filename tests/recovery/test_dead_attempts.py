@@ -1,0 +1,156 @@
+"""What a process that died left between storage and catalog is settled: registered, failed or deleted."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.catalog.tables import snapshots
+from dagster_ckpt.errors import LeaseLostError
+from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
+from dagster_ckpt.recovery.retention import housekeeping
+from dagster_ckpt.stream.snapshots import HOLD_TTL_MS
+from dagster_ckpt.stream.snapshots import holding as holding_snapshots
+from tests.support.as_writer import as_writer, holding
+from tests.support.retention_shelf import STREAM, Shelf
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf.at(tmp_path)
+
+
+def status(shelf: Shelf, snapshot: SnapshotRecord) -> SnapshotStatus:
+    return shelf.stream.catalog.snapshots.get(snapshot.snapshot_id).status
+
+
+def forget(shelf: Shelf, snapshot: SnapshotRecord, as_status: SnapshotStatus = SnapshotStatus.IN_PROGRESS) -> None:
+    """The catalog, as it is where the process died before it recorded the snapshot."""
+    with shelf.stream.catalog.database.writing() as connection:
+        this = snapshots.c.snapshot_id == snapshot.snapshot_id
+        values = {"location": None, "batch_id": None, "completed_at_ms": None, "properties": "{}"}
+        connection.execute(snapshots.update().where(this).values(status=as_status.value, **values))
+
+
+def begun(shelf: Shelf, number: int) -> SnapshotRecord:
+    record: SnapshotRecord = as_writer(shelf.stream.catalog, STREAM).snapshots.start(
+        snapshot_id=f"dead-{number}", execution_id="first", kind="CHECKPOINT", number=number,
+        trigger=SnapshotTrigger.PERIODIC, timeline=0,
+    )  # fmt: skip
+    return record
+
+
+@pytest.mark.parametrize("by", ["start", "housekeeping"])
+def test_a_snapshot_that_is_whole_in_storage_is_registered(shelf: Shelf, by: str) -> None:
+    """f28 and known defect 14: a whole checkpoint stayed IN_PROGRESS, and nothing listed or removed it."""
+    shelf.checkpoint()
+    newest = shelf.checkpoint()
+    mine = shelf.savepoint("mine")
+    forget(shelf, newest)
+    forget(shelf, mine)
+
+    if by == "start":
+        with holding(shelf.stream.catalog, STREAM) as lease:
+            done = settle_dead_attempts(shelf.stream, lease)
+    else:
+        done = housekeeping(shelf.stream).messages()
+
+    assert [message.split(":")[0] for message in done] == [
+        "registered savepoint mine at batch 3",
+        "registered chk-2 at batch 2",
+    ]
+    registered = shelf.stream.catalog.snapshots.get(newest.snapshot_id)
+    assert (registered.status, registered.location) == (SnapshotStatus.COMPLETED, newest.location)
+    assert registered.snapshot_id in {each.snapshot_id for each in shelf.stream.catalog.snapshots.restorable(STREAM)}
+    assert status(shelf, mine) is SnapshotStatus.COMPLETED
+
+
+@pytest.mark.parametrize("damage", ["no metadata", "truncated object"])
+def test_an_attempt_that_is_not_whole_has_failed(shelf: Shelf, damage: str) -> None:
+    snapshot = shelf.checkpoint()
+    folder = Path((snapshot.location or "").removeprefix("file://"))
+    if damage == "no metadata":
+        (folder / "_metadata").unlink()
+    else:
+        objects = [path for path in folder.parent.rglob("*") if path.is_file() and path.name != "_metadata"]
+        objects[0].write_bytes(b"")
+    forget(shelf, snapshot)
+
+    with holding(shelf.stream.catalog, STREAM) as lease:
+        assert settle_dead_attempts(shelf.stream, lease) == ["chk-1 was not completed: its process died"]
+
+    assert status(shelf, snapshot) is SnapshotStatus.FAILED
+
+
+def test_what_has_the_number_of_another_attempt_is_not_taken_for_it(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    dead = begun(shelf, 1)
+
+    with holding(shelf.stream.catalog, STREAM) as lease:
+        settle_dead_attempts(shelf.stream, lease)
+
+    assert status(shelf, dead) is SnapshotStatus.FAILED
+
+
+def test_who_has_lost_the_lease_settles_nothing(shelf: Shelf) -> None:
+    snapshot = shelf.checkpoint()
+    forget(shelf, snapshot)
+    with holding(shelf.stream.catalog, STREAM) as lease:
+        pass
+
+    with pytest.raises(LeaseLostError):
+        settle_dead_attempts(shelf.stream, lease)
+
+    assert status(shelf, snapshot) is SnapshotStatus.IN_PROGRESS
+
+
+def test_while_the_stream_runs_housekeeping_leaves_attempts_under_way_alone(shelf: Shelf) -> None:
+    with holding(shelf.stream.catalog, STREAM):
+        under_way = begun(shelf, 7)
+
+        assert housekeeping(shelf.stream).settled == ()
+
+    assert status(shelf, under_way) is SnapshotStatus.IN_PROGRESS
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("state", ["young", "held", "killed"])
+def test_a_savepoint_of_a_stopped_stream_whose_process_was_killed_is_settled(
+    shelf: Shelf, state: str, is_whole: bool
+) -> None:
+    taken = shelf.savepoint("by hand")
+    forget(shelf, taken)
+    with shelf.stream.catalog.database.writing() as connection:
+        began_ms = taken.created_at_ms - (0 if state == "young" else 2 * HOLD_TTL_MS)
+        this = snapshots.c.snapshot_id == taken.snapshot_id
+        connection.execute(snapshots.update().where(this).values(execution_id=None, created_at_ms=began_ms))
+    if not is_whole:
+        (Path((taken.location or "").removeprefix("file://")) / "_metadata").unlink()
+
+    with ExitStack() as process:
+        if state == "held":
+            attempt = shelf.stream.catalog.snapshots.get(taken.snapshot_id)
+            process.enter_context(holding_snapshots(shelf.stream.catalog, [attempt], "savepoint"))
+        housekeeping(shelf.stream)
+
+    settled = SnapshotStatus.COMPLETED if is_whole else SnapshotStatus.FAILED
+    assert status(shelf, taken) is (settled if state == "killed" else SnapshotStatus.IN_PROGRESS)
+
+
+def test_what_became_whole_after_its_attempt_had_failed_is_deleted_and_nothing_else(shelf: Shelf) -> None:
+    kept = shelf.checkpoint()
+    late = shelf.checkpoint(base=kept)
+    forget(shelf, late, as_status=SnapshotStatus.FAILED)
+    unknown = shelf.checkpoint()
+    with shelf.stream.catalog.database.writing() as connection:
+        connection.execute(snapshots.delete().where(snapshots.c.snapshot_id == unknown.snapshot_id))
+
+    done = housekeeping(shelf.stream).settled
+
+    assert len(done) == 1
+    assert done[0].startswith("deleted chk-2 at ")
+    assert shelf.stream.store.checkpoints() == [kept.location, unknown.location]
+    assert shelf.stream.store.verify(kept.location or "") == []

@@ -1,0 +1,169 @@
+"""What a rewind would do is told beforehand, and one that could lose rows needs an explicit yes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
+from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.sinks.effect import SinkEffect
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.source_distance import SourceDistance
+from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.retention_shelf import STREAM
+from tests.support.rewind_history import LAST, History
+
+OPERATOR = Operator("a test")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path)
+    yield history
+    history.close()
+
+
+def write_to_delta(history: History, root: Path, *, last: int = LAST) -> str:
+    """Let the query have written to a Delta table as well, up to a batch; returns the sink's name."""
+    log = root / "table/_delta_log"
+    log.mkdir(parents=True)
+    for batch in range(last + 1):
+        txn = {"txn": {"appId": "11111111-2222", "version": batch}}
+        (log / f"{batch:020}.json").write_text(json.dumps(txn))
+    sink = f"DeltaSink[{root}/table]"
+    history.sinks(f"FileSink[file:{history.sink}]", sink)
+    return sink
+
+
+def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_snapshots_and_sinks(history: History) -> None:
+    snapshots = [history.shelf.checkpoint() for _ in range(5)]
+
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("batch-3"))
+
+    assert (preview.plan.from_batch, preview.plan.to_batch, preview.batches) == (LAST, 3, 5)
+    assert preview.sources == (SourceDistance("0", "files", 5),)
+    assert (preview.rows.rows, str(preview.rows)) == (None, "unknown")
+    assert preview.span_ms == 5_000
+    assert [snapshot.snapshot_id for snapshot in preview.left] == [snapshots[4].snapshot_id, snapshots[3].snapshot_id]
+    assert [sink.effect for sink in preview.sinks] == [SinkEffect.EXACT, SinkEffect.UNKNOWN]
+    assert "batches 4 to 8, with 2 snapshots reported since" in preview.downstream
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
+def test_rows_come_from_the_snapshots_figures_where_offsets_do_not_count_them(history: History) -> None:
+    for _ in range(LAST):
+        history.shelf.checkpoint(rows=100)
+
+    at_a_snapshot = operations.preview(history.shelf.stream, StartFrom.parse("batch-3"))
+    between_snapshots = operations.preview(history.shelf.stream, StartFrom.parse("batch-0"))
+
+    assert (str(at_a_snapshot.rows), str(between_snapshots.rows)) == ("500", "at least 700")
+
+
+def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("latest"))
+
+    assert (preview.batches, preview.rows.rows, preview.sinks, preview.left) == (0, 0, (), ())
+    assert "Nothing that was committed is undone" in preview.downstream
+
+
+def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> None:
+    sink = write_to_delta(history, tmp_path)
+
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("empty", discard_state=True))
+
+    assert {told.sink: told.effect for told in preview.sinks}[sink] is SinkEffect.DUPLICATE
+
+
+def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(history: History, tmp_path: Path) -> None:
+    sink = write_to_delta(history, tmp_path)
+    stream = history.shelf.stream
+    before = stream.catalog.streams.get(STREAM)
+
+    with pytest.raises(RowsAtRiskError, match=r"rows could be lost.*DeltaSink.*version 3.*accept_loss") as refusal:
+        operations.request_start(stream, StartFrom.parse("batch-3"), OPERATOR)
+    with pytest.raises(RowsAtRiskError, match="accept_loss"):
+        operations.restart(stream, StartFrom.parse("batch-3"), OPERATOR, timeout_s=0)
+
+    assert sink in str(refusal.value)
+    assert stream.catalog.requests.pending(STREAM) == []
+    assert stream.catalog.streams.get(STREAM) == before
+
+
+def test_what_no_test_with_the_real_table_shows_is_not_relied_on_unless_that_is_accepted(
+    history: History, tmp_path: Path
+) -> None:
+    sink = write_to_delta(history, tmp_path, last=3)
+    stream = history.shelf.stream
+
+    told = {each.sink: each.effect for each in operations.preview(stream, StartFrom.parse("batch-3")).sinks}
+    with pytest.raises(RowsAtRiskError, match=r"no test with a real table.*accept_loss"):
+        operations.request_start(stream, StartFrom.parse("batch-3"), OPERATOR)
+    operations.request_start(stream, StartFrom.parse("batch-3", accept_loss=True), OPERATOR)
+
+    assert told[sink] is SinkEffect.UNPROVEN
+    assert len(stream.catalog.requests.pending(STREAM)) == 1
+
+
+@pytest.mark.parametrize("how", [{"accept_loss": True}, {"new_query_id": True}])
+def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
+    history: History, tmp_path: Path, how: dict[str, bool]
+) -> None:
+    write_to_delta(history, tmp_path)
+
+    operations.request_start(history.shelf.stream, StartFrom.parse("batch-3", **how), OPERATOR)
+
+    (request,) = history.shelf.stream.catalog.requests.pending(STREAM)
+    assert request.kind is RequestKind.START
+    unless_said = {
+        "new_query_id": False,
+        "accept_loss": False,
+        "claim_mode": "NO_CLAIM",
+        "accept_plan_change": False,
+        "discard_state": False,
+        "no_safety_savepoint": False,
+    }
+    assert request.arguments == {"start_from": "batch-3"} | unless_said | how
+
+
+class Started(Exception):  # noqa: N818 - not an error: the query is reached
+    """The query would be started now."""
+
+
+def start(_live: LiveDirectory) -> None:
+    raise Started
+
+
+def test_a_run_refuses_by_itself_and_is_not_restarted(history: History, tmp_path: Path) -> None:
+    write_to_delta(history, tmp_path)
+    stream = history.shelf.stream
+    before = stream.catalog.streams.get(STREAM).live_directory
+
+    def run(text: str, **how: bool) -> None:
+        execute_stream(stream, RunRequest(run_id="run", start_query=start, start_from=StartFrom.parse(text, **how)))  # type: ignore[arg-type]
+
+    with pytest.raises(RowsAtRiskError):
+        run("batch-3")
+
+    execution = stream.catalog.executions.latest(STREAM)
+    assert execution is not None
+    assert (execution.status, execution.settled) == (ExecutionStatus.FAILED, True)
+    assert stream.catalog.streams.get(STREAM).live_directory == before
+    with pytest.raises(Started):
+        run("batch-3", accept_loss=True)
+    assert (history.batch, history.sink_batch) == (3, 3)
+
+
+def test_accepting_a_loss_does_not_help_where_a_sink_cannot_be_rolled_back(history: History) -> None:
+    (history.sink / "_spark_metadata/5").unlink()
+
+    with pytest.raises(SinkRollbackError, match=r"nothing was changed.*_spark_metadata/5 is missing"):
+        operations.request_start(history.shelf.stream, StartFrom.parse("batch-6", accept_loss=True), OPERATOR)

@@ -1,0 +1,469 @@
+"""What is kept of a stream's checkpoints at its end, and while it runs: real catalog, real storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.recovery.retention import (
+    ORPHAN_AGE_MS,
+    apply_terminal_retention,
+    delete_older_live_directories,
+    discard,
+    housekeeping,
+    subsume,
+)
+from tests.support.as_writer import as_writer, keeping, set_stream
+from tests.support.retention_shelf import HOLDER, Shelf, storage_clock_ahead
+
+NONE = ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
+DELETE = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
+RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+FINISHED, CANCELED, FAILED, SUSPENDED = (
+    TerminalState.FINISHED,
+    TerminalState.CANCELED,
+    TerminalState.FAILED,
+    TerminalState.SUSPENDED,
+)
+
+# The table of docs/recovery.md.
+MATRIX = {
+    (NONE, FINISHED): "delete",
+    (NONE, CANCELED): "delete",
+    (NONE, FAILED): "delete",
+    (NONE, SUSPENDED): "delete",
+    (DELETE, FINISHED): "delete",
+    (DELETE, CANCELED): "delete with live directory",
+    (DELETE, FAILED): "keep",
+    (DELETE, SUSPENDED): "delete",
+    (RETAIN, FINISHED): "delete",
+    (RETAIN, CANCELED): "keep",
+    (RETAIN, FAILED): "keep",
+    (RETAIN, SUSPENDED): "keep",
+}
+DELETES_SNAPSHOTS_ONLY = [case for case, what in MATRIX.items() if what == "delete"]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf.at(tmp_path)
+    yield shelf
+    shelf.stream.catalog.close()
+
+
+def ids(case: object) -> str:
+    return case.name if isinstance(case, ExternalizedCheckpointCleanup | TerminalState) else str(case)
+
+
+@pytest.mark.parametrize(("cleanup", "state", "what"), [(*case, what) for case, what in MATRIX.items()], ids=ids)
+def test_the_clean_up_option_and_the_end_decide_about_checkpoints_and_never_about_savepoints(
+    shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState, what: str
+) -> None:
+    first = shelf.checkpoint()
+    second = shelf.checkpoint(base=first)
+    savepoints = [shelf.savepoint("mine"), shelf.savepoint("at the stop", SnapshotTrigger.STOP)]
+
+    report = apply_terminal_retention(shelf.cleaning_up(cleanup).stream, "first", state)
+
+    kept = [first, second] if what == "keep" else []
+    assert shelf.listed() == {snapshot.snapshot_id for snapshot in (*kept, *savepoints)}
+    assert all(shelf.is_whole(snapshot) for snapshot in (*kept, *savepoints))
+    assert (len(report.kept), len(report.deleted)) == ((2, 0) if kept else (0, 2))
+    assert shelf.reasons() == [f"{cleanup.name} at {state.value}"] * len(report.deleted)
+    assert bool(shelf.data_files()) is bool(kept)
+    assert shelf.live.exists() is (what != "delete with live directory")
+    assert (shelf.stream.catalog.streams.get("orders").live_directory is None) is (what == "delete with live directory")
+    execution = shelf.stream.catalog.executions.get("first")
+    assert (execution.status, execution.settled) == (ExecutionStatus(state.value), True)
+
+
+def test_the_table_is_complete() -> None:
+    assert set(MATRIX) == {(cleanup, state) for cleanup in ExternalizedCheckpointCleanup for state in TerminalState}
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+@pytest.mark.parametrize(("cleanup", "state"), DELETES_SNAPSHOTS_ONLY, ids=ids)
+def test_the_snapshot_that_a_start_would_need_is_kept_whatever_the_option_says(
+    shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState, damage: str
+) -> None:
+    first = shelf.checkpoint()
+    second = shelf.checkpoint(base=first)
+    shelf.break_live_directory(damage)
+
+    report = apply_terminal_retention(shelf.cleaning_up(cleanup).stream, "first", state)
+
+    assert shelf.listed() == {second.snapshot_id}
+    assert shelf.is_whole(second)
+    assert "not whole" in report.kept[0]
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+def test_a_cancellation_that_is_to_leave_nothing_leaves_nothing_even_so(shelf: Shelf, damage: str) -> None:
+    shelf.checkpoint()
+    shelf.break_live_directory(damage)
+
+    apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
+
+    assert shelf.listed() == set()
+    assert not (shelf.root / "live" / "orders").exists()
+
+
+def test_live_directories_that_a_cancellation_deletes_are_named_and_nothing_is_pending(
+    shelf: Shelf,
+) -> None:
+    set_stream(shelf.stream.catalog, "orders", pending_restore='{"batch_id": 0}')
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
+
+    assert report.live_directory_deleted == shelf.stream.live_folder
+    assert shelf.stream.catalog.streams.get("orders").pending_restore is None
+
+
+def test_a_newer_savepoint_saves_a_lost_live_directory_as_well(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    savepoint = shelf.savepoint("mine")
+    shelf.break_live_directory("missing")
+
+    apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", SUSPENDED)
+
+    assert shelf.listed() == {savepoint.snapshot_id}
+
+
+@pytest.mark.parametrize("state", TerminalState)
+def test_nothing_is_deleted_once_a_newer_execution_has_begun(shelf: Shelf, state: TerminalState) -> None:
+    snapshot = shelf.checkpoint()
+    shelf.execution("second")
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", state)
+
+    assert shelf.listed() == {snapshot.snapshot_id}
+    assert shelf.is_whole(snapshot)
+    assert shelf.live.exists()
+    assert "second" in report.kept[0]
+    assert not shelf.stream.catalog.executions.get("second").settled
+    assert shelf.stream.catalog.executions.get("first").settled
+
+
+def test_a_start_that_has_not_begun_its_execution_yet_keeps_everything(shelf: Shelf) -> None:
+    snapshot = shelf.checkpoint()
+    lease = shelf.stream.catalog.leases.acquire("orders", HOLDER, 60_000)
+
+    report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
+
+    assert report.deleted == ()
+    assert report.kept[0].startswith("everything: ")
+    assert shelf.live.exists()
+    assert shelf.listed() == {snapshot.snapshot_id}
+    # So that it is asked for again.
+    assert not shelf.stream.catalog.executions.get("first").settled
+
+    shelf.stream.catalog.leases.release("orders", lease.token)
+    apply_terminal_retention(shelf.stream, "first", CANCELED)
+
+    assert not shelf.live.exists()
+    assert shelf.listed() == set()
+
+
+def test_while_it_deletes_nobody_can_start(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.checkpoint()
+    holders: list[str] = []
+    discard_snapshot = shelf.stream.store.discard
+
+    def looking(location: str, *, protected: Iterable[str] = ()) -> None:
+        lease = shelf.stream.catalog.leases.current("orders")
+        assert lease is not None
+        holders.append(lease.run_id)
+        discard_snapshot(location, protected=protected)
+
+    monkeypatch.setattr(shelf.stream.store, "discard", looking)
+    apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
+
+    # A start waits for a holder whose run is over.
+    assert holders == ["run-first"]
+    assert shelf.stream.catalog.leases.current("orders") is None
+
+
+def test_retention_twice_does_no_harm(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    stream = shelf.cleaning_up(DELETE).stream
+    apply_terminal_retention(stream, "first", CANCELED)
+
+    again = apply_terminal_retention(stream, "first", CANCELED)
+
+    assert again.messages() == ["nothing to delete"]
+    assert shelf.deletions() == ["snapshot-1"]
+
+
+def refuse_to_delete(monkeypatch: pytest.MonkeyPatch, shelf: Shelf) -> None:
+    def refuse(location: str, **_: object) -> None:
+        raise StorageAccessError(f"{location} cannot be deleted: the storage is away")
+
+    monkeypatch.setattr(shelf.stream.store, "discard", refuse)
+
+
+def test_a_deletion_that_fails_stays_visible_and_the_stream_unsettled(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = shelf.checkpoint()
+    with monkeypatch.context() as patch:
+        refuse_to_delete(patch, shelf)
+        report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
+
+    assert "the storage is away" in report.failed[0]
+    assert shelf.listed(SnapshotStatus.DELETING) == {snapshot.snapshot_id}
+    assert shelf.listed() == set()
+    assert shelf.live.exists()
+    assert not shelf.stream.catalog.executions.get("first").settled
+
+    apply_terminal_retention(shelf.stream, "first", CANCELED)
+
+    assert shelf.listed(SnapshotStatus.DELETED) == {snapshot.snapshot_id}
+    assert shelf.data_files() == []
+    assert not shelf.live.exists()
+    assert shelf.stream.catalog.executions.get("first").settled
+
+
+def test_a_deletion_that_fails_leaves_the_stream_unsettled_also_where_the_others_are_kept(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = shelf.checkpoint(), shelf.checkpoint()
+    as_writer(shelf.stream.catalog).mark_deleting(first.snapshot_id)
+    with monkeypatch.context() as patch:
+        refuse_to_delete(patch, shelf)
+        report = apply_terminal_retention(shelf.cleaning_up(RETAIN).stream, "first", CANCELED)
+        swept = housekeeping(shelf.stream)
+
+    assert (len(report.failed), len(report.kept), len(swept.failed)) == (1, 1, 1)
+    assert shelf.listed() == {second.snapshot_id}
+    assert not shelf.stream.catalog.executions.get("first").settled
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken"])
+def test_a_lost_live_directory_without_any_snapshot_that_could_replace_it_is_no_obstacle(
+    shelf: Shelf, damage: str
+) -> None:
+    left_behind = shelf.checkpoint()
+    as_writer(shelf.stream.catalog).streams.switch_live_directory(
+        shelf.stream.live_directory(1, 0).url, pending_restore={}
+    )
+    shelf.break_live_directory(damage)
+
+    report = apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", FINISHED)
+
+    assert (len(report.deleted), report.kept) == (1, ())
+    assert shelf.listed(SnapshotStatus.DELETED) == {left_behind.snapshot_id}
+
+
+def test_housekeeping_leaves_what_an_attempt_that_may_take_days_has_written(shelf: Shelf) -> None:
+    written = shelf.root / "snapshots" / "orders" / "shared" / "of-an-attempt-under-way"
+    written.parent.mkdir(parents=True)
+    written.write_bytes(b"data")
+    day_ms = 24 * 3_600_000
+    slow = replace(shelf.stream, options=replace(shelf.stream.options, timeout_ms=2 * day_ms))
+
+    with storage_clock_ahead(day_ms):
+        assert housekeeping(slow).swept == ()
+        assert len(housekeeping(shelf.stream).swept) == 1
+
+
+def test_a_deletion_that_was_cut_off_is_finished_by_housekeeping(shelf: Shelf) -> None:
+    first = shelf.checkpoint()
+    second = shelf.checkpoint(base=first)
+    as_writer(shelf.stream.catalog).mark_deleting(first.snapshot_id)
+
+    assert housekeeping(shelf.stream, dry_run=True).deleted == ("chk-1 at batch 1",)
+    assert shelf.listed(SnapshotStatus.DELETING) == {first.snapshot_id}
+    report = housekeeping(shelf.stream)
+
+    assert report.deleted == ("chk-1 at batch 1",)
+    assert shelf.reasons() == ["deletion that was cut off"]
+    assert shelf.listed(SnapshotStatus.DELETED) == {first.snapshot_id}
+    assert shelf.is_whole(second)
+    assert shelf.deletions() == ["snapshot-1"]
+
+
+def test_a_deletion_that_was_cut_off_is_finished_where_the_option_keeps_the_others(shelf: Shelf) -> None:
+    first, second = shelf.checkpoint(), shelf.checkpoint()
+    as_writer(shelf.stream.catalog).mark_deleting(first.snapshot_id)
+
+    report = apply_terminal_retention(shelf.cleaning_up(RETAIN).stream, "first", CANCELED)
+
+    assert len(report.deleted) == 1
+    assert shelf.reasons() == ["deletion that was cut off"]
+    assert shelf.listed() == {second.snapshot_id}
+
+
+def test_housekeeping_sweeps_what_a_crashed_attempt_wrote_once_it_is_old(shelf: Shelf) -> None:
+    snapshot = shelf.checkpoint()
+    lost = shelf.checkpoint()
+    # A crash after the data and before the metadata.
+    (shelf.root / "snapshots" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
+    before = shelf.data_files()
+
+    assert housekeeping(shelf.stream).swept == ()
+    assert shelf.data_files() == before
+    with storage_clock_ahead(ORPHAN_AGE_MS + 1_000):
+        would = housekeeping(shelf.stream, dry_run=True)
+        assert would.messages() == ["would have removed 1 objects: no snapshot refers to it"]
+        assert housekeeping(shelf.stream).swept == would.swept
+    assert shelf.is_whole(snapshot)
+
+
+def test_bytes_stay_for_twice_the_time_that_an_attempt_may_take(shelf: Shelf) -> None:
+    timeout_ms = ORPHAN_AGE_MS
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, timeout_ms=timeout_ms))
+    lost = shelf.checkpoint()
+    (shelf.root / "snapshots" / "orders" / f"chk-{lost.number}" / "_metadata").unlink()
+
+    # A minute around it: what was just written is as old as the clock of the disk says.
+    with storage_clock_ahead(2 * timeout_ms - 60_000):
+        assert housekeeping(shelf.stream).swept == ()
+    with storage_clock_ahead(2 * timeout_ms + 60_000):
+        assert len(housekeeping(shelf.stream).swept) == 1
+
+
+def test_housekeeping_leaves_a_live_stream_alone(shelf: Shelf) -> None:
+    snapshot, savepoint = shelf.checkpoint(), shelf.savepoint("mine")
+
+    with storage_clock_ahead(ORPHAN_AGE_MS + 1_000):
+        report = housekeeping(shelf.stream)
+
+    assert report.messages() == ["nothing to delete"]
+    assert shelf.listed() == {snapshot.snapshot_id, savepoint.snapshot_id}
+    assert shelf.live.exists()
+
+
+def test_housekeeping_removes_what_a_dying_jvm_wrote_after_a_cancellation(shelf: Shelf) -> None:
+    apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
+    (shelf.live / "state").mkdir(parents=True)
+
+    report = housekeeping(shelf.stream)
+
+    assert report.live_directory_deleted is not None
+    assert not shelf.live.exists()
+
+
+def test_housekeeping_leaves_the_live_directories_of_whoever_holds_the_lease(shelf: Shelf) -> None:
+    set_stream(shelf.stream.catalog, "orders", live_directory=None)
+    lease = shelf.stream.catalog.leases.acquire("orders", HOLDER, 60_000)
+
+    assert housekeeping(shelf.stream).live_directory_deleted is None
+    assert shelf.live.exists()
+
+    shelf.stream.catalog.leases.release("orders", lease.token)
+    assert housekeeping(shelf.stream).live_directory_deleted == shelf.stream.live_folder
+    assert housekeeping(shelf.stream).live_directory_deleted is None
+
+
+def test_housekeeping_of_a_stream_that_nobody_has_started_does_nothing(shelf: Shelf) -> None:
+    report = housekeeping(replace(shelf.stream, stream_id="never"))
+
+    assert report.messages() == ["nothing to delete"]
+
+
+@pytest.mark.parametrize(("num_retained", "kept"), [(1, [5]), (2, [4, 5]), (4, [2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])
+def test_checkpoints_are_subsumed_oldest_first(tmp_path: Path, num_retained: int, kept: list[int]) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=num_retained)
+    snapshot = None
+    for _ in range(5):
+        snapshot = shelf.checkpoint(base=snapshot)
+
+    dropped = subsume(shelf.stream)
+    report = discard(shelf.stream, dropped, reason="subsumed", lease=None)
+
+    assert [snapshot.number for snapshot in dropped] == sorted(set(range(1, 6)) - set(kept))
+    assert report.failed == ()
+    assert shelf.deletions() == [snapshot.snapshot_id for snapshot in dropped]
+    left = shelf.stream.catalog.snapshots.completed("orders")
+    assert sorted(snapshot.number or 0 for snapshot in left) == kept
+    assert all(shelf.is_whole(snapshot) for snapshot in left)
+
+
+@pytest.mark.parametrize("completed_at_ms", [[3, 1, 2], [1, 1, 1], [3, 2, 1]])
+def test_a_clock_that_goes_back_does_not_change_which_checkpoint_is_the_newest(
+    tmp_path: Path, completed_at_ms: list[int]
+) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    for at_ms in completed_at_ms:
+        shelf.completed_at(shelf.checkpoint(), at_ms)
+
+    assert [snapshot.number for snapshot in subsume(shelf.stream)] == [1, 2]
+
+
+def test_only_live_directories_of_starts_before_are_deleted(shelf: Shelf) -> None:
+    folder = shelf.root / "live" / "orders"
+    with keeping(shelf.stream.catalog) as lease:
+        mine = lease.record.token
+        names = [
+            *("live-0", f"live-2-{mine - 1}", f"live-3-{mine - 1}.partial", f"live-9-{mine - 1}", f"live-3-{mine}"),
+            *(f"live-4-{mine}", f"live-5-{mine + 1}", "verify-1", "copy"),
+        ]
+        for name in names:
+            (folder / name).mkdir()
+
+        delete_older_live_directories(shelf.stream, shelf.stream.live_directory(4, mine), lease)
+
+    assert {path.name for path in folder.iterdir()} == {f"live-4-{mine}", f"live-5-{mine + 1}", "verify-1", "copy"}
+
+
+@pytest.mark.parametrize(("count_savepoints", "subsumed"), [(False, [1]), (True, [1, 2, 4])])
+def test_savepoints_push_checkpoints_out_only_where_they_are_counted(
+    tmp_path: Path, count_savepoints: bool, subsumed: list[int]
+) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=3)
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, count_savepoints=count_savepoints))
+    shelf.checkpoint()
+    shelf.checkpoint()
+    savepoints = [shelf.savepoint("a")]
+    shelf.checkpoint()
+    savepoints += [shelf.savepoint("b"), shelf.savepoint("c")]
+    newest = shelf.checkpoint()
+
+    dropped = subsume(shelf.stream)
+    discard(shelf.stream, dropped, reason="subsumed", lease=None)
+
+    assert [snapshot.number for snapshot in dropped] == subsumed
+    assert all(shelf.is_whole(snapshot) for snapshot in [*savepoints, newest])
+
+
+def test_savepoints_are_never_subsumed(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    shelf.checkpoint()
+    savepoint = shelf.savepoint("mine")
+    shelf.checkpoint()
+
+    assert [snapshot.number for snapshot in subsume(shelf.stream)] == [1]
+    assert shelf.is_whole(savepoint)
+
+
+def test_the_newest_checkpoint_outlives_newer_savepoints(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    checkpoint = shelf.checkpoint()
+    shelf.savepoint("mine")
+    shelf.savepoint("another")
+
+    assert subsume(shelf.stream) == []
+    assert shelf.is_whole(checkpoint)
+
+
+def test_a_snapshot_that_an_attempt_builds_on_is_not_deleted(shelf: Shelf) -> None:
+    snapshot = shelf.checkpoint()
+
+    report = discard(shelf.stream, [snapshot], reason="subsumed", lease=None, protected=[snapshot.location or ""])
+
+    assert "an attempt under way builds on it" in report.failed[0]
+    assert shelf.is_whole(snapshot)
+
+
+def test_a_checkpoint_that_an_attempt_builds_on_is_left_for_a_later_pass(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path, num_retained=1)
+    first, second = shelf.checkpoint(), shelf.checkpoint()
+    shelf.checkpoint()
+
+    assert subsume(shelf.stream, protected=[first.location or ""]) == [second]

@@ -1,0 +1,105 @@
+"""A stream that is restarted again and again is stopped by a cancel or suspend, also between two restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
+from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
+from dagster_ckpt.operations.operations import cancel, suspend
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.policies.restart_strategies import RestartStrategies
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import EndKind, RunRequest
+from tests.support.as_writer import as_writer
+from tests.support.played_query import PlayedQuery, Stage
+from tests.support.retention_shelf import STREAM, Shelf
+
+ME = Operator("a person")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf.at(tmp_path).cleaning_up(ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+    as_writer(shelf.stream.catalog, STREAM).executions.end("first", ExecutionStatus.FAILED, "its process died")
+    yield shelf
+    shelf.stream.catalog.close()
+
+
+def state(shelf: Shelf) -> tuple[ExecutionStatus, bool]:
+    last = shelf.stream.catalog.executions.get("first")
+    return last.status, last.settled
+
+
+def test_known_defect_8_a_cancel_between_two_restarts_ends_it_and_says_so(shelf: Shelf) -> None:
+    snapshot = shelf.checkpoint()
+
+    said = cancel(shelf.stream, ME)
+
+    assert "between two restarts" in said
+    assert state(shelf) == (ExecutionStatus.CANCELED, True)
+    # As the clean-up option says for a cancellation.
+    assert not shelf.is_whole(snapshot)
+    assert STREAM not in shelf.stream.catalog.executions.unsettled_runs().values()
+
+
+def test_a_suspend_between_two_restarts_ends_it_and_keeps_everything(shelf: Shelf) -> None:
+    snapshot = shelf.checkpoint()
+
+    said = suspend(shelf.stream, ME)
+
+    assert "everything is kept" in said
+    assert state(shelf) == (ExecutionStatus.SUSPENDED, True)
+    assert shelf.is_whole(snapshot)
+    with pytest.raises(RequestFailedError, match="does not run"):
+        suspend(shelf.stream, ME)
+
+
+@pytest.mark.parametrize("stop", [cancel, suspend])
+def test_a_restart_that_was_launched_before_does_not_begin_after_it(
+    shelf: Shelf, stop: Callable[[object, Operator], str]
+) -> None:
+    stop(shelf.stream, ME)
+    stage = Stage(shelf.stream, [PlayedQuery(ends=True)])
+
+    with pytest.raises(RestartWithdrawnError, match="by a person between two restarts"):
+        stage.run(cause=StartCause.RESTART_NEW_RUN, restart_of="first")
+
+    assert stage.started_in == []
+    assert len(stage.ends()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "status"),
+    [
+        (RequestKind.CANCEL, EndKind.CANCEL_REQUESTED, ExecutionStatus.CANCELED),
+        (RequestKind.SUSPEND, EndKind.SUSPENDED, ExecutionStatus.SUSPENDED),
+    ],
+)
+def test_a_run_that_waits_for_its_next_restart_answers(
+    shelf: Shelf, kind: RequestKind, end: EndKind, status: ExecutionStatus
+) -> None:
+    stream = replace(shelf.stream, restart=RestartStrategies.fixed_delay_restart(9, 3_600_000))
+    asked = stream.catalog.requests.submit
+    stage = Stage(stream, [PlayedQuery(error="ZeroDivisionError")])
+
+    def report(message: str) -> None:
+        if "failed" in message and not stream.catalog.requests.pending(STREAM):
+            asked(STREAM, kind, origin="a person", request_id="stop")
+
+    outcome = _run(stage, report)
+
+    assert outcome is end
+    last = stream.catalog.executions.latest(STREAM)
+    assert last is not None
+    assert last.status is status
+    assert stream.catalog.requests.get("stop").status is RequestStatus.COMPLETED
+
+
+def _run(stage: Stage, report: Callable[[str], None]) -> EndKind:
+    return execute_stream(stage.stream, RunRequest("run", stage.start_query, report=report)).end.kind

@@ -1,0 +1,205 @@
+"""A start touches only what the starting query itself writes: not another deployment's, not what it left behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.errors import CatalogError, SharedSinkError, SnapshotNotFoundError
+from dagster_ckpt.operations import operations
+from dagster_ckpt.operations.requests import Operator
+from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
+from dagster_ckpt.recovery.prepare import PreparedStart, prepare
+from dagster_ckpt.sinks.effect import SinkEffect
+from dagster_ckpt.spark.query.output import NamedOutput
+from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.as_writer import as_writer, keeping
+from tests.support.retention_shelf import STREAM, Shelf
+from tests.support.rewind_history import LAST, History
+
+OPERATOR = Operator("a test")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    (tmp_path / "production").mkdir()
+    history = History(tmp_path / "production")
+    yield history
+    history.close()
+
+
+def log_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "_spark_metadata").iterdir())}
+
+
+def start(history: History, text: str, folder: Path) -> PreparedStart:
+    """Prepare a start of a query that names a folder."""
+    start_from = StartFrom.parse(text, discard_state=text == "empty")
+    plan = operations.preview_start(history.shelf.stream, start_from)
+    with keeping(history.shelf.stream.catalog, STREAM) as lease:
+        return prepare(history.shelf.stream, plan, lease, NamedOutput("parquet", str(folder)))
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["original goes on", "original is stopped"])
+def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alone(
+    history: History, tmp_path: Path, goes_on: bool
+) -> None:
+    savepoint = operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="for staging")
+    for batch in range(LAST + 1, LAST + (6 if goes_on else 1)):
+        history.commit(batch)
+    before = log_of(history.sink)
+    copied = tmp_path / "copied"
+    shutil.copytree(str(savepoint.location).removeprefix("file://"), copied)
+    (tmp_path / "staging").mkdir()
+    staging = Shelf.at(tmp_path / "staging")
+    as_writer(staging.stream.catalog, STREAM).executions.heartbeat(
+        "first", {"sinks": [f"FileSink[file:{tmp_path}/own]"]}
+    )
+
+    for verb in (operations.preview_start, operations.preview):
+        with pytest.raises(SnapshotNotFoundError, match=r"Nothing was changed.*other deployment's"):
+            verb(staging.stream, StartFrom.parse(str(copied)))
+    with pytest.raises(SnapshotNotFoundError, match="take_over_deployment"):
+        operations.request_start(staging.stream, StartFrom.parse(str(copied), accept_loss=True), OPERATOR)
+
+    assert log_of(history.sink) == before
+    staging.stream.catalog.close()
+
+
+def test_a_catalog_that_takes_the_place_of_a_lost_one_starts_from_its_snapshots(
+    history: History, tmp_path: Path
+) -> None:
+    savepoint = operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="kept")
+    (tmp_path / "after").mkdir()
+    found = Shelf.at(tmp_path / "after")
+    found.stream.catalog.take_over_deployment(history.shelf.stream.catalog.deployment_id)
+
+    plan = operations.preview_start(found.stream, StartFrom.parse(str(savepoint.location)))
+
+    assert plan.snapshot is not None
+    assert plan.snapshot.snapshot_id == savepoint.snapshot_id
+    found.stream.catalog.close()
+
+
+def test_a_catalog_that_lists_snapshots_is_no_other_deployments(history: History) -> None:
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="own")
+
+    with pytest.raises(CatalogError, match="lists snapshots of it"):
+        history.shelf.stream.catalog.take_over_deployment("another")
+
+
+def test_a_deployment_has_one_id_for_all_who_open_its_catalog(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'catalog.db'}"
+    first, second, other = Catalog(url), Catalog(url), Catalog(f"sqlite:///{tmp_path / 'other.db'}")
+
+    assert first.deployment_id == second.deployment_id != other.deployment_id
+
+
+def test_a_snapshot_whose_folder_the_query_does_not_name_leaves_it_and_begins_a_log_in_the_new_one(
+    history: History, tmp_path: Path
+) -> None:
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="before the move")
+    for batch in range(LAST + 1, LAST + 4):
+        history.commit(batch)
+    before, new = log_of(history.sink), tmp_path / "new"
+
+    prepared = start(history, "before the move", new)
+
+    assert prepared.rolled_back == ()
+    assert log_of(history.sink) == before
+    # As the log of the snapshot ends at its batch, compaction and all; no entry names a file.
+    assert log_of(new) == dict.fromkeys(["7.compact", "8"], b"v1")
+
+
+def test_a_sink_that_was_moved_is_not_gone_back_in_to_before_it_was_there(history: History, tmp_path: Path) -> None:
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="before the move")
+    old, history.sink = history.sink, tmp_path / "moved to"
+    for batch in range(LAST + 1, LAST + 6):
+        history.commit(batch)
+    history.sinks(f"FileSink[file:{history.sink}]")
+    logs = log_of(old), log_of(history.sink)
+
+    told = operations.preview(history.shelf.stream, StartFrom.parse("before the move")).sinks
+    with pytest.raises(SharedSinkError, match="does not know"):
+        start(history, "before the move", history.sink)
+
+    assert SinkEffect.EXACT in {each.effect for each in told}
+    assert (log_of(old), log_of(history.sink)) == logs
+
+
+@pytest.mark.parametrize("text", ["batch-3", "before", "empty"])
+def test_the_log_of_another_query_is_neither_rolled_back_nor_emptied(
+    history: History, tmp_path: Path, text: str
+) -> None:
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="before")
+    (tmp_path / "theirs").mkdir()
+    theirs = History(tmp_path / "theirs")
+    logs = log_of(history.sink), log_of(theirs.sink)
+
+    with pytest.raises(SharedSinkError, match="nothing was changed"):
+        start(history, text, theirs.sink)
+
+    assert (log_of(history.sink), log_of(theirs.sink)) == logs
+    theirs.close()
+
+
+def test_a_log_that_another_query_began_in_the_same_folder_is_not_rolled_back(history: History) -> None:
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="before")
+    shutil.rmtree(history.sink / "_spark_metadata")
+    (history.sink / "_spark_metadata").mkdir()
+    (history.sink / "_spark_metadata/0").write_text('v1\n{"path":"file:///another","action":"add"}')
+    before = log_of(history.sink)
+
+    with pytest.raises(SharedSinkError, match="not this stream's"):
+        start(history, "before", history.sink)
+
+    assert log_of(history.sink) == before
+
+
+@pytest.mark.parametrize("ahead", [2, 3])
+def test_a_log_that_is_ahead_of_the_query_is_not_gone_on_in(history: History, ahead: int) -> None:
+    for batch in range(LAST + 1, LAST + 1 + ahead):
+        history.commit(batch)
+        for log in ("offsets", "commits"):
+            (history.shelf.live / log / str(batch)).unlink()
+
+    with pytest.raises(SharedSinkError, match="does not stand where"):
+        start(history, "latest", history.sink)
+
+
+@pytest.mark.parametrize("spelled", [("{}", "file:{}"), ("file:{}", "{}")], ids=["as it was named", "as Spark says"])
+def test_a_folder_is_one_sink_however_snapshot_and_catalog_spell_it(history: History, spelled: tuple[str, str]) -> None:
+    """A start notes the folder as the query names it, Spark reports it otherwise: no recovery from it began."""
+    then, now = (f"FileSink[{each.format(history.sink)}]" for each in spelled)
+    history.sinks(then)
+    operations.trigger_savepoint(history.shelf.stream, OPERATOR, label="then")
+    history.sinks(now)
+    history.commit(LAST + 1)
+
+    preview = operations.preview(history.shelf.stream, StartFrom.parse("then"))
+
+    assert [(sink.sink, sink.effect) for sink in preview.sinks] == [(then, SinkEffect.EXACT)]
+    history.start("then")
+    assert history.sink_batch == LAST
+
+
+def test_the_first_batch_of_another_query_is_not_undone_as_a_batch_in_flight(history: History, tmp_path: Path) -> None:
+    """A query that was begun and has planned nothing yet, in the folder of one that has written its first batch."""
+    stream = history.shelf.stream
+    # Killed before the catalog was told where it writes.
+    history.sinks()
+    shutil.rmtree(history.shelf.live)
+    history.shelf.live.mkdir()
+    theirs = tmp_path / "theirs"
+    (theirs / "_spark_metadata").mkdir(parents=True)
+    (theirs / "_spark_metadata/0").write_text('v1\n{"path":"file:///theirs","action":"add"}')
+    plan = RecoveryPlan(RecoveryKind.RESUME, "it begins again")
+
+    with keeping(stream.catalog, STREAM) as lease, pytest.raises(SharedSinkError, match="not this stream's"):
+        prepare(stream, plan, lease, NamedOutput("parquet", str(theirs)))
+
+    assert list(log_of(theirs)) == ["0"]

@@ -1,0 +1,78 @@
+"""Live directories are deleted only where the catalog says that they are this stream's, and not needed any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.recovery.retention import apply_terminal_retention, delete_older_live_directories, housekeeping
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.stream.handle import StreamHandle
+from tests.support.as_writer import keeping
+from tests.support.retention_shelf import STREAM
+from tests.support.rewind_history import History
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path)
+    yield history
+    history.close()
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+def test_housekeeping_leaves_those_of_a_lost_catalog_which_the_starts_refuse_to_forget(history: History) -> None:
+    shelf = history.shelf
+    before = files(shelf.live)
+    shelf.stream.catalog.close()
+    stream = shelf.stream = replace(shelf.stream, catalog=Catalog(f"sqlite:///{shelf.root / 'new-catalog.db'}"))
+    for _ in range(2):
+        with pytest.raises(LiveDirectoryError, match="there is state of it"):
+            execute_stream(stream, RunRequest(run_id="run", start_query=lambda _live: pytest.fail("it was started")))
+
+    housekeeping(stream)
+
+    assert files(shelf.live) == before
+
+
+@pytest.fixture
+def moved(history: History) -> StreamHandle:
+    """Configured to a folder where another deployment has the live directories of a stream of the same id."""
+    theirs = history.shelf.root / f"elsewhere/{STREAM}"
+    for name in ("live-1-0", "live-2-0"):
+        (theirs / name / "commits").mkdir(parents=True)
+        (theirs / name / "commits/7").write_text("theirs")
+    return replace(history.shelf.stream, live_root=str(theirs.parent))
+
+
+def test_those_beside_which_the_query_does_not_run_are_not_its_older_ones(
+    history: History, moved: StreamHandle
+) -> None:
+    before = files(Path(moved.live_folder))
+
+    with keeping(moved.catalog, STREAM) as lease:
+        delete_older_live_directories(moved, history.live, lease)
+
+    assert files(Path(moved.live_folder)) == before
+
+
+def test_a_clean_up_deletes_the_one_that_the_catalog_names(history: History, moved: StreamHandle) -> None:
+    before = files(Path(moved.live_folder))
+    cleanup = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
+
+    stream = replace(moved, options=replace(moved.options, cleanup=cleanup))
+    apply_terminal_retention(stream, "first", TerminalState.CANCELED)
+    housekeeping(stream)
+
+    assert files(Path(moved.live_folder)) == before
+    assert not history.shelf.live.exists()

@@ -1,1 +1,0 @@
-import tests.torture.paths  # noqa: F401 - the scenarios import their neighbours by name

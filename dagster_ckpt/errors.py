@@ -22,6 +22,14 @@ class JavaNotFoundError(CkptError, OSError):
     """No Java runtime that Spark supports was found on this machine."""
 
 
+class SparkNotFoundError(CkptError, ImportError):
+    """PySpark cannot be imported; this package does not install it by itself."""
+
+
+class UnsupportedSparkError(CkptError):
+    """This version of Spark is not supported, or lacks a feature that was requested."""
+
+
 class StorageAccessError(CkptError, OSError):
     """A storage path cannot be reached, read or written."""
 

@@ -9,7 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.errors import CkptError, RestoreError, SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
+from dagster_ckpt.errors import (
+    CkptError,
+    RestoreError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+    StorageAccessError,
+    UnsupportedSparkError,
+)
 from dagster_ckpt.recovery.prepare import restore_into
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
@@ -127,6 +134,7 @@ def verify_snapshot(
         SnapshotNotFoundError: The catalog has deleted the snapshot, or is deleting it, which says
             nothing about its bytes.
         StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
+        UnsupportedSparkError: The session's Spark cannot read the state, which says nothing about it.
     """
     with holding_location(stream, location, "verification"):
         verification = _verify_snapshot(stream, location, deep=deep, spark=spark)
@@ -152,7 +160,7 @@ def _verify_snapshot(
     if spark is not None and not problems:
         try:
             state = _read_state(stream, location, header.batch_id, spark)
-        except StorageAccessError:
+        except (StorageAccessError, UnsupportedSparkError):
             raise
         except CkptError as trouble:
             problems = [str(trouble)]

@@ -1,4 +1,4 @@
-"""Find a Java that Spark 4 supports. Run `python -m dagster_ckpt.spark.java` to check this machine."""
+"""Find a Java that Spark supports. Run `python -m dagster_ckpt.spark.java` to check this machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_ckpt.errors import JavaNotFoundError
+from dagster_ckpt.errors import JavaNotFoundError, SparkNotFoundError
+from dagster_ckpt.spark.versions import RELEASES, SparkRelease, installed_release
 
-# https://spark.apache.org/docs/latest/#downloading
-OLDEST_VERSION = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _HOW_TO = (
-    f"Install Java {OLDEST_VERSION} or newer (Debian: apt install openjdk-17-jre-headless; macOS: brew "
-    "install openjdk@17; "
-    "anywhere: https://adoptium.net) and put it on the PATH or set JAVA_HOME to it."
+    "Install Java 17 (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17; anywhere: "
+    "https://adoptium.net), which every supported Spark runs on, and put it on the PATH or set JAVA_HOME to it."
 )
 
 
@@ -60,9 +58,19 @@ def require_java(environment: Mapping[str, str] = os.environ) -> Java:
         said = (answer.stderr or answer.stdout).strip()[:200]
         raise JavaNotFoundError(f"{found} (from {where}) does not say its version: {said!r}. {_HOW_TO}")
     version = int(match[1])
-    if version < OLDEST_VERSION:
-        raise JavaNotFoundError(f"{found} (from {where}) is Java {version}, which Spark 4 cannot use. {_HOW_TO}")
+    release = _release()
+    if version < release.oldest_java:
+        raise JavaNotFoundError(
+            f"{found} (from {where}) is Java {version}, but {release} needs {release.oldest_java} or newer. {_HOW_TO}"
+        )
     return Java(found, version)
+
+
+def _release() -> SparkRelease:
+    try:
+        return installed_release()
+    except SparkNotFoundError:
+        return RELEASES[-1]
 
 
 def main() -> int:

@@ -1,45 +1,238 @@
-"""Versions of Spark's file formats; unsupported versions are rejected.
+"""What differs between the versions of Spark: the one place that knows, and that everything else asks.
 
-A newer Spark may write references to files that this package does not look for, so an unsupported
-version is rejected before anything is copied.
+`RELEASES` lists the supported releases with the features that not all of them have. Readers of
+files do not ask which Spark is installed: a directory may have been written by another one. They go
+by the version line of each file, and `SparkFile` lists the versions that some supported release
+writes. A newer Spark may write references to files that this package does not look for, so an
+unknown version is rejected before anything is copied.
+
+Sources: the class files and package metadata of pyspark 3.5.9, 4.0.5, 4.1.4, 4.2.1 and 4.3.0.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from types import MappingProxyType
 
-from dagster_ckpt.errors import UnknownLayoutError
+from dagster_ckpt.errors import SparkNotFoundError, UnknownLayoutError, UnsupportedSparkError
 
-_VERSION = re.compile(r"v(\d+)")
-
-
-def version_number(line: str) -> int | None:
-    """The number in a version line such as `v2`; None for any other text."""
-    match = _VERSION.fullmatch(line.strip())
-    return int(match[1]) if match else None
+SUPPORTED = ">=3.5,<4.4"
+_MINOR = re.compile(r"(\d+)\.(\d+)(?!\d)")
+_FILE_VERSION = re.compile(r"v(\d+)")
+_STATE_STORE = "spark.sql.streaming.stateStore."
 
 
-def known_version(line: str, known: Collection[int], where: str, what: str) -> int | None:
-    """Parse a version line.
+class Feature(StrEnum):
+    """A feature that not every supported Spark has; the value is its name in messages."""
+
+    MAINTENANCE_THREADS = "a number of threads that upload state"
+    OPERATOR_METADATA = "metadata of stateful operators"
+    STATE_READER = "a reader of the state of a query"
+    TRIGGER_CONTEXT = "the start time of the current trigger"
+    CHECKPOINT_FORMAT_2 = "state checkpoint format v2"
+    TRANSFORM_WITH_STATE_IN_PANDAS = "transformWithStateInPandas"
+    TRANSFORM_WITH_STATE = "transformWithState in Python"
+    JOIN_STATE_1 = "join state format v1"
+    JOIN_STATE_3 = "join state format v3"
+    JOIN_STATE_4 = "join state format v4"
+    STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2"
+    UPLOAD_THREAD_SHARE = "threads that only upload state"
+    NAMED_SOURCES = "named sources"
+    NAMED_SINKS = "named sinks"
+    OFFSET_LOG_2 = "offset log v2"
+    ASYNC_FOREACH = "asynchronous progress tracking with a foreach sink"
+
+
+_OF_4_0 = frozenset(
+    {
+        Feature.MAINTENANCE_THREADS,
+        Feature.OPERATOR_METADATA,
+        Feature.STATE_READER,
+        Feature.TRIGGER_CONTEXT,
+        Feature.CHECKPOINT_FORMAT_2,
+        Feature.TRANSFORM_WITH_STATE_IN_PANDAS,
+    }
+)
+_OF_4_1 = _OF_4_0 | {Feature.TRANSFORM_WITH_STATE, Feature.JOIN_STATE_3}
+_OF_4_2 = _OF_4_1 | {
+    Feature.STATE_READER_FORMAT_2,
+    Feature.NAMED_SOURCES,
+    Feature.NAMED_SINKS,
+    Feature.OFFSET_LOG_2,
+    Feature.ASYNC_FOREACH,
+}
+_OF_4_3 = _OF_4_2 | {Feature.UPLOAD_THREAD_SHARE, Feature.JOIN_STATE_4}
+
+
+@dataclass(frozen=True)
+class SparkRelease:
+    """A minor release of Spark.
+
+    Attributes:
+        minor: Its number, such as `4.1`.
+        oldest_java: Oldest Java that it runs on.
+        newest_python: Newest Python that it supports, of those that this package supports.
+        features: Its features, of those that not every supported release has.
+    """
+
+    minor: str
+    oldest_java: int
+    newest_python: tuple[int, int]
+    features: frozenset[Feature]
+
+    def __str__(self) -> str:
+        return f"Spark {self.minor}"
+
+    def has(self, feature: Feature) -> bool:
+        """Whether it has a feature."""
+        return feature in self.features
+
+    def require(self, feature: Feature, what: str) -> None:
+        """Refuse what needs a feature that this release lacks.
+
+        Args:
+            feature: The feature.
+            what: What needs it, as the subject of the message.
+
+        Raises:
+            UnsupportedSparkError: This release lacks it; the message names the oldest one that has it.
+        """
+        if feature in self.features:
+            return
+        having = [str(release) for release in RELEASES if feature in release.features]
+        advice = f"{having[0]} is the oldest that has it" if having else "no supported Spark has it"
+        raise UnsupportedSparkError(f"{what} needs {feature}, which {self} does not have: {advice}.")
+
+
+RELEASES = (
+    SparkRelease("3.5", 8, (3, 11), frozenset({Feature.JOIN_STATE_1})),
+    SparkRelease("4.0", 17, (3, 13), _OF_4_0 | {Feature.JOIN_STATE_1}),
+    SparkRelease("4.1", 17, (3, 13), _OF_4_1),
+    SparkRelease("4.2", 17, (3, 13), _OF_4_2),
+    SparkRelease("4.3", 17, (3, 13), _OF_4_3),
+)
+
+# Settings that a release without the feature would silently ignore.
+SETTINGS: Mapping[str, Feature] = MappingProxyType(
+    {
+        f"{_STATE_STORE}numStateStoreMaintenanceThreads": Feature.MAINTENANCE_THREADS,
+        f"{_STATE_STORE}snapshotToCleanupThreadRatio": Feature.UPLOAD_THREAD_SHARE,
+        f"{_STATE_STORE}checkpointFormatVersion": Feature.CHECKPOINT_FORMAT_2,
+        "spark.sql.streaming.offsetLog.formatVersion": Feature.OFFSET_LOG_2,
+        "spark.sql.streaming.queryEvolution.enableSourceEvolution": Feature.NAMED_SOURCES,
+        "spark.sql.streaming.queryEvolution.enableSinkEvolution": Feature.NAMED_SINKS,
+    }
+)
+# Pinned in the offset log by every release that writes metadata of stateful operators.
+PINNED_SINCE_OPERATOR_METADATA = f"{_STATE_STORE}encodingFormat"
+
+
+def release_of(version: str) -> SparkRelease:
+    """The release that a version belongs to.
 
     Args:
-        line: The line, such as `v2`.
-        known: The supported versions.
-        where: Path of the file.
-        what: What kind of file it is, for the message.
-
-    Returns:
-        The version number, or None if the line is not a version.
+        version: A version as Spark reports it, such as `4.1.4` or a vendor's `3.5.6-amzn-1`.
 
     Raises:
-        UnknownLayoutError: The version is not supported.
+        UnsupportedSparkError: It is not supported.
     """
-    number = version_number(line)
-    if number is not None and number not in known:
-        raise UnknownLayoutError(
-            f"{where} is {what} of version v{number}, but the versions known are "
-            f"{', '.join(f'v{version}' for version in sorted(known))}. Another version of Spark wrote it: upgrade "
-            "dagster_ckpt to one that knows it. Nothing was copied."
-        )
-    return number
+    found = _MINOR.match(version)
+    minor = f"{found[1]}.{found[2]}" if found else ""
+    for release in RELEASES:
+        if release.minor == minor:
+            return release
+    raise UnsupportedSparkError(
+        f"This is Spark {version}, and dagster_ckpt supports {RELEASES[0].minor} to {RELEASES[-1].minor}. Another "
+        "Spark may write files that a snapshot would lack. Use a supported Spark, or a version of dagster_ckpt that "
+        "supports this one."
+    )
+
+
+def installed_release() -> SparkRelease:
+    """The release that this process uses.
+
+    Raises:
+        SparkNotFoundError: PySpark is not installed.
+        UnsupportedSparkError: Its version is not supported.
+    """
+    try:
+        # Imported here, because reading live directories does not require Spark. The package's
+        # metadata is not asked: a platform that brings Spark may have none.
+        from pyspark.version import __version__  # noqa: PLC0415
+    except ImportError as error:
+        raise SparkNotFoundError(
+            f"PySpark cannot be imported ({error}). dagster_ckpt does not install it, so as not to replace the Spark "
+            "of a cluster or a managed platform. Where the platform brings Spark, put its Python folder "
+            "($SPARK_HOME/python and the py4j zip in its lib) on PYTHONPATH; anywhere else, run: "
+            f'pip install "dagster-ckpt[spark]" (pyspark{SUPPORTED}).'
+        ) from error
+    return release_of(str(__version__))
+
+
+def refuse_unknown_settings(version: str, settings: Iterable[str], source: str) -> None:
+    """Refuse settings that a release would silently ignore.
+
+    Args:
+        version: Version of the running Spark.
+        settings: Names of the settings.
+        source: Where they come from, in messages.
+
+    Raises:
+        UnsupportedSparkError: The release does not have the feature that one of them controls.
+    """
+    needed = {name: feature for name in settings if (feature := SETTINGS.get(name)) is not None}
+    if needed:
+        release = release_of(version)
+        for name, feature in needed.items():
+            release.require(feature, f"{source} sets {name}, which")
+
+
+class SparkFile(Enum):
+    """A kind of file in a live directory, and the versions of it that some supported release writes.
+
+    Attributes:
+        label: What it is, for messages.
+        versions: Its versions.
+    """
+
+    OFFSETS = "an offset log entry", {1, 2}
+    COMMITS = "a commit log entry", {1, 2, 3}
+    FILE_LOG = "a file log entry", {1}
+    OPERATOR_METADATA = "operator metadata", {1, 2}
+    STATE_SCHEMA = "a state schema", {1, 2, 3}
+    # Without a header (1), with column families (2), with a lineage (3), with both (4).
+    CHANGELOG = "a changelog", {1, 2, 3, 4}
+    # Version 2 is that of Spark 4.0.x; the content is the same.
+    ROCKSDB_SNAPSHOT = "a RocksDB snapshot", {1, 2}
+
+    def __init__(self, label: str, versions: set[int]) -> None:
+        self.label = label
+        self.versions = frozenset(versions)
+
+    def version_in(self, line: str, where: str) -> int | None:
+        """Parse a version line.
+
+        Args:
+            line: The line, such as `v2`.
+            where: Path of the file.
+
+        Returns:
+            The version, or None if the line is not a version.
+
+        Raises:
+            UnknownLayoutError: No supported release writes this version.
+        """
+        match = _FILE_VERSION.fullmatch(line.strip())
+        if match is None:
+            return None
+        number = int(match[1])
+        if number not in self.versions:
+            raise UnknownLayoutError(
+                f"{where} is {self.label} of version v{number}, but the versions known are "
+                f"{', '.join(f'v{version}' for version in sorted(self.versions))}. Another version of Spark wrote it: "
+                "upgrade dagster_ckpt to one that knows it. Nothing was copied."
+            )
+        return number

@@ -17,8 +17,10 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 class LiveFiles:
     """Writes what Spark writes, a file at a time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, pins_encoding: bool = True) -> None:
         self.root = root
+        # Every Spark since 4.0 does.
+        self.pins_encoding = pins_encoding
         self.live = LiveDirectory(str(root))
 
     def put(self, path: str, data: bytes | str = b"x") -> None:
@@ -37,6 +39,8 @@ class LiveFiles:
             "spark.sql.shuffle.partitions": str(partitions),
             "spark.sql.streaming.stateStore.providerClass": provider,
         }
+        if self.pins_encoding:
+            conf["spark.sql.streaming.stateStore.encodingFormat"] = "unsaferow"
         metadata = json.dumps({"batchWatermarkMs": batch * 10, "batchTimestampMs": 0, "conf": conf})
         self.put(f"offsets/{batch}", "\n".join(["v1", metadata, *sources]))
 
@@ -70,8 +74,8 @@ class LiveFiles:
             self.commit(batch)
 
 
-def schema(*, has_key: bool, version: str = "v2") -> bytes:
-    fields = [{"name": "k", "type": "long", "nullable": True, "metadata": {}}] if has_key else []
+def schema(*, has_key: bool, version: str = "v2", key_type: str = "long") -> bytes:
+    fields = [{"name": "k", "type": key_type, "nullable": True, "metadata": {}}] if has_key else []
     key = json.dumps({"type": "struct", "fields": fields}).encode()
     value = b'{"type":"struct","fields":[]}'
     chunk = struct.Struct(">iH")

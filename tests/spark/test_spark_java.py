@@ -26,7 +26,9 @@ def test_java_home_goes_before_the_path(tmp_path: Path, text: str, version: int)
     assert (found.version, found.executable) == (version, f"{tmp_path}/bin/java")
 
 
-@pytest.mark.parametrize(("text", "found"), [('version "1.8.0_402"', "is Java 8"), ("no idea", "does not say")])
+@pytest.mark.parametrize(
+    ("text", "found"), [('version "1.7.0_402"', "is Java 7, but Spark"), ("no idea", "does not say")]
+)
 def test_a_java_that_spark_cannot_use_is_refused(tmp_path: Path, text: str, found: str) -> None:
     with pytest.raises(JavaNotFoundError, match=found):
         require_java(java_that_says(tmp_path, text))

@@ -104,8 +104,8 @@ PLACES = [
     ),
     pytest.param(
         rocksdb,
-        lambda files: files.put("state/0/0/2.zip", snapshot_zip(version="v2")),
-        r"2\.zip is a RocksDB snapshot of version v2",
+        lambda files: files.put("state/0/0/2.zip", snapshot_zip(version="v3")),
+        r"2\.zip is a RocksDB snapshot of version v3",
         id="rocksdb-snapshot",
     ),
     pytest.param(
@@ -131,6 +131,14 @@ def test_an_unknown_version_is_refused_by_name(
     # Not broken: an older snapshot must not take the place of what a newer Spark can go on from.
     with pytest.raises(UnknownLayoutError, match=message):
         inspect_live_directory(files.live)
+
+
+def test_a_rocksdb_snapshot_of_spark_4_0_is_read(files: LiveFiles) -> None:
+    rocksdb(files)
+
+    files.put("state/0/0/2.zip", snapshot_zip(version="v2"))
+
+    assert "state/0/0/2.zip" in {file.path for file in cut(files.live, carry_in_flight=False).files}
 
 
 def test_an_unknown_version_of_a_file_sinks_log_is_refused_by_name(files: LiveFiles, tmp_path: Path) -> None:

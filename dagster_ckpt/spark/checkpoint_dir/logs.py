@@ -1,6 +1,6 @@
 """Parse Spark's query metadata and the entries of its offset and commit logs.
 
-Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 4.3. Each
+Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 3.5 to 4.3. Each
 entry is one file: a line with the version, then JSON lines.
 """
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import LARGEST_LONG, from_json, number_in, reading
-from dagster_ckpt.spark.versions import known_version
+from dagster_ckpt.spark.versions import SparkFile
 
 # Written by an offline repartition; it then differs from the session's shuffle partitions.
 INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
@@ -121,7 +121,7 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
     Raises:
         LiveDirectoryError: It is empty, truncated, or has an unsupported version.
     """
-    version, lines = _lines(data, where, {1, 2}, "an offset log entry")
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
     if not lines:
         raise _malformed(where, "it ends after its version line")
     # Continuous processing leaves the metadata line empty.
@@ -148,7 +148,7 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
     Raises:
         LiveDirectoryError: It is empty, truncated, or has an unsupported version.
     """
-    version, lines = _lines(data, where, {1, 2, 3}, "a commit log entry")
+    version, lines = _lines(data, where, SparkFile.COMMITS)
     text = lines[0] if lines else ""
     if not text.strip() and version != 1:
         raise _malformed(where, "it ends after its version line")
@@ -162,7 +162,7 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
     Raises:
         LiveDirectoryError: It is empty, truncated, or not of this kind.
     """
-    _version, lines = _lines(data, where, {1}, "a file log entry")
+    _version, lines = _lines(data, where, SparkFile.FILE_LOG)
     with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
         objects = [from_json(line) for line in lines if line.strip()]
     if not all(isinstance(item, dict) for item in objects):
@@ -180,7 +180,7 @@ def check_log_version(data: bytes, where: str) -> None:
     Raises:
         UnknownLayoutError: It has an unsupported version.
     """
-    known_version(data.partition(b"\n")[0].decode("utf-8", "replace"), {1}, where, "a file log entry")
+    SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
 
 
 def _named_offset(line: str, where: str) -> tuple[str, str]:
@@ -190,11 +190,11 @@ def _named_offset(line: str, where: str) -> tuple[str, str]:
     return name, offset
 
 
-def _lines(data: bytes, where: str, versions: set[int], what: str) -> tuple[int, list[str]]:
+def _lines(data: bytes, where: str, kind: SparkFile) -> tuple[int, list[str]]:
     if not data:
         raise _malformed(where, "it is empty")
     line, *rest = data.decode("utf-8", "replace").split("\n")
-    version = known_version(line, versions, where, what)
+    version = kind.version_in(line, where)
     if version is None:
         raise _malformed(where, f"its first line is {line[:40]!r}, but must be a version such as v1")
     while rest and not rest[-1] and len(rest) > 1:

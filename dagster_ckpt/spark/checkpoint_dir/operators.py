@@ -1,6 +1,7 @@
 """Read Spark's metadata of stateful operators: their stores, partitions and schemas.
 
-Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4.3.
+Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5
+writes only the schemas; its operators are found by them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from pydantic import BaseModel, Field
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.foreign import from_json, reading
 from dagster_ckpt.io.folder import Folder
-from dagster_ckpt.spark.checkpoint_dir.layout import STATE, batch_ids, store_directory
+from dagster_ckpt.spark.checkpoint_dir.layout import DEFAULT_STORE, OFFSETS, STATE, batch_ids, store_directory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed
-from dagster_ckpt.spark.versions import known_version
+from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, SparkFile
 
 _SCHEMAS = "_stateSchema"
+_JOIN = "symmetricHashJoin"
+_LIMIT = "globalLimit"
+# Without metadata, as in Spark 3.5, an operator has one store or is a join of two streams with
+# these four.
+_JOIN_STORES = ("left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue")
+UNNAMED = "unnamed"
 
 
 @dataclass(frozen=True)
@@ -28,11 +36,11 @@ class Operator:
 
     Attributes:
         number: Its number in the plan, which is the name of its directory.
-        name: Spark's name for it, such as `stateStoreSave`.
+        name: Spark's name for it, such as `stateStoreSave`; `unnamed` if no metadata names it.
         stores: Names of its state stores, in Spark's order.
         single_partition: Whether it keeps all its state in partition 0, regardless of the session.
         files: Its metadata and schema files.
-        metadata_version: Version of its metadata.
+        metadata_version: Version of its metadata; 0 if Spark 3.5 wrote the directory, which has none.
         schema_version: Newest version of its schema files.
     """
 
@@ -119,13 +127,38 @@ def _read_operator(folder: Folder, number: int, batch_id: int) -> Operator:
     try:
         file = read_needed(folder, path)
     except FileNotFoundError as error:
-        raise _incomplete(folder, path, "it names the operator's state stores") from error
+        if _pins_settings_of_spark_4(folder, batch_id):
+            raise _incomplete(folder, path, "it names the operator's state stores") from error
+        return _without_metadata(folder, number)
     metadata = _parse(file)
     stores = tuple(store.name for store in metadata.stores)
     schemas = [_schema(folder, f"{store_directory(number, 0, store)}/_metadata/schema") for store in stores]
     version = max(_schema_version(schema) for schema in schemas)
-    single = metadata.info.name == "globalLimit" or _key_is_empty(schemas[0])
+    single = metadata.info.name == _LIMIT or not _key_types(schemas[0])
     return Operator(number, metadata.info.name, stores, single, (file, *schemas), 1, version)
+
+
+def _pins_settings_of_spark_4(folder: Folder, batch_id: int) -> bool:
+    """Whether a Spark planned the batch that writes metadata of operators: without it, files are then missing."""
+    path = f"{OFFSETS}/{batch_id}"
+    try:
+        entry = parse_offset_entry(folder.read(path), f"{folder.url}/{path}")
+    except FileNotFoundError:
+        return True
+    return PINNED_SINCE_OPERATOR_METADATA in entry.conf
+
+
+def _without_metadata(folder: Folder, number: int) -> Operator:
+    """An operator of Spark 3.5: its stores are those of its first partition."""
+    names = folder.listing(f"{STATE}/{number}/0").names
+    is_join = any(store in names for store in _JOIN_STORES)
+    stores = _JOIN_STORES if is_join else (DEFAULT_STORE,)
+    schemas = [_schema(folder, f"{store_directory(number, 0, store)}/_metadata/schema") for store in stores]
+    version = max(_schema_version(schema) for schema in schemas)
+    types = _key_types(schemas[0])
+    # A limit has one counter, whose key is a null.
+    name = _JOIN if is_join else _LIMIT if types == ["void"] else UNNAMED
+    return Operator(number, name, stores, name == _LIMIT or not types, tuple(schemas), 0, version)
 
 
 def _with_schema_files(folder: Folder, number: int, paths: list[str]) -> Operator:
@@ -157,7 +190,7 @@ def _schema(folder: Folder, path: str) -> NeededFile:
 
 def _parse(file: NeededFile) -> _Metadata:
     line, _, text = (file.data or b"").decode("utf-8", "replace").partition("\n")
-    known_version(line, {1, 2}, f"{file.folder.url}/{file.source}", "operator metadata")
+    SparkFile.OPERATOR_METADATA.version_in(line, f"{file.folder.url}/{file.source}")
     with reading(
         lambda why: LiveDirectoryError(
             f"{file.folder.url}/{file.source} is not operator metadata that can be read: {why}. "
@@ -173,14 +206,14 @@ def _schema_version(schema: NeededFile) -> int:
         line, _ = _utf(schema.data or b"", 0)
     except struct.error as error:
         raise _no_schema(schema, error) from error
-    version = known_version(line, {1, 2, 3}, where, "a state schema")
+    version = SparkFile.STATE_SCHEMA.version_in(line, where)
     if version is None:
         raise _no_schema(schema, f"it begins with {line[:40]!r} and not with a version")
     return version
 
 
-def _key_is_empty(schema: NeededFile) -> bool:
-    """Whether a state has no key: `StatefulOperatorPartitioning` then puts all rows into one partition."""
+def _key_types(schema: NeededFile) -> list[object]:
+    """Types of the columns of a state's key; without any, `StatefulOperatorPartitioning` uses one partition."""
     data = schema.data or b""
     with reading(lambda why: _no_schema(schema, why)):
         version, at = _utf(data, 0)
@@ -192,7 +225,7 @@ def _key_is_empty(schema: NeededFile) -> bool:
         for _ in range(chunks):
             chunk, at = _utf(data, at)
             key += chunk
-        return not from_json(key)["fields"]
+        return [column["type"] for column in from_json(key)["fields"]]
 
 
 def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:

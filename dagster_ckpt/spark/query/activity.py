@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_ckpt.spark.versions import Feature, installed_release
+
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -102,7 +104,15 @@ def _tasks(execution: Any, group: str) -> TaskCounts:
 
 
 def _trigger_of(query: StreamingQuery) -> int | None:
-    return _seen(query, lambda it: int(it.getLatestExecutionContext().currentTriggerStartTimestamp()))
+    return _seen(query, lambda it: int(_started_at(it)))
+
+
+def _started_at(execution: Any) -> Any:
+    if installed_release().has(Feature.TRIGGER_CONTEXT):
+        return execution.getLatestExecutionContext().currentTriggerStartTimestamp()
+    # A private variable of a Scala trait is public in Java, under this name.
+    reporter = "org$apache$spark$sql$execution$streaming$ProgressReporter$"
+    return getattr(execution, f"{reporter}$currentTriggerStartTimestamp")()
 
 
 def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:

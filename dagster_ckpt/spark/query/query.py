@@ -16,10 +16,12 @@ from dagster_ckpt.config.redaction import without_secrets
 from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.activity import STARTING, QueryActivity, TaskCounts, activity_of, stack_of, tasks_of
+from dagster_ckpt.spark.query.description import is_described_query, session_of
 from dagster_ckpt.spark.query.guarantees import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.query.plan import plan_of_query
 from dagster_ckpt.spark.query.plan_description import PlanDescription
 from dagster_ckpt.spark.query.progress import QueryProgress
+from dagster_ckpt.spark.versions import release_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +71,12 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
         writer: The described query, not started.
         name: Name of the query in Spark.
         live_directory: Its checkpoint location.
+
+    Raises:
+        UnsupportedSparkError: This version of Spark may write files that a snapshot would lack.
     """
+    if is_described_query(writer):
+        release_of(session_of(writer).version)
     named = writer.queryName(name).option("checkpointLocation", live_directory.spark_location)
     return SupervisedQuery(named.start())
 

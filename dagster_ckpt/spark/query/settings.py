@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.config.redaction import shown_settings
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.spark.versions import refuse_unknown_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +29,7 @@ def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str,
 
     Raises:
         OptionError: A setting belongs to the application and can no longer be changed.
+        UnsupportedSparkError: This version of Spark would ignore a setting.
     """
     return _apply(spark, backend.spark_settings(), "The state backend")
 
@@ -46,6 +48,7 @@ def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], sourc
     Raises:
         OptionError: A setting belongs to the application and can no longer be changed; none is
             changed then.
+        UnsupportedSparkError: This version of Spark would ignore a setting.
     """
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
@@ -58,6 +61,7 @@ def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], sourc
 
 
 def _apply(spark: SparkSession, settings: Mapping[str, str], source: str) -> dict[str, str]:
+    refuse_unknown_settings(spark.version, settings, source)
     changed: dict[str, str] = {}
     for name, value in settings.items():
         if spark.conf.get(name, None) == value:

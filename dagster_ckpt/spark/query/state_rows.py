@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
+from dagster_ckpt.spark.versions import Feature, release_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, Row, SparkSession
@@ -52,13 +53,17 @@ def count_state_rows(spark: SparkSession, live: LiveDirectory, batch_id: int) ->
 
     Raises:
         LiveDirectoryError: Spark cannot read a state.
+        UnsupportedSparkError: This version of Spark has no reader for it.
     """
     # Spark fails for a query without state.
     if not live.folder.list(STATE):
         return []
+    release = release_of(spark.version)
+    release.require(Feature.STATE_READER, "A verification that reads the state")
     session = spark.newSession()
     commit = f"{COMMITS}/{batch_id}"
     if parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}").state_ids is not None:
+        release.require(Feature.STATE_READER_FORMAT_2, "A verification that reads this state")
         # A query reads this from its commit log, but the reader takes it from the session.
         session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", "2")
     rows = _attempt(

@@ -13,17 +13,15 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import reading
-from dagster_ckpt.spark.versions import known_version
+from dagster_ckpt.spark.versions import SparkFile
 
 _MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")
 _RAW = 0x10
 _MIN_MATCH = 4
 _EXTENDED = 15
-# The largest block that lz4-java writes. Versions of a changelog: without a header (1), with column
-# families (2), with a lineage (3), with both (4).
+# The largest block that lz4-java writes.
 LARGEST_BLOCK = 1 << 25
-_VERSIONS = {1, 2, 3, 4}
 _WITH_LINEAGE = {3, 4}
 
 
@@ -53,7 +51,7 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
     ):
         plain = _Plain(stream)
         version = plain.text()
-        if known_version(version, _VERSIONS, where, "a changelog") not in _WITH_LINEAGE:
+        if SparkFile.CHANGELOG.version_in(version, where) not in _WITH_LINEAGE:
             raise ValueError(f"its version is {version!r}, but v3 and v4 carry a lineage")
         return {item.version: item.unique_id for item in _LINEAGE.validate_json(plain.text())}
 
@@ -70,7 +68,7 @@ def check_version(stream: BinaryIO, where: str) -> None:
         # Either a codec other than LZ4, whose head cannot be parsed here, or a changelog without a
         # header: then it begins with the length of a key.
         return
-    known_version(version, _VERSIONS, where, "a changelog")
+    SparkFile.CHANGELOG.version_in(version, where)
 
 
 class _Plain:

@@ -17,7 +17,7 @@ from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import check_version
 from dagster_ckpt.spark.checkpoint_dir.state.store import StoreDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.zip_member import read_member
-from dagster_ckpt.spark.versions import known_version
+from dagster_ckpt.spark.versions import SparkFile
 
 _SSTS = "SSTs"
 _LOGS = "logs"
@@ -114,5 +114,5 @@ def _read_snapshot(file: NeededFile, data: bytes) -> _Snapshot:
         )
     ):
         line, _, text = read_member(data, "metadata").decode("utf-8").partition("\n")
-        known_version(line, {1}, where, "a RocksDB snapshot")
+        SparkFile.ROCKSDB_SNAPSHOT.version_in(line, where)
         return _Snapshot.model_validate_json(text)

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.orchestration.assets.downstream import (
         reading_checkpoint,
     )
-    from dagster_ckpt.orchestration.assets.external_stream import (
+    from dagster_ckpt.orchestration.assets.external_asset import (
         external_streaming_asset,
     )
     from dagster_ckpt.orchestration.assets.stream import (
@@ -84,23 +84,21 @@ if TYPE_CHECKING:
         StreamingAsset,
         StreamSpec,
     )
-    from dagster_ckpt.orchestration.assets.stream_definitions import (
-        stream_definitions,
-    )
     from dagster_ckpt.orchestration.assets.streaming_asset import (
         streaming_asset,
         streaming_multi_asset,
     )
-    from dagster_ckpt.orchestration.checks.health_checks import (
+    from dagster_ckpt.orchestration.checks import (
         build_health_sensor,
     )
     from dagster_ckpt.orchestration.component.component import (
         StreamsComponent,
     )
-    from dagster_ckpt.orchestration.jobs.desired_state_jobs import (
-        build_desired_state_jobs,
+    from dagster_ckpt.orchestration.definitions import (
+        stream_definitions,
     )
     from dagster_ckpt.orchestration.jobs.operator_jobs import (
+        build_desired_state_jobs,
         build_operator_jobs,
     )
     from dagster_ckpt.orchestration.jobs.schedules import (
@@ -116,14 +114,12 @@ if TYPE_CHECKING:
     from dagster_ckpt.orchestration.resources.settings import (
         CheckpointSettings,
         RestartSettings,
+        StreamRunConfig,
         UpgradeSettings,
     )
     from dagster_ckpt.orchestration.resources.stream_resource import (
         StreamResource,
         declare_stream,
-    )
-    from dagster_ckpt.orchestration.runs.run_config import (
-        StreamRunConfig,
     )
     from dagster_ckpt.orchestration.sensors.catalog_sensor import (
         build_catalog_sensor,
@@ -195,21 +191,23 @@ _MODULES = {
     "operations.health_settings": ("HealthSettings",),
     "operations.launch": ("DriverLaunch",),
     "orchestration.assets.downstream": ("reading_checkpoint",),
-    "orchestration.assets.external_stream": ("external_streaming_asset",),
+    "orchestration.assets.external_asset": ("external_streaming_asset",),
     "orchestration.assets.stream": (
         "Stream",
         "StreamSpec",
         "StreamingAsset",
     ),
-    "orchestration.assets.stream_definitions": ("stream_definitions",),
     "orchestration.assets.streaming_asset": (
         "streaming_asset",
         "streaming_multi_asset",
     ),
-    "orchestration.checks.health_checks": ("build_health_sensor",),
+    "orchestration.checks": ("build_health_sensor",),
     "orchestration.component.component": ("StreamsComponent",),
-    "orchestration.jobs.desired_state_jobs": ("build_desired_state_jobs",),
-    "orchestration.jobs.operator_jobs": ("build_operator_jobs",),
+    "orchestration.definitions": ("stream_definitions",),
+    "orchestration.jobs.operator_jobs": (
+        "build_desired_state_jobs",
+        "build_operator_jobs",
+    ),
     "orchestration.jobs.schedules": (
         "PeriodicSavepoints",
         "build_savepoint_schedule",
@@ -223,13 +221,13 @@ _MODULES = {
     "orchestration.resources.settings": (
         "CheckpointSettings",
         "RestartSettings",
+        "StreamRunConfig",
         "UpgradeSettings",
     ),
     "orchestration.resources.stream_resource": (
         "StreamResource",
         "declare_stream",
     ),
-    "orchestration.runs.run_config": ("StreamRunConfig",),
     "orchestration.sensors.catalog_sensor": ("build_catalog_sensor",),
     "orchestration.sensors.supervisor_sensor": ("build_supervisor_sensor",),
     "policies.restart": ("RestartStrategyConfiguration",),

@@ -2,7 +2,7 @@
 
 The only package that imports Dagster. Ops are a few lines that call `operations/`, and sensors
 delegate their decisions to pure functions there. Start with `assets/streaming_asset.py` and
-`assets/stream_definitions.py`.
+`definitions.py`.
 
 `assets` defines streams, `resources` configures storage, state and catalog, `runs` executes a stream
 inside a Dagster run, `jobs` has the operator jobs and schedules, `sensors` reports snapshots and
@@ -15,17 +15,15 @@ from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.operations.launch import DriverLaunch
 from dagster_ckpt.orchestration.assets.downstream import ReadCheckpoint, reading_checkpoint
-from dagster_ckpt.orchestration.assets.external_stream import external_streaming_asset
-from dagster_ckpt.orchestration.assets.freshness import default_freshness
+from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
-from dagster_ckpt.orchestration.checks.health_checks import build_health_checks, build_health_sensor
+from dagster_ckpt.orchestration.assets.streaming_asset import default_freshness, streaming_asset, streaming_multi_asset
+from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.component.component import StreamsComponent
-from dagster_ckpt.orchestration.jobs.desired_state_jobs import build_desired_state_jobs
-from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
-from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
-from dagster_ckpt.orchestration.jobs.overview_job import build_overview_job
+from dagster_ckpt.orchestration.definitions import stream_definitions
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs, build_overview_job
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_desired_state_jobs, build_operator_jobs
+from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.jobs.schedules import (
     PeriodicSavepoints,
@@ -40,9 +38,13 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendKind,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.resources.settings import (
+    CheckpointSettings,
+    RestartSettings,
+    StreamRunConfig,
+    UpgradeSettings,
+)
 from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
-from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.version import __version__
@@ -75,6 +77,7 @@ __all__ = [
     "build_inspection_jobs",
     "build_operator_jobs",
     "build_overview_job",
+    "build_retention_jobs",
     "build_rewind_jobs",
     "build_savepoint_schedule",
     "build_supervisor_sensor",

@@ -9,8 +9,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,

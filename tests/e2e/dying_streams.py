@@ -11,8 +11,8 @@ from dagster_pyspark import PySparkResource
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,

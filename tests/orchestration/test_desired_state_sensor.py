@@ -19,15 +19,15 @@ from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.managed_stream import ORIGIN
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import UpgradeSettings
-from dagster_ckpt.orchestration.runs.run_config import RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG, STREAM_ID_TAG
+from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG, STREAM_ID_TAG
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from tests.support.as_writer import as_writer

@@ -19,7 +19,7 @@ from dagster_ckpt.orchestration.assets.downstream import (
     reading_checkpoint,
 )
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.jobs.rewind_report import downstream_metadata
+from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from tests.support.as_writer import as_writer

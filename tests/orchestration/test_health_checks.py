@@ -16,11 +16,10 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.operations.health import HealthCheck, HealthFacts
 from dagster_ckpt.operations.health_settings import HealthSettings
-from dagster_ckpt.orchestration.assets.freshness import default_freshness
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
-from dagster_ckpt.orchestration.checks.health_checks import build_health_checks, build_health_sensor
+from dagster_ckpt.orchestration.assets.streaming_asset import default_freshness, streaming_asset, streaming_multi_asset
+from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.stream.handle import wall_clock_ms
@@ -124,7 +123,7 @@ def test_several_evaluations_of_one_check_stay_apart_in_its_history(watch: Watch
 def test_an_unchanged_verdict_is_reported_again_after_a_day(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     watch.tick()
     later_ms = wall_clock_ms() + 24 * 3_600_000
-    monkeypatch.setattr("dagster_ckpt.orchestration.checks.health_checks.wall_clock_ms", lambda: later_ms)
+    monkeypatch.setattr("dagster_ckpt.orchestration.checks.wall_clock_ms", lambda: later_ms)
 
     assert len(watch.tick()) == 2 * len(HealthCheck)
 
@@ -137,7 +136,7 @@ def test_many_streams_are_looked_at_in_turn(
     payments: StreamingAsset,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dagster_ckpt.orchestration.checks.health_checks.STREAMS_PER_TICK", 1)
+    monkeypatch.setattr("dagster_ckpt.orchestration.checks.STREAMS_PER_TICK", 1)
     watch = Watch(instance, catalog_resource, [payments, orders], checks=[HealthCheck.CHECKPOINT_AGE])
 
     assert [[key for key, _ in watch.tick()] for _ in range(3)] == [["orders"], ["shop/payments"], []]

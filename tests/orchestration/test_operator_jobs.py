@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,

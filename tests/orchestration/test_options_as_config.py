@@ -28,7 +28,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
-from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
+from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 
 ALL_CHECKPOINT_OPTIONS: dict[str, Any] = {

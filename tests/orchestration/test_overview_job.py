@@ -10,7 +10,7 @@ from orchestration_catalog import HOST, begin_execution, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.jobs.overview_job import build_overview_job
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_overview_job
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,

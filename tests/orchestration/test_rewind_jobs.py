@@ -14,14 +14,13 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import RequestKind
 from dagster_ckpt.operations import operations
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
-from dagster_ckpt.orchestration.jobs.rewind_report import preview_metadata
+from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs, preview_metadata
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
+from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import _start_run
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer

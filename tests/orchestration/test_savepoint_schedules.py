@@ -11,7 +11,7 @@ from orchestration_catalog import take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource

@@ -15,11 +15,11 @@ from dagster.components.testing import create_defs_folder_sandbox
 from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.component.component import StreamsComponent
-from dagster_ckpt.orchestration.component.in_yaml import with_values
 from dagster_ckpt.orchestration.component.query import Sink
+from dagster_ckpt.orchestration.component.yaml_fields import with_values
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,

@@ -24,14 +24,14 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import LeaseHeldError
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs import preflight_run, stream_run
-from dagster_ckpt.orchestration.runs.run_config import (
+from dagster_ckpt.orchestration.runs import stream_run
+from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
@@ -380,8 +380,8 @@ def test_a_run_that_only_tries_the_code_starts_nothing_and_ends_as_the_trial_did
     def tried(job: StreamHandle, *_: Any, **__: Any) -> PreflightRecord:
         return PreflightRecord("2", passed, f"{job.stream_id} has another key", 7, 1)
 
-    monkeypatch.setattr(preflight_run, "preflight", tried)
-    monkeypatch.setattr(preflight_run, "apply_state_backend", lambda _spark, _backend: None)
+    monkeypatch.setattr(stream_run, "preflight", tried)
+    monkeypatch.setattr(stream_run, "apply_state_backend", lambda _spark, _backend: None)
 
     run, failure = stage.run(ends(EndKind.FINISHED), preflight=True)
 

@@ -16,15 +16,15 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CatalogError, OptionError, StorageAccessError
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendKind,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
+from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
 
 OPERATOR_JOBS = [
     "trigger_checkpoint_job",

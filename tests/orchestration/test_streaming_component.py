@@ -25,8 +25,7 @@ from dagster_ckpt.orchestration._compat import plan_outside_runs
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.component.component import StreamsComponent
-from dagster_ckpt.orchestration.component.health import Health
-from dagster_ckpt.orchestration.component.stream import EveryMinute
+from dagster_ckpt.orchestration.component.stream import EveryMinute, Health
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,

@@ -12,15 +12,15 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_multi_asset
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
 from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
-from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from tests.support.small_spark import lay_file, small_spark
 

@@ -23,15 +23,15 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.operations.reconcile import LAUNCH_MS
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.jobs.desired_state_jobs import build_desired_state_jobs
-from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_desired_state_jobs
+from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.runs.run_config import (
+from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
+from dagster_ckpt.orchestration.runs.run_status import (
     RESTART_OF_TAG,
     START_REQUEST_TAG,
     STREAM_ID_TAG,
     TERMINAL_FAILURE_TAG,
-    StreamRunConfig,
 )
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
 from dagster_ckpt.stream.handle import wall_clock_ms
@@ -68,7 +68,7 @@ class Supervised:
         self.resource = resource
         self.catalog = resource.catalog()
         self.clock = clock
-        self.jobs = {job.name: job for job in [*build_operator_jobs(streams), *build_desired_state_jobs(streams)]}
+        self.jobs = {job.name: job for job in [*build_retention_jobs(streams), *build_desired_state_jobs(streams)]}
         self.sensor = build_supervisor_sensor(
             streams, self.jobs["apply_retention_job"], self.jobs["roll_back_upgrade_job"]
         )

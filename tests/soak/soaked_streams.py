@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import PySparkResource
 
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,

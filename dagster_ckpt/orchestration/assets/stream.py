@@ -12,7 +12,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.config.stream_id import STREAM_ID_PATTERN
-from dagster_ckpt.errors import OptionError
+from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.policies.restart import DecidingRestartStrategy, RestartStrategyConfiguration
@@ -234,4 +234,20 @@ def _start_job(
         # One process for run and step: a killed run worker leaves no orphaned step.
         executor_def=dg.in_process_executor,
         tags={**STREAM_TAGS, "dagster_ckpt/stream_id": spec.stream_id},
+    )
+
+
+def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
+    """Find a stream by its stream id or the key of one of its assets.
+
+    Raises:
+        StreamNotFoundError: This code location has no such streaming asset.
+    """
+    for stream in streams:
+        if stream.is_called(stream_id):
+            return stream
+    known = ", ".join(sorted(stream.stream_id for stream in streams)) or "none"
+    raise StreamNotFoundError(
+        f"No streaming asset with stream id {stream_id!r} in this code location. It has: {known}. "
+        "Give one of these as stream_id in the launchpad."
     )

@@ -7,24 +7,30 @@ starts, supervises, restarts and stops it.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.config.modes import DesiredState
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.freshness import default_freshness
 from dagster_ckpt.orchestration.assets.stream import STREAM_TAGS, StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
-from dagster_ckpt.orchestration.runs.run_config import StreamRunConfig
-from dagster_ckpt.orchestration.runs.run_refusals import refuse_retry_policy
+from dagster_ckpt.orchestration.resources.settings import (
+    CheckpointSettings,
+    RestartSettings,
+    StreamRunConfig,
+    UpgradeSettings,
+)
+from dagster_ckpt.orchestration.runs.run_status import refuse_retry_policy
 from dagster_ckpt.policies.restart import RestartStrategyConfiguration
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
 
 __all__ = [
     "RESOURCES",
@@ -276,3 +282,29 @@ def _op_function(function: StreamFunction, spec: StreamSpec) -> Callable[[dg.Ass
         )
 
     return streaming
+
+
+# `build_catalog_sensor` reports once a minute, and Dagster accepts no shorter window.
+SHORTEST_MS = 60_000
+_INTERVALS_TO_WARN = 3
+_INTERVALS_TO_FAIL = 6
+
+
+def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
+    """Freshness by checkpoints: warn after three intervals without one, fail after six.
+
+    An interval counts as at least one minute: Dagster judges by materializations, and the catalog
+    sensor reports at most one a minute. Without periodic checkpoints there is no policy, because
+    the next one has no due time.
+
+    Example:
+        >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window
+        datetime.timedelta(seconds=3600)
+    """
+    if options.interval_ms is None:
+        return None
+    interval_ms = max(options.interval_ms + options.min_pause_ms, SHORTEST_MS)
+    return dg.FreshnessPolicy.time_window(
+        fail_window=timedelta(milliseconds=_INTERVALS_TO_FAIL * interval_ms),
+        warn_window=timedelta(milliseconds=_INTERVALS_TO_WARN * interval_ms),
+    )

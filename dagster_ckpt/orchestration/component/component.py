@@ -1,19 +1,24 @@
-"""`StreamsComponent`: the streams of a code location, with the jobs, sensors and resources around them."""
+"""`StreamsComponent`: the streams of a code location, with their jobs, sensors and resources, and its scaffold."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import dagster as dg
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.assets.stream_definitions import stream_definitions
-from dagster_ckpt.orchestration.component.field_names import with_field_errors
-from dagster_ckpt.orchestration.component.in_yaml import as_text, describe, imported, in_yaml, settings_in_yaml
-from dagster_ckpt.orchestration.component.scaffolder import StreamsScaffolder
 from dagster_ckpt.orchestration.component.stream import StreamDeclaration
+from dagster_ckpt.orchestration.component.yaml_fields import (
+    as_text,
+    describe,
+    imported,
+    in_yaml,
+    settings_in_yaml,
+    with_field_errors,
+)
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -53,6 +58,42 @@ class StreamResources(dg.Resolvable, dg.Model):
             "checkpoint_catalog": self.checkpoint_catalog,
         }
         return {name: resource for name, resource in found.items() if resource is not None}
+
+
+class ScaffoldParams(BaseModel):
+    """The parameters of the scaffold command."""
+
+    job: str = Field(default="counted_rates", description="Name of the stream.")
+    data_directory: str = Field(default="/tmp/streams", description="Folder of state, checkpoints, catalog and output.")
+
+
+class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
+    """Writes a defs.yaml with one stream and its resources."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[ScaffoldParams]:
+        """The parameters of the command."""
+        return ScaffoldParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
+        """Write the file."""
+        where = request.params.data_directory.rstrip("/")
+        job = {
+            "name": request.params.job,
+            "sources": [{"name": "rates", "format": "rate", "options": {"rowsPerSecond": 10}}],
+            "transform": {"sql": "SELECT timestamp, value, value % 10 AS bucket FROM rates"},
+            "sink": {"format": "parquet", "path": f"{where}/output/{request.params.job}"},
+            "trigger": {"processing_time": "10 seconds"},
+            "checkpointing": {"interval": 60_000, "num_retained": 3, "cleanup": "RETAIN_ON_CANCELLATION"},
+            "restart": {"kind": "EXPONENTIAL_DELAY"},
+        }
+        resources = {
+            "spark_config": {"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2},
+            "checkpoint_storage": {"path": f"file://{where}/checkpoints"},
+            "state_backend": {"live_directory": f"{where}/live"},
+            "checkpoint_catalog": {"url": f"sqlite:///{where}/catalog.db"},
+        }
+        dg.scaffold_component(request, {"streams": [job], "resources": resources})
 
 
 @dg.scaffold_with(StreamsScaffolder)

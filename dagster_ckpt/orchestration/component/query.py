@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import dagster as dg
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-from dagster_ckpt.orchestration.component.in_yaml import Scalar, imported, with_env_vars, with_values
+from dagster_ckpt.orchestration.component.yaml_fields import Scalar, imported, with_env_vars, with_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

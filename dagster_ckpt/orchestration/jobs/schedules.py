@@ -101,7 +101,7 @@ def build_housekeeping_schedule(
 
     Args:
         streams: The streams.
-        retention_job: `apply_retention_job` of `build_operator_jobs`.
+        retention_job: `apply_retention_job` of `build_retention_jobs`.
         cron_schedule: Cron expression, UTC.
         default_status: Whether the schedule is on by default.
     """

@@ -1,4 +1,4 @@
-"""Options as Dagster config, equivalent to `CheckpointConfig`, `RestartStrategies` and `UpgradePolicy`."""
+"""Options as Dagster config: `CheckpointConfig`, `RestartStrategies`, `UpgradePolicy`, and where a run starts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pydantic import Field, create_model
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup
+from dagster_ckpt.config.modes import CheckpointingMode, ExternalizedCheckpointCleanup, RecoveryClaimMode
 from dagster_ckpt.policies.restart import RestartStrategyConfiguration
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+from dagster_ckpt.stream.start_from import StartFrom
 
 
 class UpgradeModeKind(Enum):
@@ -242,3 +243,75 @@ class RestartSettings(dg.Config):
                 attempts_before_reset_backoff=self.attempts_before_reset_backoff,
             )
         return RestartStrategies.fall_back_restart()
+
+
+START_FROM = (
+    "latest (live directory, else the newest snapshot), latest-checkpoint, latest-savepoint, "
+    "preferred-savepoint, empty (discard all state), batch-<n> (rewind to a batch that Spark still "
+    "retains), or the id, number (chk-7), label or location of a snapshot."
+)
+NEW_QUERY_ID = (
+    "With a rewind: continue as a new query, so that sinks which remember query ids (Delta, Iceberg) "
+    "write the rewound batches again instead of skipping them."
+)
+
+
+class StartConfig(dg.Config):
+    """Where a stream starts, and what the start may do."""
+
+    start_from: str = Field(default="latest", description=START_FROM)
+    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
+    accept_loss: bool = Field(
+        default=False,
+        description="Start even if the rewind could lose rows in a sink. Without it such a start is refused, and the "
+        "message names the sink and the reason. preview_rewind_job shows it beforehand.",
+    )
+    claim_mode: RecoveryClaimMode = Field(
+        default=RecoveryClaimMode.NO_CLAIM,
+        description="Ownership of the savepoint that the stream starts from. NO_CLAIM: the stream never deletes it. "
+        "CLAIM: the stream takes ownership and deletes it like any of its checkpoints. Flink's LEGACY is not "
+        "supported.",
+    )
+    accept_plan_change: bool = Field(
+        default=False,
+        description="Start even if the code needs state of another layout: other keys, types, values, windows, "
+        "operators or watermarks. Without it such a start is refused, and the message lists the differences.",
+    )
+    discard_state: bool = Field(
+        default=False,
+        description="With start_from=empty: confirm that all state of the stream is discarded. Without it such a "
+        "start is refused, and the message lists what would be discarded.",
+    )
+    no_safety_savepoint: bool = Field(
+        default=False,
+        description="Do not take a savepoint before a rewind. By default one labeled before-rewind-<n> is taken, "
+        "from which you can undo the rewind; release_checkpoint_job returns it to the stream's retention.",
+    )
+
+    def parsed(self) -> StartFrom:
+        """The starting point.
+
+        Raises:
+            OptionError: It is not valid, or its options contradict each other.
+        """
+        return StartFrom.parse(**{name: getattr(self, name) for name in StartConfig.model_fields})
+
+
+class StreamRunConfig(StartConfig):
+    """The launchpad options of a start of a streaming asset."""
+
+    checkpointing: CheckpointOverrides | None = Field(
+        default=None,
+        description="Checkpointing options that override the asset's for this run, each on its own. Runs that the "
+        "supervisor starts later use the asset's options again.",
+    )
+    preflight: bool = Field(
+        default=False,
+        description="Do not start the stream; only check, on a copy of the state and without output, whether the "
+        "loaded code can continue from it. The stream may be running.",
+    )
+
+    @classmethod
+    def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
+        """Parse an op's config; the op may have further fields, or no config at all."""
+        return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})

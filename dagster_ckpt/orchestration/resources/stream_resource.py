@@ -1,7 +1,7 @@
 """Streams in your own assets and ops: `StreamResource` runs one, `declare_stream` registers it for the sensors."""
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import dagster as dg
 from dagster_pyspark import PySparkResource
@@ -13,12 +13,14 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs.run_refusals import (
+from dagster_ckpt.orchestration.runs.run_status import (
     StepContext,
     refuse_required_outputs,
     refuse_retry_policy,
     refuse_run_retries,
 )
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,3 +136,56 @@ def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
             f"Stream {spec.stream_id}: {op.name} cannot be told where to start, so that restart_stream_job could not "
             "start it. Give its function a parameter `config: StreamRunConfig`, or a subclass with fields of your own."
         )
+
+
+class StreamResources(Protocol):
+    """The resources that every operation on a stream needs."""
+
+    checkpoint_storage: CheckpointStorageResource
+    state_backend: StateBackendResource
+    checkpoint_catalog: CheckpointCatalogResource
+
+
+def stream_handle(stream: Stream, resources: StreamResources | Any) -> StreamHandle:
+    """Create the handle of a stream, for operators."""
+    return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
+
+
+def open_stream(
+    spec: StreamSpec,
+    resources: StreamResources | Any,
+    *,
+    name: str,
+    writes: str,
+    code_version: str | None,
+) -> StreamHandle:
+    """Create the handle of a stream.
+
+    A storage set in the stream's `CheckpointConfig` overrides the deployment's resource, as in
+    Flink, and inherits its unset options from it.
+
+    Args:
+        spec: The stream.
+        resources: Its checkpoint storage, state backend and catalog.
+        name: Name of its query in Spark.
+        writes: The assets it writes, or its name outside assets.
+        code_version: Version of the code that defines the query.
+    """
+    deployment = resources.checkpoint_storage
+    configured = spec.options.storage
+    backend = resources.state_backend.backend()
+    storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
+    return StreamHandle(
+        stream_id=spec.stream_id,
+        name=name,
+        asset_key=writes,
+        catalog=resources.checkpoint_catalog.catalog(),
+        store=open_store(storage, spec.stream_id, transfer_threads=backend.transfer_threads),
+        options=spec.options,
+        restart=spec.restart,
+        live_root=resources.state_backend.live_directory,
+        code_version=code_version,
+        backend=backend,
+        executor_copy_bytes=deployment.executor_copy_bytes,
+        stall_timeout_ms=spec.stall_timeout_ms,
+    )

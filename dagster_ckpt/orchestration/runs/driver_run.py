@@ -15,26 +15,22 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
-from dagster_ckpt.config.modes import RecoveryClaimMode
 from dagster_ckpt.config.redaction import cause_to_show
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.launch import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
-from dagster_ckpt.orchestration.jobs.operator_jobs import ACCEPT_LOSS, CLAIM_MODE, NEW_QUERY_ID, START_FROM
-from dagster_ckpt.orchestration.runs.run_config import (
-    ACCEPT_PLAN_CHANGE,
-    DISCARD_STATE,
-    NO_SAFETY_SAVEPOINT,
+from dagster_ckpt.orchestration.resources.settings import StartConfig
+from dagster_ckpt.orchestration.resources.stream_resource import stream_handle
+from dagster_ckpt.orchestration.runs.run_status import (
     START_REQUEST_TAG,
     STREAM_ID_TAG,
+    RunWatch,
+    canceled_by_user,
+    start_cause,
 )
-from dagster_ckpt.orchestration.runs.run_status import canceled_by_user, start_cause
-from dagster_ckpt.orchestration.runs.run_watch import RunWatch
-from dagster_ckpt.orchestration.runs.streams_of_assets import stream_handle
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
-from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
     from dagster_ckpt.orchestration.assets.stream import StreamingAsset
@@ -42,16 +38,9 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 
 
-class DriverRunConfig(dg.Config):
+class DriverRunConfig(StartConfig):
     """The launchpad options of a driver launch."""
 
-    start_from: str = Field(default="latest", description=START_FROM)
-    new_query_id: bool = Field(default=False, description=NEW_QUERY_ID)
-    accept_loss: bool = Field(default=False, description=ACCEPT_LOSS)
-    claim_mode: RecoveryClaimMode = Field(default=RecoveryClaimMode.NO_CLAIM, description=CLAIM_MODE)
-    accept_plan_change: bool = Field(default=False, description=ACCEPT_PLAN_CHANGE)
-    discard_state: bool = Field(default=False, description=DISCARD_STATE)
-    no_safety_savepoint: bool = Field(default=False, description=NO_SAFETY_SAVEPOINT)
     follow: bool = Field(
         default=True,
         description="Stay until the driver ends, and end as it does. Off: the run succeeds once the query is started, "
@@ -123,15 +112,7 @@ def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
     """Submit a request for the start that this run is configured with; the supervisor sensor leaves it to this run."""
     config = context.op_execution_context.op_config
-    start_from = StartFrom.parse(
-        config["start_from"],
-        new_query_id=config["new_query_id"],
-        accept_loss=config["accept_loss"],
-        accept_plan_change=config["accept_plan_change"],
-        claim_mode=config["claim_mode"],
-        discard_state=config["discard_state"],
-        no_safety_savepoint=config["no_safety_savepoint"],
-    )
+    start_from = DriverRunConfig(**config).parsed()
     cause = start_cause(context.run.tags)
     return handle.catalog.requests.submit(
         handle.stream_id,

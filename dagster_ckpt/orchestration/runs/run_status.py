@@ -1,22 +1,40 @@
-"""What Dagster records about a run: status, worker process and time limit; and detection of lost runs."""
+"""The Dagster run of a stream: its tags and recorded status, when it must stop, and which runs are refused.
+
+Not every termination sends a signal. If a step's run worker was killed, a run was terminated while
+its code server was down, or a run was forcibly marked as ended while its process hung, the process
+gets no signal and would keep writing for weeks. `RunWatch` therefore polls the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
 
-from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.orchestration.runs.run_config import (
-    PARENT_RUN_ID_TAG,
-    RESTART_OF_TAG,
-    RETRY_NUMBER_TAG,
-    STREAM_ID_TAG,
-)
+from dagster_ckpt.errors import OptionError
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
-from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, run_liveness
+from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
+
+STREAM_ID_TAG = "dagster_ckpt/stream_id"
+# The failed execution that this run restarts.
+RESTART_OF_TAG = "dagster_ckpt/restart_of"
+# The execution whose externalized retention this run applies.
+RETENTION_OF_TAG = "dagster_ckpt/retention_of"
+# The catalog request that this run answers.
+START_REQUEST_TAG = "dagster_ckpt/start_request"
+# The step towards a desired state that this run performs.
+STEP_TAG = "dagster_ckpt/step"
+# Set on the last run of a stream that will not be restarted: the reason.
+TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
+# Dagster's own tags, on a run launched as a retry of a failed one, and on one re-executed by a
+# user.
+RETRY_NUMBER_TAG = "dagster/retry_number"
+PARENT_RUN_ID_TAG = "dagster/parent_run_id"
+ROOT_RUN_ID_TAG = "dagster/root_run_id"
+MAX_RETRIES_TAG = "dagster/max_retries"
 
 
 def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> bool:
@@ -75,87 +93,127 @@ def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
     return None
 
 
-class Silences:
-    """How long runs have shown no sign of life, timed by this process because machines' clocks may differ.
+# How often each running stream reads its run from Dagster's database (a small query).
+LOOK_EVERY_MS = 5_000
 
-    Args:
-        clock: Monotonic time in milliseconds.
-    """
-
-    def __init__(self, clock: Clock = monotonic_ms) -> None:
-        self._clock = clock
-        self._since: dict[str, tuple[int, int]] = {}
-
-    def keep(self, run_ids: Collection[str]) -> None:
-        """Forget all other runs: they have shown a sign of life, or have ended."""
-        self._since = {run_id: since for run_id, since in self._since.items() if run_id in run_ids}
-
-    def of(self, run_id: str, last_sign: int) -> int:
-        """Milliseconds since a run was first seen with no newer sign of life than this one."""
-        seen, since_ms = self._since.get(run_id, (None, 0))
-        if seen != last_sign:
-            since_ms = self._clock()
-            self._since[run_id] = (last_sign, since_ms)
-        return self._clock() - since_ms
+_END_REASONS = {
+    dg.DagsterRunStatus.CANCELING: "its run is being terminated",
+    dg.DagsterRunStatus.CANCELED: "its run is recorded as CANCELED",
+    dg.DagsterRunStatus.FAILURE: "its run is recorded as FAILURE",
+    dg.DagsterRunStatus.SUCCESS: "its run is recorded as SUCCESS",
+}
 
 
-def report_lost_runs(
-    instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences
-) -> list[str]:
-    """Record the end of runs of these streams that can no longer record it themselves.
-
-    A run is lost if its process does not exist, none of its leases is being renewed, and it is
-    either proven to have ended or has shown no sign of life for three minutes. It is recorded as
-    CANCELED if it was being terminated, else as FAILURE.
+class RunWatch:
+    """Determines whether a stream should stop, and why.
 
     Args:
         instance: The Dagster instance.
-        catalog: The catalog.
-        stream_ids: The streams to check.
-        silences: State kept between calls.
-
-    Returns:
-        A message for each lost run.
+        run_id: The run that the stream belongs to.
+        signalled: Whether a signal asked the process to stop.
+        clock: Monotonic time in milliseconds.
     """
-    if instance.run_launcher.supports_check_run_worker_health:
-        # Dagster's own monitoring covers such runs.
-        return []
-    lively = catalog.executions.lively_run_ids(catalog.now_ms() - LIVELY_MS)
-    under_way = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-    told = []
-    quiet = [run_id for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)) if run_id not in lively]
-    silences.keep(quiet)
-    for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
-        # It may have ended in the meantime; its end must not be recorded twice.
-        if run.tags.get(STREAM_ID_TAG) not in stream_ids or run.status not in under_way:
-            continue
-        worker = worker_of(instance, run.run_id)
-        if worker is None or not _is_lost(catalog, run, worker, silences):
-            continue
-        told.append(_report(instance, run, worker))
-    return told
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        run_id: str,
+        *,
+        signalled: Callable[[], bool],
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        self._instance = instance
+        self._run_id = run_id
+        self._signalled = signalled
+        self._clock = clock
+        self._parent = _run_worker_above(worker_of(instance, run_id))
+        self._next_look_ms = clock() + LOOK_EVERY_MS
+        self._reason: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the stream should stop, once `should_stop` has returned True."""
+        return self._reason
+
+    def should_stop(self) -> bool:
+        """Whether the stream should stop; cheap enough to call several times a second."""
+        if self._reason is None:
+            self._reason = self._look()
+        return self._reason is not None
+
+    def _look(self) -> str | None:
+        if self._signalled():
+            return "a signal"
+        if self._parent is not None and self._parent.liveness() is Liveness.ENDED:
+            return f"the process of its run, {self._parent.pid}, is gone"
+        if self._clock() < self._next_look_ms:
+            return None
+        self._next_look_ms = self._clock() + LOOK_EVERY_MS
+        try:
+            run = self._instance.get_run_by_id(self._run_id)
+        except Exception:  # noqa: BLE001 - a temporarily unavailable database must not end a stream
+            return None
+        return "its run was deleted" if run is None else _END_REASONS.get(run.status)
 
 
-def _is_lost(catalog: Catalog, run: dg.DagsterRun, worker: RunWorker, silences: Silences) -> bool:
-    heartbeats = (execution.heartbeat_at_ms for execution in catalog.executions.of_run(run.run_id))
-    liveness = run_liveness(
-        catalog,
-        run.run_id,
-        run.tags[STREAM_ID_TAG],
-        pid=worker.pid,
-        seen_at_ms=worker.seen_at_ms,
-        silent_ms=silences.of(run.run_id, max(heartbeats, default=0)),
-    )
-    return liveness is not Liveness.ALIVE
+def _run_worker_above(worker: RunWorker | None) -> ProcessIdentity | None:
+    """The run's process if it is this process's parent (multiprocess executor), else None."""
+    if worker is None or worker.pid == os.getpid() or worker.pid != os.getppid():
+        return None
+    return ProcessIdentity.of(worker.pid)
 
 
-def _report(instance: dg.DagsterInstance, run: dg.DagsterRun, worker: RunWorker) -> str:
-    message = (
-        f"The process of this run, {worker.pid}, is gone and could not record its end: its machine was restarted, or "
-        "it was killed together with its code server."
-    )
-    if run.status is dg.DagsterRunStatus.CANCELING:
-        instance.report_run_canceled(run, message=message)
-    else:
-        instance.report_run_failed(run, message=message)
-    return f"{run.tags[STREAM_ID_TAG]}: run {run.run_id} is lost, process {worker.pid} is gone"
+StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
+
+
+def refuse_retry_policy(context: StepContext) -> None:
+    """Refuse an op with a retry policy: Dagster would retry it after a cancel (dagster-io/dagster#15026).
+
+    Raises:
+        OptionError: The op has a retry policy.
+    """
+    step = context.op_execution_context
+    if step.job_def.get_retry_policy_for_handle(step.op_handle) is not None:
+        raise OptionError(
+            f"{step.op_def.name} has a RetryPolicy, its own or that of job {step.job_name}: Dagster would start the "
+            "stream again after a cancel. Remove it; restarts come from the stream's restart_strategy."
+        )
+
+
+def refuse_run_retries(context: StepContext) -> None:
+    """Refuse a run that Dagster would retry in addition to the supervisor sensor.
+
+    Raises:
+        OptionError: The run would be retried.
+    """
+    step = context.op_execution_context
+    retries = _run_retries(step)
+    if retries > 0:
+        raise OptionError(
+            f"Dagster would retry this run of {step.op_def.name} up to {retries} times, beside the stream's "
+            f'restart_strategy. Start it with the stream\'s own job, or tag run or job {MAX_RETRIES_TAG}: "0".'
+        )
+
+
+def refuse_required_outputs(context: StepContext) -> None:
+    """Refuse required outputs: a stream must be able to end without another materialization.
+
+    Raises:
+        OptionError: An output is required, so the step would fail when the stream ends.
+    """
+    op_def = context.op_execution_context.op_def
+    required = [out.name for out in op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]
+    if required:
+        raise OptionError(
+            f"The outputs {required} of {op_def.name} are required, but a stream yields none: its checkpoints are "
+            "reported by the catalog sensor. Give @dg.asset output_required=False, each AssetSpec of a @dg.multi_asset "
+            "skippable=True, and an op dg.Out(is_required=False)."
+        )
+
+
+def _run_retries(context: dg.OpExecutionContext) -> int:
+    tag = context.run.tags.get(MAX_RETRIES_TAG)
+    if tag is not None:
+        return int(tag) if tag.isdecimal() else 0
+    instance = context.instance
+    return instance.run_retries_max_retries if instance.run_retries_enabled else 0

@@ -15,10 +15,12 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import LeaseRecord, StartCause
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
+from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.orchestration._compat import (
     DagsterExecutionInterruptedError,
     capture_interrupts,
@@ -26,21 +28,20 @@ from dagster_ckpt.orchestration._compat import (
     plan_outside_runs,
 )
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
-from dagster_ckpt.orchestration.resources.settings import overridden
-from dagster_ckpt.orchestration.runs.preflight_run import check_preflight, run_preflight
-from dagster_ckpt.orchestration.runs.run_config import (
+from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
+from dagster_ckpt.orchestration.resources.stream_resource import open_stream
+from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
     ROOT_RUN_ID_TAG,
     START_REQUEST_TAG,
     STREAM_ID_TAG,
-    StreamRunConfig,
+    RunWatch,
+    StepContext,
+    canceled_by_user,
+    start_cause,
 )
-from dagster_ckpt.orchestration.runs.run_refusals import StepContext
-from dagster_ckpt.orchestration.runs.run_status import canceled_by_user, start_cause
-from dagster_ckpt.orchestration.runs.run_watch import RunWatch
-from dagster_ckpt.orchestration.runs.streams_of_assets import open_stream
 from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
@@ -223,15 +224,7 @@ def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunCon
         if any(e.run_id in before and e.live_directory for e in handle.catalog.executions.of_stream(handle.stream_id)):
             context.log.info("this run is a retry of one that had started: it goes on from the latest state")
             return StartFrom()
-    return StartFrom.parse(
-        config.start_from,
-        new_query_id=config.new_query_id,
-        accept_loss=config.accept_loss,
-        claim_mode=config.claim_mode,
-        accept_plan_change=config.accept_plan_change,
-        discard_state=config.discard_state,
-        no_safety_savepoint=config.no_safety_savepoint,
-    )
+    return config.parsed()
 
 
 def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
@@ -286,3 +279,39 @@ def _retain(context: StepContext, handle: StreamHandle, execution_id: str, state
 
 def _failure(description: str, kind: str) -> dg.Failure:
     return dg.Failure(without_secrets(description), metadata={"dagster_ckpt/end": kind}, allow_retries=False)
+
+
+def run_preflight(
+    context: StepContext,
+    handle: StreamHandle,
+    resources: Any,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    interrupted: Callable[[], bool],
+) -> PreflightRecord:
+    """Try the loaded code. The stream, which may be running, is not affected.
+
+    Raises:
+        CkptError: The code could not be tried.
+    """
+    apply_state_backend(resources.pyspark.spark_session, resources.state_backend.backend())
+    # Enter again, because creating a Spark session replaces the SIGINT handler.
+    with capture_interrupts():
+        return preflight(handle, describe, interrupted=interrupted, report=context.log.info)
+
+
+def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
+    """End the step according to the result of the preflight.
+
+    Raises:
+        dagster.Failure: The code cannot continue from the state. The run fails so that alerts on failed
+            runs fire.
+    """
+    if not result.passed:
+        raise dg.Failure(
+            f"Code version {result.code_version} cannot go on from the state of {handle.stream_id}: {result.reason}. "
+            "Nothing was changed.",
+            metadata={"dagster_ckpt/end": "PREFLIGHT_REFUSED"},
+            allow_retries=False,
+        )
+    context.log.info(f"code version {result.code_version} passed: {result.reason}")

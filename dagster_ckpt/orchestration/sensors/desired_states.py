@@ -21,7 +21,7 @@ from dagster_ckpt.operations.reconcile_desired_state import (
     reconcile_desired,
 )
 from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.runs.run_config import (
+from dagster_ckpt.orchestration.runs.run_status import (
     RETENTION_OF_TAG,
     START_REQUEST_TAG,
     STEP_TAG,

@@ -1,38 +1,39 @@
 """The supervisor sensor, a reconciler: it launches starts, restarts failed streams, cleans up after killed ones."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
 from dagster_ckpt.config.modes import TerminalState
-from dagster_ckpt.operations.reconcile import RecordedEnd, Restart, Retain, Wait, reconcile
+from dagster_ckpt.operations.reconcile import Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.runs.run_config import (
+from dagster_ckpt.orchestration.runs.run_status import (
     RESTART_OF_TAG,
     RETENTION_OF_TAG,
     START_REQUEST_TAG,
     STREAM_ID_TAG,
 )
-from dagster_ckpt.orchestration.runs.run_status import Silences, has_time_limit, report_lost_runs
 from dagster_ckpt.orchestration.sensors.desired_states import (
     StepJobs,
     reconcile_desired_states,
     report_terminal_failure,
 )
+from dagster_ckpt.orchestration.sensors.observed_runs import (
+    Silences,
+    observed_ends,
+    report_lost_runs,
+)
 from dagster_ckpt.stream.handle import wall_clock_ms
-from dagster_ckpt.stream.liveness import Liveness, execution_liveness
 
 # Pause before an unsuccessful run is repeated, doubled each time.
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
 # Further options of a START request.
 _SWITCHES = ("new_query_id", "accept_loss", "accept_plan_change", "discard_state", "no_safety_savepoint")
-_FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
-_NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
 
 
 def build_supervisor_sensor(
@@ -56,7 +57,7 @@ def build_supervisor_sensor(
 
     Args:
         streams: The streaming assets to supervise.
-        retention_job: The job that applies retention, from `build_operator_jobs`.
+        retention_job: The job that applies retention, from `build_retention_jobs`.
         roll_back_job: The job that rolls upgrades back, from `build_desired_state_jobs`.
         name: Name of the sensor.
         minimum_interval_seconds: Minimum time between two evaluations.
@@ -104,53 +105,6 @@ def build_supervisor_sensor(
         )
 
     return checkpoint_supervisor_sensor
-
-
-def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
-    """The end of a run as recorded by Dagster; None, for a deleted run, counts as failed.
-
-    If a run's process was killed while the run was being terminated, Dagster records a FAILURE. A
-    user wanted it to end, so it counts as canceled, unless a time limit terminated it.
-    """
-    if run is None:
-        return RecordedEnd.FAILED
-    if run.status is dg.DagsterRunStatus.FAILURE:
-        asked = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
-        by_a_person = bool(asked) and not has_time_limit(instance, run.tags)
-        return RecordedEnd.CANCELED if by_a_person else RecordedEnd.FAILED
-    if run.status is dg.DagsterRunStatus.CANCELED:
-        return RecordedEnd.CANCELED
-    if run.status is dg.DagsterRunStatus.SUCCESS:
-        return RecordedEnd.SUCCEEDED
-    return RecordedEnd.STILL_RUNNING
-
-
-def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
-    """The runs whose end Dagster has not recorded."""
-    if not run_ids:
-        return frozenset()
-    return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=_NOT_FINISHED)))
-
-
-def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:
-    """Dagster's records of these runs, in one query."""
-    if not run_ids:
-        return {}
-    return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}
-
-
-def recorded_external_end(
-    instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
-) -> RecordedEnd:
-    """The end of an execution whose process outlives its run.
-
-    The end of that run does not matter unless it was canceled. While the run is in progress, it
-    handles the end of its driver.
-    """
-    if execution_liveness(catalog, execution) is Liveness.ALIVE:
-        return RecordedEnd.STILL_RUNNING
-    recorded = recorded_end(instance, run)
-    return RecordedEnd.FAILED if recorded is RecordedEnd.SUCCEEDED else recorded
 
 
 def _starts(
@@ -210,29 +164,14 @@ def _reconciled(
     retention_job: str,
     messages: list[str],
 ) -> Iterator[dg.RunRequest]:
-    unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
-    # Two queries that read only ids: nearly all runs are still in progress and need nothing.
-    over = unsettled - unfinished_runs(context.instance, unsettled)
-    runs = runs_by_id(context.instance, over)
-    for execution in catalog.executions.unsettled(over):
-        stream = streams[execution.stream_id]
-        run = runs.get(execution.run_id)
-        recorded = (
-            recorded_external_end(context.instance, catalog, execution, run)
-            if stream.runs_externally
-            else recorded_end(context.instance, run)
-        )
-        if recorded is RecordedEnd.FAILED and execution.status in (
-            ExecutionStatus.STARTING,
-            ExecutionStatus.RUNNING,
-        ):
-            catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
-            execution = catalog.executions.get(execution.execution_id)  # noqa: PLW2901 - the same one, as it is now
+    """Reconcile the executions that have ended: a restart, retention, or nothing yet."""
+    for end in observed_ends(context.instance, catalog, streams):
+        stream, execution = end.stream, end.execution
         if stream.start_job is None:
             messages.append(f"{execution.stream_id}: whoever looks after its program starts it again")
             continue
         verdict = reconcile(
-            recorded,
+            end.recorded,
             execution.status,
             stream.restart,
             catalog.executions.failures_since_manual_start(execution.stream_id),

@@ -9,12 +9,10 @@ from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.operations.health_settings import HealthSettings
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset
-from dagster_ckpt.orchestration.checks.health_checks import build_health_checks, build_health_sensor
-from dagster_ckpt.orchestration.jobs.desired_state_jobs import ROLL_BACK_JOB, build_desired_state_jobs
-from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
-from dagster_ckpt.orchestration.jobs.keeping_jobs import build_keeping_jobs
-from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
-from dagster_ckpt.orchestration.jobs.overview_job import build_overview_job
+from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs, build_overview_job
+from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_desired_state_jobs, build_operator_jobs
+from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.jobs.schedules import (
     PeriodicSavepoints,
@@ -66,7 +64,8 @@ def stream_definitions(
             "one stream; give each its own."
         )
     operator_jobs = {job.name: job for job in build_operator_jobs(streams)}
-    retention_job = operator_jobs["apply_retention_job"]
+    retention_jobs = {job.name: job for job in build_retention_jobs(streams)}
+    retention_job = retention_jobs["apply_retention_job"]
     desired_state_jobs = {job.name: job for job in build_desired_state_jobs(streams)}
     inspection_jobs = {job.name: job for job in build_inspection_jobs(streams)}
     schedules = [
@@ -86,7 +85,7 @@ def stream_definitions(
             *(stream.start_job for stream in streams if stream.start_job is not None),
             *operator_jobs.values(),
             *desired_state_jobs.values(),
-            *build_keeping_jobs(streams),
+            *retention_jobs.values(),
             *build_rewind_jobs(streams),
             *inspection_jobs.values(),
             build_overview_job(streams),

@@ -1,1 +1,0 @@
-"""Asset checks on the health of streams."""

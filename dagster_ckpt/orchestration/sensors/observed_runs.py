@@ -1,0 +1,196 @@
+"""Observers of the supervisor sensor: how a run ended, and which runs are lost. They record, and start nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
+from dagster_ckpt.operations.reconcile import RecordedEnd
+from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.orchestration.runs.run_status import STREAM_ID_TAG, RunWorker, has_time_limit, worker_of
+from dagster_ckpt.stream.handle import Clock, monotonic_ms
+from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
+
+_FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+_NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
+
+
+@dataclass(frozen=True)
+class ObservedEnd:
+    """An execution that is not settled although its run is over.
+
+    Attributes:
+        stream: Its stream.
+        execution: The execution; a process that died without recording its end is now recorded.
+        recorded: How its run ended.
+    """
+
+    stream: Stream
+    execution: ExecutionRecord
+    recorded: RecordedEnd
+
+
+def observed_ends(
+    instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream]
+) -> Iterator[ObservedEnd]:
+    """The ends of these streams' executions that nobody has dealt with yet.
+
+    Records the death of a process that could not record it itself.
+
+    Args:
+        instance: The Dagster instance.
+        catalog: The catalog.
+        streams: The streams by stream id.
+    """
+    unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
+    # Two queries that read only ids: nearly all runs are still in progress and need nothing.
+    over = unsettled - unfinished_runs(instance, unsettled)
+    runs = runs_by_id(instance, over)
+    for found in catalog.executions.unsettled(over):
+        stream, execution, run = streams[found.stream_id], found, runs.get(found.run_id)
+        recorded = (
+            recorded_external_end(instance, catalog, execution, run)
+            if stream.runs_externally
+            else recorded_end(instance, run)
+        )
+        if recorded is RecordedEnd.FAILED and execution.status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
+            catalog.executions.end_unheld(execution.execution_id, ExecutionStatus.FAILED, "its process died")
+            execution = catalog.executions.get(execution.execution_id)
+        yield ObservedEnd(stream, execution, recorded)
+
+
+def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
+    """The end of a run as recorded by Dagster; None, for a deleted run, counts as failed.
+
+    If a run's process was killed while the run was being terminated, Dagster records a FAILURE. A
+    user wanted it to end, so it counts as canceled, unless a time limit terminated it.
+    """
+    if run is None:
+        return RecordedEnd.FAILED
+    if run.status is dg.DagsterRunStatus.FAILURE:
+        asked = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+        by_a_person = bool(asked) and not has_time_limit(instance, run.tags)
+        return RecordedEnd.CANCELED if by_a_person else RecordedEnd.FAILED
+    if run.status is dg.DagsterRunStatus.CANCELED:
+        return RecordedEnd.CANCELED
+    if run.status is dg.DagsterRunStatus.SUCCESS:
+        return RecordedEnd.SUCCEEDED
+    return RecordedEnd.STILL_RUNNING
+
+
+def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
+    """The runs whose end Dagster has not recorded."""
+    if not run_ids:
+        return frozenset()
+    return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=_NOT_FINISHED)))
+
+
+def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:
+    """Dagster's records of these runs, in one query."""
+    if not run_ids:
+        return {}
+    return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}
+
+
+def recorded_external_end(
+    instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
+) -> RecordedEnd:
+    """The end of an execution whose process outlives its run.
+
+    The end of that run does not matter unless it was canceled. While the run is in progress, it
+    handles the end of its driver.
+    """
+    if execution_liveness(catalog, execution) is Liveness.ALIVE:
+        return RecordedEnd.STILL_RUNNING
+    recorded = recorded_end(instance, run)
+    return RecordedEnd.FAILED if recorded is RecordedEnd.SUCCEEDED else recorded
+
+
+class Silences:
+    """How long runs have shown no sign of life, timed by this process because machines' clocks may differ.
+
+    Args:
+        clock: Monotonic time in milliseconds.
+    """
+
+    def __init__(self, clock: Clock = monotonic_ms) -> None:
+        self._clock = clock
+        self._since: dict[str, tuple[int, int]] = {}
+
+    def keep(self, run_ids: Collection[str]) -> None:
+        """Forget all other runs: they have shown a sign of life, or have ended."""
+        self._since = {run_id: since for run_id, since in self._since.items() if run_id in run_ids}
+
+    def of(self, run_id: str, last_sign: int) -> int:
+        """Milliseconds since a run was first seen with no newer sign of life than this one."""
+        seen, since_ms = self._since.get(run_id, (None, 0))
+        if seen != last_sign:
+            since_ms = self._clock()
+            self._since[run_id] = (last_sign, since_ms)
+        return self._clock() - since_ms
+
+
+def report_lost_runs(
+    instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences
+) -> list[str]:
+    """Record the end of runs of these streams that can no longer record it themselves.
+
+    A run is lost if its process does not exist, none of its leases is being renewed, and it is
+    either proven to have ended or has shown no sign of life for three minutes. It is recorded as
+    CANCELED if it was being terminated, else as FAILURE.
+
+    Args:
+        instance: The Dagster instance.
+        catalog: The catalog.
+        stream_ids: The streams to check.
+        silences: State kept between calls.
+
+    Returns:
+        A message for each lost run.
+    """
+    if instance.run_launcher.supports_check_run_worker_health:
+        # Dagster's own monitoring covers such runs.
+        return []
+    lively = catalog.executions.lively_run_ids(catalog.now_ms() - LIVELY_MS)
+    under_way = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+    told = []
+    quiet = [run_id for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)) if run_id not in lively]
+    silences.keep(quiet)
+    for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
+        # It may have ended in the meantime; its end must not be recorded twice.
+        if run.tags.get(STREAM_ID_TAG) not in stream_ids or run.status not in under_way:
+            continue
+        worker = worker_of(instance, run.run_id)
+        if worker is None or not _is_lost(catalog, run, worker, silences):
+            continue
+        told.append(_report(instance, run, worker))
+    return told
+
+
+def _is_lost(catalog: Catalog, run: dg.DagsterRun, worker: RunWorker, silences: Silences) -> bool:
+    heartbeats = (execution.heartbeat_at_ms for execution in catalog.executions.of_run(run.run_id))
+    liveness = run_liveness(
+        catalog,
+        run.run_id,
+        run.tags[STREAM_ID_TAG],
+        pid=worker.pid,
+        seen_at_ms=worker.seen_at_ms,
+        silent_ms=silences.of(run.run_id, max(heartbeats, default=0)),
+    )
+    return liveness is not Liveness.ALIVE
+
+
+def _report(instance: dg.DagsterInstance, run: dg.DagsterRun, worker: RunWorker) -> str:
+    message = (
+        f"The process of this run, {worker.pid}, is gone and could not record its end: its machine was restarted, or "
+        "it was killed together with its code server."
+    )
+    if run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, message=message)
+    else:
+        instance.report_run_failed(run, message=message)
+    return f"{run.tags[STREAM_ID_TAG]}: run {run.run_id} is lost, process {worker.pid} is gone"

@@ -1,6 +1,6 @@
 # make demo   the drill: kill, destroy, rewind a stream, and compare with an uninterrupted run
 # make dev    the Dagster page at http://localhost:3000
-# make test   formatting, types, import contracts, and every test
+# make test   formatting, types, import contracts, spelling, Markdown, and every test
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
 # make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes)
@@ -62,6 +62,8 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs deploy dagster_ckpt examples tests benchmarks
+	$(BIN)/pymarkdown scan README.md CONTRIBUTING.md CHANGELOG.md docs deploy
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -76,7 +76,7 @@ class Guarded(MemoryFileSystem):
     protocol = "guarded"
     store: ClassVar[dict[str, Any]] = {}
     password = plant("storage")
-    cachable = False
+    cacheable = False
 
     def __init__(self, username: str | None = None, password: str | None = None, **how: Any) -> None:
         super().__init__(**how)

@@ -99,7 +99,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
     """The store, as fsspec's drivers are."""
 
     protocol = SCHEME
-    cachable = False
+    cacheable = False
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         """Put an object."""

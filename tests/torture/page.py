@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,7 @@ $ .venv/bin/python -m tests.torture --only 'fork' --fault POWER_SOME    # one op
 ```
 
 A number beside a point in a message is the call: add `--first 17 --at-most 1` for that one alone. A run ends after 19.5
-    minutes; on a machine that is too slow
-for all of it, what is left out is listed here. The order is drawn from the day, so that it is something else each day
+minutes; on a machine that is too slow for all of it, what is left out is listed here. The order is drawn from the day, so that it is something else each day
 (`--seed` repeats a run).
 
 ## Tried elsewhere
@@ -107,7 +107,7 @@ def written(run: Run) -> str:
     points = sum(outcome.points for outcome in run.outcomes)
     bad = [outcome for outcome in run.outcomes if outcome.violations]
     cut = [outcome for outcome in run.outcomes if outcome.is_cut]
-    return (
+    page = (
         _HEAD
         + f"**{points:,} faults in {run.seconds / 60:.0f} minutes on {run.processes} processes; {sum(len(each.violations) for each in bad)} violations.** "
         + f"Tried: {tried}{', but for what time did not allow (below)' if cut else ''}. Seed of the order: {run.seed}.\n\n"
@@ -117,6 +117,7 @@ def written(run: Run) -> str:
         + _TAIL
         + _elsewhere()
     )
+    return re.sub(r"\n{3,}", "\n\n", page)
 
 
 def _left_out(cut: Sequence[Outcome]) -> str:

@@ -1,16 +1,25 @@
 # make demo   the drill: kill, destroy, rewind a stream, and compare with an uninterrupted run
 # make dev    the Dagster page at http://localhost:3000
-# make test   formatting, types, import contracts, spelling, Markdown, and every test
+# make test   formatting, types, import contracts, spelling, Markdown, every test, and the core of them on the oldest and newest Spark
+# make test SPARK=4.0  every test on another version of Spark, in an environment of its own: 3.5 to 4.3
+# make test-versions  the core of the tests on every other version of Spark
+# make test-upgrades  directories of one version of Spark continued by another, and back
 # make test-fast  the tests that start no JVM, no `dagster dev` and no browser: a few minutes
 # make fuzz   minutes of crafted bytes for every reader of snapshots, Spark logs and catalogs; keeps what it finds: make fuzz MINUTES=10
 # make torture  every call of every operation killed, failed, its answer, the power or the lease lost; writes docs/reliability.md (20 minutes)
 # make soak   half an hour of random kills, compared row for row: make soak MINUTES=8 SEED=7
 # make bench  every figure of docs/performance.md, beside its peers; one section: make bench ONLY=local
 # make mutants  how much the tests of Flink's rules would miss; writes docs/mutation-testing.md
-# Each sets itself up in .venv first. Needs Python 3.11+ and Java 17+.
+# Each sets itself up in .venv first. Needs Python 3.11+ and Java 17.
+
+# The version of Spark for the demo and for every test: the newest that Delta and Iceberg, and most other connectors,
+# have releases for (docs/compatibility.md). The core of the tests runs on the others.
+MAIN_SPARK := 4.1
+OTHER_SPARKS = $(filter-out $(MAIN_SPARK),$(shell $(PYTHON) -m dagster_ckpt.spark.versions))
+SPARK ?= $(MAIN_SPARK)
 
 PYTHON ?= python3
-VENV := .venv
+VENV := $(if $(filter $(MAIN_SPARK),$(SPARK)),.venv,.venv-spark$(SPARK))
 BIN := $(VENV)/bin
 PORT ?= 3000
 PACE ?= 2
@@ -23,41 +32,53 @@ ONLY ?=
 BESIDE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test fuzz torture test-fast soak bench mutants check format java browser clean
+.PHONY: help demo dev test test-core test-versions test-upgrades fuzz torture test-fast soak bench mutants check \
+  format java browser clean
+PYTEST = $(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
 
 help:
-	@sed -n '1,10s/^# //p' Makefile
+	@sed -n '1,13s/^# //p' Makefile
 
-demo: java $(VENV)/.demo
+demo: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.drill
 
-dev: java $(VENV)/.demo
+dev: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.dev --port $(PORT) --pace $(PACE)
 
-test: java browser $(VENV)/.dev check
-	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder
+test: java browser $(VENV)/.dev-$(SPARK) $(if $(filter $(MAIN_SPARK),$(SPARK)),check)
+	$(PYTEST)
+ifeq ($(SPARK),$(MAIN_SPARK))
+	$(MAKE) test-core SPARK=$(firstword $(OTHER_SPARKS))
+	$(MAKE) test-core SPARK=$(lastword $(OTHER_SPARKS))
+endif
 
-test-fast: $(VENV)/.dev
-	$(BIN)/pytest --numprocesses $(BESIDE) --dist loadfile --no-loadscope-reorder \
-	  -m 'not spark and not kafka and not dagster_dev and not browser and not soak'
+# The tests that show that a version of Spark works, and those of what only it has and the main version has not.
+test-core: java $(VENV)/.dev-$(SPARK)
+	$(PYTEST) --spark-core
 
-fuzz: $(VENV)/.dev
+test-versions:
+	for spark in $(OTHER_SPARKS); do $(MAKE) test-core SPARK=$$spark || exit 1; done
+
+test-fast: $(VENV)/.dev-$(SPARK)
+	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak'
+
+fuzz: $(VENV)/.dev-$(SPARK)
 	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest -m fuzz -s tests/fuzz
 
-torture: $(VENV)/.dev
+torture: $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m tests.torture
 
-soak: java $(VENV)/.dev
+soak: java $(VENV)/.dev-$(SPARK)
 	SOAK_MINUTES=$(MINUTES) SOAK_SEED=$(SEED) $(BIN)/pytest -m soak -s tests/soak
 
-bench: java $(VENV)/.dev
+bench: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m benchmarks $(ONLY)
 
 mutants: $(VENV)/.mutation
 	$(BIN)/mutmut run
 	$(BIN)/python docs/mutation_page.py
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev-$(SPARK)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -65,12 +86,12 @@ check: $(VENV)/.dev
 	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs deploy dagster_ckpt examples tests benchmarks
 	$(BIN)/pymarkdown scan README.md CONTRIBUTING.md CHANGELOG.md docs deploy
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev-$(SPARK)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .demo mutants .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .demo mutants .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .venv-spark*
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -80,17 +101,23 @@ $(VENV)/.python:
 	  echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.python pyproject.toml
-	@echo "Installing dagster_ckpt with Spark, Dagster and the flights of 2013 into $(VENV) (a few minutes, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+$(VENV)/.demo-$(SPARK): $(VENV)/.python pyproject.toml
+	$(call install,demo,Spark $(SPARK)$(COMMA) Dagster and the flights of 2013)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.python pyproject.toml
-	@echo "Installing dagster_ckpt with everything its tests need into $(VENV) (a few minutes, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+$(VENV)/.dev-$(SPARK): $(VENV)/.python pyproject.toml
+	$(call install,dev,Spark $(SPARK) and everything its tests need)
 	@touch $@
 
-$(VENV)/.mutation: $(VENV)/.dev
+COMMA := ,
+# What differs between versions of Spark is known in one place.
+define install
+@echo "Installing dagster_ckpt with $(2) into $(VENV) (a few minutes, once) ..."
+@requirements=$$($(BIN)/python -m dagster_ckpt.spark.versions $(SPARK)) && set -f && \
+  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(1)]' $$requirements
+endef
+
+$(VENV)/.mutation: $(VENV)/.dev-$(SPARK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mutation]'
 	@touch $@
 
@@ -101,10 +128,10 @@ java:
 	if [ -z "$$version" ] || [ "$$version" -lt 17 ]; then \
 	  if [ -z "$$version" ]; then echo "No Java was found: '$$java' does not run."; \
 	  else echo "Java 17 or newer is needed, and '$$java' is version $$version."; fi; \
-	  echo "Spark 4 runs on Java 17 or 21. Get one, then run make again:"; \
+	  echo "Every version of Spark here runs on Java 17. Get it, then run make again:"; \
 	  echo "  Debian, Ubuntu   apt-get install openjdk-17-jre-headless"; \
-	  echo "  Fedora, RHEL     dnf install java-21-openjdk-headless"; \
-	  echo "  macOS            brew install openjdk@21"; \
+	  echo "  Fedora, RHEL     dnf install java-17-openjdk-headless"; \
+	  echo "  macOS            brew install openjdk@17"; \
 	  echo "or point JAVA_HOME at one that is already there."; exit 1; fi
 
 # The tests click through Dagster's page. Where a package can be installed without a question, it is.

@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from tests.support.local_files import use_local_files
+from tests.support.needs import select
 
 # How long an example takes says more about what else the machine does.
 hypothesis.settings.register_profile(
@@ -48,8 +49,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return OneDagsterAtATime(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--spark-core", action="store_true", help="only the tests that each version of Spark must pass")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest: of files that run beside each other, a long one at the end would run alone."""
+    select(config, items)
     items.sort(key=_weight)
 
 

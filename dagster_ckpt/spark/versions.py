@@ -12,7 +12,8 @@ Sources: the class files and package metadata of pyspark 3.5.9, 4.0.5, 4.1.4, 4.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
@@ -35,10 +36,8 @@ class Feature(StrEnum):
     CHECKPOINT_FORMAT_2 = "state checkpoint format v2"
     TRANSFORM_WITH_STATE_IN_PANDAS = "transformWithStateInPandas"
     TRANSFORM_WITH_STATE = "transformWithState in Python"
-    JOIN_STATE_1 = "join state format v1"
     JOIN_STATE_3 = "join state format v3"
     JOIN_STATE_4 = "join state format v4"
-    STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2"
     UPLOAD_THREAD_SHARE = "threads that only upload state"
     NAMED_SOURCES = "named sources"
     NAMED_SINKS = "named sinks"
@@ -58,7 +57,6 @@ _OF_4_0 = frozenset(
 )
 _OF_4_1 = _OF_4_0 | {Feature.TRANSFORM_WITH_STATE, Feature.JOIN_STATE_3}
 _OF_4_2 = _OF_4_1 | {
-    Feature.STATE_READER_FORMAT_2,
     Feature.NAMED_SOURCES,
     Feature.NAMED_SINKS,
     Feature.OFFSET_LOG_2,
@@ -76,12 +74,14 @@ class SparkRelease:
         oldest_java: Oldest Java that it runs on.
         newest_python: Newest Python that it supports, of those that this package supports.
         features: Its features, of those that not every supported release has.
+        requirements: Packages that it needs in another version than pip would choose.
     """
 
     minor: str
     oldest_java: int
     newest_python: tuple[int, int]
     features: frozenset[Feature]
+    requirements: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"Spark {self.minor}"
@@ -108,8 +108,9 @@ class SparkRelease:
 
 
 RELEASES = (
-    SparkRelease("3.5", 8, (3, 11), frozenset({Feature.JOIN_STATE_1})),
-    SparkRelease("4.0", 17, (3, 13), _OF_4_0 | {Feature.JOIN_STATE_1}),
+    # Its pyarrow must be as old as its numpy.
+    SparkRelease("3.5", 8, (3, 11), frozenset(), ("numpy<2", "pandas<3", "pyarrow<20")),
+    SparkRelease("4.0", 17, (3, 13), _OF_4_0),
     SparkRelease("4.1", 17, (3, 13), _OF_4_1),
     SparkRelease("4.2", 17, (3, 13), _OF_4_2),
     SparkRelease("4.3", 17, (3, 13), _OF_4_3),
@@ -172,13 +173,12 @@ def installed_release() -> SparkRelease:
     return release_of(str(__version__))
 
 
-def refuse_unknown_settings(version: str, settings: Iterable[str], source: str) -> None:
+def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
     """Refuse settings that a release would silently ignore.
 
     Args:
         version: Version of the running Spark.
         settings: Names of the settings.
-        source: Where they come from, in messages.
 
     Raises:
         UnsupportedSparkError: The release does not have the feature that one of them controls.
@@ -187,7 +187,7 @@ def refuse_unknown_settings(version: str, settings: Iterable[str], source: str) 
     if needed:
         release = release_of(version)
         for name, feature in needed.items():
-            release.require(feature, f"{source} sets {name}, which")
+            release.require(feature, f"The setting {name}")
 
 
 class SparkFile(Enum):
@@ -236,3 +236,22 @@ class SparkFile(Enum):
                 "upgrade dagster_ckpt to one that knows it. Nothing was copied."
             )
         return number
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the releases that run on this Python, or what pip installs for one of them; used by the Makefile."""
+    here = [release for release in RELEASES if sys.version_info < (*release.newest_python, sys.maxsize)]
+    if not arguments:
+        sys.stdout.write(" ".join(release.minor for release in here) + "\n")
+        return 0
+    for release in here:
+        if release.minor == arguments[0]:
+            sys.stdout.write(" ".join([f"pyspark[sql]=={release.minor}.*", *release.requirements]) + "\n")
+            return 0
+    python = ".".join(map(str, sys.version_info[:2]))
+    sys.stderr.write(f"On Python {python}, Spark is one of {', '.join(map(str, here))}, not {arguments[0]}.\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

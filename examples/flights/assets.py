@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import dagster as dg
-from dagster_pyspark import PySparkResource
 from pydantic import Field
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -14,6 +13,7 @@ from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
+    SparkSessionResource,
     StateBackendResource,
 )
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
@@ -62,7 +62,7 @@ class FlightsResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 @streaming_asset(checkpointing=CHECKPOINTING, restart_strategy=RESTART, group_name=GROUP)
 def departure_delays(
-    context: dg.AssetExecutionContext, pyspark: PySparkResource, flights: FlightsResource
+    context: dg.AssetExecutionContext, pyspark: SparkSessionResource, flights: FlightsResource
 ) -> DataStreamWriter:
     """Departure delays per airport and carrier in event-time windows: a windowed aggregation with state."""
     return streams.departure_delays(pyspark.spark_session, flights.landing, flights.table("departure_delays"))
@@ -70,7 +70,7 @@ def departure_delays(
 
 @streaming_asset(checkpointing=CHECKPOINTING, restart_strategy=RESTART, group_name=GROUP)
 def flights_with_weather(
-    context: dg.AssetExecutionContext, pyspark: PySparkResource, flights: FlightsResource
+    context: dg.AssetExecutionContext, pyspark: SparkSessionResource, flights: FlightsResource
 ) -> DataStreamWriter:
     """Each flight with the weather of its hour: a stream-stream join of two feeds."""
     return streams.flights_with_weather(pyspark.spark_session, flights.landing, flights.table("flights_with_weather"))
@@ -83,7 +83,7 @@ def flights_with_weather(
     pool="airport_day_summary",
 )
 def airport_day_summary(
-    context: dg.AssetExecutionContext, pyspark: PySparkResource, flights: FlightsResource
+    context: dg.AssetExecutionContext, pyspark: SparkSessionResource, flights: FlightsResource
 ) -> dg.MaterializeResult[None]:
     """One row per airport and day from both streams: an ordinary batch asset downstream of streaming ones."""
     rows = streams.airport_day_summary(
@@ -120,7 +120,7 @@ def flight_definitions(workspace: Workspace) -> dg.Definitions:
             assets=[airport_day_summary],
             executor=dg.in_process_executor,
             resources={
-                "pyspark": PySparkResource(spark_config=SPARK),
+                "pyspark": SparkSessionResource(spark_config=SPARK),
                 "checkpoint_storage": CheckpointStorageResource(path=workspace.checkpoints.as_uri()),
                 "state_backend": StateBackendResource(live_directory=str(workspace.live)),
                 "checkpoint_catalog": CheckpointCatalogResource(url=workspace.catalog_url),

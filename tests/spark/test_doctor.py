@@ -33,6 +33,8 @@ from dagster_ckpt.spark.doctor.checksums import crc32c
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import ADVICE, Code, Severity
 from dagster_ckpt.spark.query.query import start_query
+from dagster_ckpt.spark.versions import Feature
+from tests.support.needs import needs
 from tests.support.small_spark import small_spark
 
 pytestmark = pytest.mark.spark
@@ -130,7 +132,12 @@ def test_every_kind_of_damage_is_recognised_named_and_weighed(patients: Patients
     ("backend", "damage"),
     [
         pytest.param(HEAP, lambda p: p.remove(STATE + "/{N}.delta"), id="heap"),
-        pytest.param(ROCKSDB_V2, lambda p: p.remove("state/0/0/{V}_*.changelog"), id="rocksdb-format-v2"),
+        pytest.param(
+            ROCKSDB_V2,
+            lambda p: p.remove("state/0/0/{V}_*.changelog"),
+            id="rocksdb-format-v2",
+            marks=needs(Feature.CHECKPOINT_FORMAT_2),
+        ),
     ],
 )
 def test_a_query_goes_on_exactly_from_the_batch_the_directory_is_good_back_to(
@@ -156,7 +163,13 @@ def test_a_query_goes_on_exactly_from_the_batch_the_directory_is_good_back_to(
     assert work.rows(spark) == expected
 
 
-@pytest.mark.parametrize("backend", [HEAP, ROCKSDB_V2], ids=["heap", "rocksdb-format-v2"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(HEAP, id="heap"),
+        pytest.param(ROCKSDB_V2, id="rocksdb-format-v2", marks=needs(Feature.CHECKPOINT_FORMAT_2)),
+    ],
+)
 def test_a_directory_with_a_running_query_that_purges_has_no_finding_above_a_note(
     spark: SparkSession, tmp_path: Path, backend: StateBackend
 ) -> None:

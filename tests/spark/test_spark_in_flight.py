@@ -39,6 +39,7 @@ from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, roll_back_to
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.spark.query.output import begin_log, empty_log
+from tests.support.needs import by_name
 from tests.support.small_spark import small_spark
 
 CASES = yaml.safe_load((Path(__file__).parent / "in_flight.yaml").read_text())
@@ -107,7 +108,7 @@ def run_part(spark: SparkSession, work: Workload, live: LiveDirectory, first: in
     run_to_the_end(spark, work, live)
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=by_name(BACKENDS))
 def prepared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Killed:
     return Killed(spark, tmp_path_factory.mktemp("lives") / "killed", BACKENDS[request.param])
 

@@ -22,6 +22,8 @@ from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import materialize
+from dagster_ckpt.spark.versions import Feature
+from tests.support.needs import needs
 
 pytestmark = pytest.mark.spark
 
@@ -32,9 +34,9 @@ pytestmark = pytest.mark.spark
         pytest.param(aggregation, HEAP, id="heap"),
         pytest.param(aggregation, ROCKSDB, id="rocksdb"),
         pytest.param(aggregation, ROCKSDB_CHANGELOG, id="rocksdb-changelog"),
-        pytest.param(aggregation, ROCKSDB_V2, id="rocksdb-format-v2"),
+        pytest.param(aggregation, ROCKSDB_V2, id="rocksdb-format-v2", marks=needs(Feature.CHECKPOINT_FORMAT_2)),
         pytest.param(join, HEAP, id="join-heap"),
-        pytest.param(join, ROCKSDB_JOIN_V3, id="join-rocksdb-state-v3"),
+        pytest.param(join, ROCKSDB_JOIN_V3, id="join-rocksdb-state-v3", marks=needs(Feature.JOIN_STATE_3)),
     ],
 )
 def test_without_any_one_file_of_a_cut_the_directory_is_broken(

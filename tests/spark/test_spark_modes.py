@@ -30,6 +30,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.guarantees import ExecutionMode
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
+from dagster_ckpt.spark.versions import Feature
+from tests.support.needs import needs
 
 pytestmark = pytest.mark.spark
 EVOLUTION = "spark.sql.streaming.queryEvolution"
@@ -54,7 +56,7 @@ class NamedSources(Workload):
 
 
 class NamedSink(Workload):
-    """With a named sink, which makes version 3 of the commit log; PySpark 4.3 has no name for it, the JVM has."""
+    """With a named sink, which makes version 3 of the commit log; PySpark has no name for it, the JVM has."""
 
     def writer(self, spark: SparkSession, *, files_per_batch: int = 1) -> DataStreamWriter:
         writer: Any = super().writer(spark, files_per_batch=files_per_batch)
@@ -71,6 +73,7 @@ class NamedSink(Workload):
             ),
             {"offset_log": 2, "commit_log": 1, "state_checkpoint": 1},
             id="named-sources",
+            marks=needs(Feature.NAMED_SOURCES),
         ),
         pytest.param(
             lambda folder: NamedSink(
@@ -78,6 +81,7 @@ class NamedSink(Workload):
             ),
             {"offset_log": 1, "commit_log": 3, "state_checkpoint": 2},
             id="named-sink",
+            marks=needs(Feature.NAMED_SINKS),
         ),
         pytest.param(
             lambda folder: Workload(
@@ -85,6 +89,7 @@ class NamedSink(Workload):
             ),
             {"offset_log": 2, "commit_log": 1, "state_checkpoint": None},
             id="offset-log-v2",
+            marks=needs(Feature.OFFSET_LOG_2),
         ),
     ],
 )
@@ -211,6 +216,7 @@ def append_to(path: Path) -> Callable[[Row], None]:
     return append
 
 
+@needs(Feature.ASYNC_FOREACH)
 def test_asynchronous_progress_tracking_gives_every_row_again_after_its_newest_commit(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from dagster_ckpt.spark.query.guarantees import ExecutionMode
 from dagster_ckpt.spark.query.plan import describe_plan, plan_of_query, plan_of_writer
 from dagster_ckpt.spark.query.plan_description import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts, start_query
+from dagster_ckpt.spark.versions import Feature, installed_release
+from tests.support.needs import needs
 
 pytestmark = pytest.mark.spark
 
@@ -49,7 +51,8 @@ ALL = [
     queries.inner_join,
     queries.left_outer_join,
     queries.pandas_with_state,
-    queries.transform_rows,
+    pytest.param(queries.transform_rows, marks=needs(Feature.TRANSFORM_WITH_STATE)),
+    pytest.param(queries.transform_pandas, marks=needs(Feature.TRANSFORM_WITH_STATE_IN_PANDAS)),
     queries.first_rows,
     queries.counts_over_a_join,
     queries.counts_of_firsts,
@@ -59,8 +62,11 @@ ALL = [
 
 def test_queries_with_another_state_have_another_fingerprint(spark: SparkSession, folder: Path) -> None:
     left, right = stream(spark, folder / "left"), stream(spark, folder / "right")
+    builds: list[Query] = [build for build in ALL if callable(build)]
+    if installed_release().has(Feature.TRANSFORM_WITH_STATE_IN_PANDAS):
+        builds.append(queries.transform_pandas)
 
-    assert len({of(build(left, right)) for build in ALL}) == len(ALL)
+    assert len({of(build(left, right)) for build in builds}) == len(builds)
 
 
 @pytest.mark.parametrize("build", ALL)

@@ -51,7 +51,9 @@ from spark_scenarios import (
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.versions import Feature
 from tests.support.local_files import HADOOPS_OWN
+from tests.support.needs import needs
 
 pytestmark = pytest.mark.spark
 
@@ -75,6 +77,7 @@ class Case:
         backends: Names of the backends it is tried with.
         mode: Output mode.
         settings: Further settings of the query.
+        needed: Features of Spark that it needs; those of its backend are added.
         any_batching: Whether its rows do not depend on how the input is cut into batches. The last run then makes
             larger ones.
     """
@@ -84,6 +87,7 @@ class Case:
     mode: str = "append"
     settings: Mapping[str, str] = field(default_factory=dict)
     any_batching: bool = True
+    needed: tuple[Feature, ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -101,11 +105,16 @@ CASES = [
     Case(queries.first_within_watermark, "heap v2-changelog", any_batching=False),
     Case(queries.inner_join, "changelog v2", settings={JOIN: "2"}),
     Case(queries.left_outer_join, "heap v2-changelog", settings={JOIN: "2"}),
-    Case(queries.left_outer_join, "rocksdb v2", settings={JOIN: "3"}),
-    Case(queries.full_outer_join, "changelog v2-changelog", settings={JOIN: "4"}),
+    Case(queries.left_outer_join, "rocksdb v2", settings={JOIN: "3"}, needed=(Feature.JOIN_STATE_3,)),
+    Case(queries.full_outer_join, "changelog v2-changelog", settings={JOIN: "4"}, needed=(Feature.JOIN_STATE_4,)),
     Case(queries.pandas_with_state, "heap v2-changelog", any_batching=False),
-    Case(queries.transform_rows, "changelog v2", any_batching=False),
-    Case(queries.transform_pandas, "rocksdb v2-changelog", any_batching=False),
+    Case(queries.transform_rows, "changelog v2", any_batching=False, needed=(Feature.TRANSFORM_WITH_STATE,)),
+    Case(
+        queries.transform_pandas,
+        "rocksdb v2-changelog",
+        any_batching=False,
+        needed=(Feature.TRANSFORM_WITH_STATE_IN_PANDAS,),
+    ),
     Case(queries.first_rows, "heap v2-changelog", any_batching=False),
     Case(queries.counts_over_a_join, "rocksdb v2-changelog"),
     Case(queries.counts_of_firsts, "heap v2"),
@@ -118,6 +127,7 @@ PAIRS = [
         case,
         BACKENDS[backend],
         id="-".join([case.build.__name__, case.mode, *case.labels, backend]),
+        marks=needs(*case.needed, *([Feature.CHECKPOINT_FORMAT_2] if backend.startswith("v2") else [])),
     )
     for case in CASES
     for backend in case.backends.split()

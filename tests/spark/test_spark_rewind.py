@@ -26,6 +26,8 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.checkpoint_dir.rewind import own_past, retained_batches, roll_back_to_own_past
+from dagster_ckpt.spark.versions import Feature
+from tests.support.needs import needs
 
 pytestmark = pytest.mark.spark
 
@@ -52,8 +54,10 @@ CASES = [
     # Compact entries of both logs are 3, 7, ...: 3 is one, 2 the last before it, 4 the first after it.
     pytest.param(stateless, HEAP, [7, 4, 3, 2], id="stateless"),
     pytest.param(aggregation, HEAP, [4, 0], id="aggregation-heap"),
-    pytest.param(aggregation, ROCKSDB_V2, [7, 3], id="aggregation-rocksdb-format-v2"),
-    pytest.param(join, ROCKSDB_JOIN_V3, [6, 3], id="join-rocksdb-state-v3"),
+    pytest.param(
+        aggregation, ROCKSDB_V2, [7, 3], id="aggregation-rocksdb-format-v2", marks=needs(Feature.CHECKPOINT_FORMAT_2)
+    ),
+    pytest.param(join, ROCKSDB_JOIN_V3, [6, 3], id="join-rocksdb-state-v3", marks=needs(Feature.JOIN_STATE_3)),
 ]
 
 

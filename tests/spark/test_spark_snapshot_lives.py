@@ -44,6 +44,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_d
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
+from tests.support.needs import by_name
 
 pytestmark = pytest.mark.spark
 
@@ -63,7 +64,7 @@ class Restored:
     position: Position
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=by_name(BACKENDS))
 def recording(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Recording:

@@ -8,8 +8,10 @@ from spark_stateful_queries import counts_over_a_join, transform_rows
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.state_rows import count_state_rows
+from dagster_ckpt.spark.versions import Feature
+from tests.support.needs import needs
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.core]
 KEYS = 4
 
 
@@ -19,6 +21,7 @@ def newest(live: LiveDirectory) -> int:
     return commit
 
 
+@needs(Feature.TRANSFORM_WITH_STATE)
 def test_every_variable_of_a_state_of_ones_own_is_read(spark: SparkSession, tmp_path: Path) -> None:
     live = LiveDirectory(str(tmp_path / "live"))
     run_to_the_end(spark, Workload(transform_rows, ROCKSDB_CHANGELOG, tmp_path), live, files_per_batch=4)
@@ -31,6 +34,7 @@ def test_every_variable_of_a_state_of_ones_own_is_read(spark: SparkSession, tmp_
     assert rows["by_rest"] == 3 * KEYS
 
 
+@needs(Feature.STATE_READER)
 def test_each_operator_of_a_chain_is_read(spark: SparkSession, tmp_path: Path) -> None:
     live = LiveDirectory(str(tmp_path / "live"))
     run_to_the_end(spark, Workload(counts_over_a_join, HEAP, tmp_path), live, files_per_batch=4)
@@ -47,6 +51,7 @@ def test_a_query_without_state_has_none_to_read(spark: SparkSession, tmp_path: P
     assert count_state_rows(spark, live, newest(live)) == []
 
 
+@needs(Feature.STATE_READER)
 def test_state_that_cannot_be_loaded_is_an_error_that_names_it(spark: SparkSession, tmp_path: Path) -> None:
     live = LiveDirectory(str(tmp_path / "live"))
     run_to_the_end(spark, Workload(counts_over_a_join, HEAP, tmp_path), live, files_per_batch=4)

@@ -2,6 +2,7 @@
 
 import builtins
 import itertools
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.versions import (
     RELEASES,
+    SUPPORTED,
     Feature,
     installed_release,
     refuse_unknown_settings,
@@ -35,10 +37,17 @@ def test_a_spark_out_of_range_is_refused_with_the_range(version: str) -> None:
         release_of(version)
 
 
-def test_no_later_release_lacks_a_feature_except_one_that_was_removed() -> None:
-    removed = {Feature.JOIN_STATE_1}
+def test_the_range_of_the_extra_is_that_of_the_table() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+    assert f"pyspark[sql]{SUPPORTED}" in project["optional-dependencies"]["spark"]
+    assert not [needed for needed in project["dependencies"] if "spark" in needed]
+    assert (RELEASES[0].minor, RELEASES[-1].minor) == ("3.5", "4.3")
+
+
+def test_no_later_release_lacks_a_feature() -> None:
     for earlier, later in itertools.pairwise(RELEASES):
-        assert earlier.features - removed <= later.features
+        assert earlier.features <= later.features
 
 
 def test_what_a_release_lacks_is_refused_with_the_release_that_has_it() -> None:
@@ -51,11 +60,11 @@ def test_what_a_release_lacks_is_refused_with_the_release_that_has_it() -> None:
 
 
 def test_a_setting_that_a_release_would_ignore_is_refused() -> None:
-    refuse_unknown_settings("4.3.0", [SHARE], "The state backend")
-    refuse_unknown_settings("4.1.4", ["spark.sql.shuffle.partitions"], "The state backend")
+    refuse_unknown_settings("4.3.0", [SHARE])
+    refuse_unknown_settings("4.1.4", ["spark.sql.shuffle.partitions"])
 
-    with pytest.raises(UnsupportedSparkError, match=rf"The state backend sets {SHARE}, .* Spark 4\.1 does not have"):
-        refuse_unknown_settings("4.1.4", [SHARE], "The state backend")
+    with pytest.raises(UnsupportedSparkError, match=rf"The setting {SHARE} needs .* Spark 4\.1 does not have"):
+        refuse_unknown_settings("4.1.4", [SHARE])
 
 
 def test_missing_pyspark_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def streaming_asset(
 
     Example:
         >>> @streaming_asset(checkpointing=CheckpointConfig(interval=60_000))
-        ... def orders(context, pyspark: PySparkResource) -> DataStreamWriter:
+        ... def orders(context, pyspark: SparkSessionResource) -> DataStreamWriter:
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.format("parquet")
     """
     declared = partial(
@@ -199,7 +199,7 @@ def streaming_multi_asset(
 
     Example:
         >>> @streaming_multi_asset(specs=[dg.AssetSpec("good_orders"), dg.AssetSpec("bad_orders")])
-        ... def orders(context, pyspark: PySparkResource) -> DataStreamWriter:
+        ... def orders(context, pyspark: SparkSessionResource) -> DataStreamWriter:
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.foreachBatch(write_good_and_bad)
     """
     declared = partial(
@@ -261,7 +261,7 @@ def _resources(function: StreamFunction) -> list[str]:
     if not parameters:
         raise OptionError(
             f"streaming_asset {function.__name__}: the function takes no parameters. Its first one is the Dagster "
-            "context, the others name resources: def f(context, pyspark: PySparkResource)."
+            "context, the others name resources: def f(context, pyspark: SparkSessionResource)."
         )
     return parameters[1:]
 

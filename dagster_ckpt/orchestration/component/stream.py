@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import dagster as dg
-from dagster_pyspark import PySparkResource
 from pydantic import Field, model_validator
 
 from dagster_ckpt.config.modes import DesiredState
@@ -240,7 +239,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
             description=specs[0].description,
             pool=self.pool,
         )
-        def query(context: dg.AssetExecutionContext, pyspark: PySparkResource) -> "DataStreamWriter":  # noqa: ARG001
+        def query(context: dg.AssetExecutionContext, pyspark: dg.ResourceParam[Any]) -> "DataStreamWriter":  # noqa: ARG001
             return describe(pyspark.spark_session)
 
         return query

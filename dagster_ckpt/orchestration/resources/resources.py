@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dagster import ConfigurableResource
-from dagster_pyspark import PySparkResource
-from pydantic import Field, field_validator
+from dagster import ConfigurableResource, InitResourceContext
+from pydantic import Field, PrivateAttr, field_validator
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.config.checkpoint_storage import (
@@ -22,14 +21,33 @@ from dagster_ckpt.config.predefined_options import PredefinedOptions
 from dagster_ckpt.config.rocksdb_state_backends import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.spark.query.application import session_with
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
-class SparkSessionResource(PySparkResource):
-    """The `pyspark` resource, with settings that may come from environment variables (`EnvVar`)."""
+class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
+    """The `pyspark` resource: a Spark session, with settings that may come from environment variables (`EnvVar`).
+
+    Any other resource with a `spark_session`, such as `PySparkResource` of `dagster-pyspark`, can take
+    its place.
+    """
 
     spark_config: dict[str, str] = Field(
         default_factory=dict, description="Settings of the Spark session, by Spark's names."
     )
+    _session: Any = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+        """Start Spark, or use the application of this process."""
+        self._session = session_with(self.spark_config)
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """The session."""
+        session: SparkSession = self._session
+        return session
 
 
 class CheckpointStorageKind(Enum):

@@ -4,7 +4,6 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import dagster as dg
-from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
@@ -42,7 +41,8 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         >>> defs = stream_definitions(declare_stream(ORDERS, orders))
     """
 
-    pyspark: dg.ResourceDependency[PySparkResource]
+    # A `SparkSessionResource`, or any other with a `spark_session`.
+    pyspark: dg.ResourceDependency[Any]
     checkpoint_storage: dg.ResourceDependency[CheckpointStorageResource]
     state_backend: dg.ResourceDependency[StateBackendResource]
     checkpoint_catalog: dg.ResourceDependency[CheckpointCatalogResource]

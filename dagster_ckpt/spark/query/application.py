@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.spark.versions import installed_release
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -30,6 +32,22 @@ def is_classic_session(candidate: object) -> bool:
     return isinstance(candidate, ClassicSession)
 
 
+def session_with(settings: Mapping[str, str]) -> SparkSession:
+    """Start Spark, or use the application of this process, and set these settings.
+
+    Raises:
+        SparkNotFoundError: PySpark is not installed.
+        UnsupportedSparkError: Its version is not supported.
+    """
+    installed_release()
+    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415 - see active_session
+
+    builder = ClassicSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
     """Start Spark, or use the application of this process.
 
@@ -39,13 +57,13 @@ def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession
     Args:
         threads: Number of task threads, for an application on this machine.
         settings: Settings of the application, and of the session.
-    """
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415 - see active_session
 
-    builder = ClassicSession.builder
-    if not _names_a_master(os.environ):
-        builder = builder.master(f"local[{threads}]")
-    return builder.config(map=dict(settings)).getOrCreate()
+    Raises:
+        SparkNotFoundError: PySpark is not installed.
+        UnsupportedSparkError: Its version is not supported.
+    """
+    master = {} if _names_a_master(os.environ) else {"spark.master": f"local[{threads}]"}
+    return session_with(master | dict(settings))
 
 
 @dataclass(frozen=True)

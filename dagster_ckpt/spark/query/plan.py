@@ -111,6 +111,7 @@ class _Walk:
             needed: Ids of the columns needed of it; None means all.
         """
         name = str(node.nodeName())
+        name = _RENAMED.get(name, name)
         below = _needed_below(node, name, needed)
         for child in _items(node.children()):
             if child.isStreaming():
@@ -234,7 +235,7 @@ def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
     def describe(node: Any, _needed: set[int] | None) -> PlanOperator:
         keys = (
             _items(node.child().output())[: int(node.groupingAttributesLen())]
-            if node.nodeName() == "TransformWithStateInPySpark"
+            if node.nodeName() in ("TransformWithStateInPySpark", *_RENAMED)
             else _items(node.groupingAttributes())
         )
         settings = tuple((detail, _setting(node, detail)) for detail in details)
@@ -243,7 +244,9 @@ def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
     return describe
 
 
-# Logical operators of Spark 4.3 that keep state if their input is a stream.
+# Spark 4.0's name, so that a plan has one fingerprint before and after an upgrade.
+_RENAMED = {"TransformWithStateInPandas": "TransformWithStateInPySpark"}
+# Logical operators that keep state if their input is a stream.
 _STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
     "Aggregate": _aggregate,
     "Deduplicate": _deduplicate,

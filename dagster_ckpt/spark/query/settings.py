@@ -61,7 +61,7 @@ def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], sourc
 
 
 def _apply(spark: SparkSession, settings: Mapping[str, str], source: str) -> dict[str, str]:
-    refuse_unknown_settings(spark.version, settings, source)
+    refuse_unknown_settings(spark.version, settings)
     changed: dict[str, str] = {}
     for name, value in settings.items():
         if spark.conf.get(name, None) == value:

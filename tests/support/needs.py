@@ -1,0 +1,64 @@
+"""Marks of tests that not every version of Spark can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn, TypeVar
+
+import pytest
+
+from dagster_ckpt.spark.versions import Feature, SparkRelease, installed_release, release_of
+
+# As in the Makefile, which runs every test on it.
+MAIN_SPARK = "4.1"
+Made = TypeVar("Made")
+
+
+def needs(*features: Feature) -> pytest.MarkDecorator:
+    """Skip a test on a Spark without these features, and run it in the core of the others if the main one lacks any."""
+    return pytest.mark.needs(*features)
+
+
+def by_name(names: Iterable[str]) -> list[Any]:
+    """Parameters that are names of queries, each with its mark if their name says what they need."""
+    return [pytest.param(name, marks=needs(*_named(name)), id=name) for name in names]
+
+
+def runs_here(name: str) -> bool:
+    """Whether this Spark can run the query of this name."""
+    return _named(name) <= installed_release().features
+
+
+class OfEach(dict[str, Made]):
+    """What was made of each query that this Spark can run; a test that asks for another is skipped."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        pytest.skip(f"{installed_release()} has no {', '.join(sorted(_named(name)))}")
+
+
+def _named(name: str) -> set[Feature]:
+    features = {"v2": Feature.CHECKPOINT_FORMAT_2, "join-v3": Feature.JOIN_STATE_3}
+    return {feature for part, feature in features.items() if part in name}
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this Spark lacks; with `--spark-core`, keep only the core, and what the main version lacks."""
+    core = bool(config.getoption("--spark-core"))
+    main = release_of(MAIN_SPARK)
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        needed = {feature for marker in item.iter_markers("needs") for feature in marker.args}
+        if needed:
+            _skip(item, needed, installed_release())
+        belongs = item.get_closest_marker("core") is not None or not needed <= main.features
+        (kept if belongs or not core else dropped).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def _skip(item: pytest.Item, needed: set[Feature], release: SparkRelease) -> None:
+    lacking = sorted(needed - release.features)
+    if lacking:
+        item.add_marker(pytest.mark.skip(reason=f"{release} has no {', '.join(lacking)}"))

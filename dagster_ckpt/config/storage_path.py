@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.config.redaction import user_info, without_secrets
@@ -14,6 +15,17 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 # On these file systems a put is not atomic but a rename is, and folders must be created. All others
 # are treated as object stores.
 _WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", "ssh", "webhdfs"})
+
+
+_LOCAL_SCHEMES = ("file://", "file:", "local://")
+
+
+def local_path(url: str) -> Path | None:
+    """Path of a local URL (`file:///a`, Hadoop's `file:/a`, or a plain path); None for any other URL."""
+    for scheme in _LOCAL_SCHEMES:
+        if url.startswith(scheme):
+            return Path("/" + url.removeprefix(scheme).lstrip("/"))
+    return None if "://" in url else Path(url).absolute()
 
 
 def has_folders(url: str) -> bool:

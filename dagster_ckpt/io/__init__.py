@@ -1,5 +1,5 @@
-"""File access: object spaces for snapshots, and directory trees for live directories.
+"""File access: one `FileIO` for snapshots, live directories and the folders of sinks.
 
-Both have implementations for local disks and for fsspec; object spaces also have one in memory.
-Start with `objects.py` and `folder.py`.
+Start with `file_io.py`. Implementations: `local.py`, `fsspec.py`, `memory.py`, and `custom.py`, the
+base class for storage of your own. Errors are translated in `access.py`; `durability.py` flushes.
 """

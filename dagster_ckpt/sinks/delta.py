@@ -15,7 +15,7 @@ from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import from_json, number_in, reading
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 
 LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -40,7 +40,7 @@ class DeltaMemory:
     reaches_back: bool
 
 
-def read_delta_memory(table: Folder, query_id: str, batch_id: int) -> DeltaMemory:
+def read_delta_memory(table: FileIO, query_id: str, batch_id: int) -> DeltaMemory:
     """Read what a table remembers of a query, newest commit first, back to a batch.
 
     Args:
@@ -83,7 +83,7 @@ def _before(version: int | None) -> int | None:
     return version - 1 if version else None
 
 
-def _actions(table: Folder, name: str) -> list[Mapping[str, Any]]:
+def _actions(table: FileIO, name: str) -> list[Mapping[str, Any]]:
     text = table.read(f"{LOG}/{name}").decode("utf-8", "replace")
     with reading(lambda why: LiveDirectoryError(f"{table.url}/{LOG}/{name} is not a Delta commit: {why}.")):
         actions = [from_json(line) for line in text.splitlines() if line.strip()]

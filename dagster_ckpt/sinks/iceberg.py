@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import inflated, number_in, reading
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 
 METADATA_FOLDER = "metadata"
 _QUERY = "spark.sql.streaming.queryId"
@@ -50,7 +50,7 @@ class _Metadata(BaseModel):
     snapshots: list[_Snapshot] = []
 
 
-def read_iceberg_memory(table: Folder, query_id: str, batch_id: int) -> IcebergMemory:
+def read_iceberg_memory(table: FileIO, query_id: str, batch_id: int) -> IcebergMemory:
     """Read what a table remembers of a query.
 
     Args:
@@ -81,7 +81,7 @@ def read_iceberg_memory(table: Folder, query_id: str, batch_id: int) -> IcebergM
     return IcebergMemory(last_batch=last, snapshot_id=target)
 
 
-def _newest(table: Folder) -> _Metadata:
+def _newest(table: FileIO) -> _Metadata:
     matches = [match for match in map(_NAME.fullmatch, table.list(METADATA_FOLDER)) if match]
     if not matches:
         raise FileNotFoundError(f"{table.url}/{METADATA_FOLDER}")

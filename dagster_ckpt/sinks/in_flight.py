@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
-from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.delta import read_delta_memory
 from dagster_ckpt.sinks.effect import SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.cut import cut, state_after
@@ -186,7 +186,7 @@ def remembered_batch(sink: str, live: LiveDirectory, batch_id: int) -> int | Non
         return None
     try:
         query_id = parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
-        return read_delta_memory(open_folder(match["path"]), query_id, batch_id).last_batch
+        return read_delta_memory(open_file_io(match["path"]), query_id, batch_id).last_batch
     except FileNotFoundError:
         return None
 

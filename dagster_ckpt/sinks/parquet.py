@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.errors import CkptError, RestoreError, StorageAccessError
-from dagster_ckpt.io.folder import local_path
-from dagster_ckpt.io.local_folder import LocalFolder
-from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG, SinkEntry, StillMine, roll_back
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
@@ -97,7 +97,7 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
         LiveDirectoryError: An entry cannot be parsed.
         StorageAccessError: The folder cannot be reached.
     """
-    folder = open_folder(path)
+    folder = open_file_io(path)
     names: dict[int, str] = {}
     for name in folder.list(LOG):
         number = entry_id(name)
@@ -143,7 +143,7 @@ def forecast_file_sink(sink: str, replay: Replay) -> SinkForecast:
     """
     path = file_sink_path(sink) or ""
     try:
-        folder = open_folder(path)
+        folder = open_file_io(path)
         names = {number: name for name in folder.list(LOG) if (number := entry_id(name)) is not None}
         if replay.to_batch < 0:
             return SinkForecast(sink, SinkEffect.EXACT, "Its log is emptied: readers see what the new run writes.")
@@ -215,7 +215,7 @@ def fork_output(
         SinkRollbackError: The log of the new folder cannot be written.
         StorageAccessError: A file cannot be read or written.
     """
-    target = open_folder(new)
+    target = open_file_io(new)
     target.make()
     moved = []
     for entry in entries:
@@ -257,7 +257,7 @@ def strange_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str |
         StorageAccessError: The folder cannot be reached.
     """
     known = {_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
-    return next((path for path, _ in open_folder(new).files() if path not in known), None)
+    return next((path for path, _ in open_file_io(new).find() if path not in known), None)
 
 
 def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[str, Any]:
@@ -289,8 +289,8 @@ def _below(old: str, where: str) -> str:
 
 
 def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:
-    source, target = open_folder(old), open_folder(new)
-    if may_link and isinstance(source, LocalFolder) and isinstance(target, LocalFolder):
+    source, target = open_file_io(old), open_file_io(new)
+    if may_link and isinstance(source, LocalFileIO) and isinstance(target, LocalFileIO):
         _link(source.root / name, target.root / name)
         return
     with source.open(name) as stream:

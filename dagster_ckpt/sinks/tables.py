@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.delta import read_delta_memory
 from dagster_ckpt.sinks.effect import Replay, SinkEffect, SinkForecast
 from dagster_ckpt.sinks.iceberg import read_iceberg_memory
@@ -24,7 +24,7 @@ def forecast_delta(sink: str, match: re.Match[str], replay: Replay) -> SinkForec
     if replay.to_batch < 0 or not replay.keeps_query_id or replay.query_id is None:
         return _delta_as_another_query(sink, match["path"], replay)
     try:
-        memory = read_delta_memory(open_folder(match["path"]), replay.query_id, replay.to_batch)
+        memory = read_delta_memory(open_file_io(match["path"]), replay.query_id, replay.to_batch)
     except (CkptError, FileNotFoundError) as error:
         return _cannot_look(sink, "Delta", error)
     if memory.last_batch is None and not memory.reaches_back:
@@ -69,7 +69,7 @@ def _delta_as_another_query(sink: str, path: str, replay: Replay) -> SinkForecas
     if replay.query_id is None:
         return repeats
     try:
-        memory = read_delta_memory(open_folder(path), replay.query_id, replay.to_batch)
+        memory = read_delta_memory(open_file_io(path), replay.query_id, replay.to_batch)
     except (CkptError, FileNotFoundError):
         return repeats
     if memory.last_batch is not None and memory.last_batch <= replay.to_batch:
@@ -87,7 +87,7 @@ def forecast_iceberg(sink: str, match: re.Match[str], replay: Replay) -> SinkFor
     if not LOCATION.fullmatch(place):
         return forecast_catalog_table(sink, match, replay)
     try:
-        memory = read_iceberg_memory(open_folder(place), replay.query_id or "", replay.to_batch)
+        memory = read_iceberg_memory(open_file_io(place), replay.query_id or "", replay.to_batch)
     except FileNotFoundError:
         return forecast_catalog_table(sink, match, replay)
     except CkptError as error:

@@ -11,11 +11,11 @@ import logging
 import re
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from dagster_ckpt.errors import CkptError, SnapshotCorruptError, SnapshotNotFoundError
-from dagster_ckpt.io.objects import UNKNOWN_AGE_MS, ObjectSpace
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reader import read_references
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 
@@ -31,18 +31,18 @@ _CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
 
 
-def checkpoint_directories(space: ObjectSpace) -> list[str]:
+def checkpoint_directories(space: FileIO) -> list[str]:
     """Directories of the checkpoints in a stream's space, including broken ones, oldest first."""
     return [name for name in _numbered(space) if space.size(f"{name}/{METADATA_NAME}") is not None]
 
 
-def savepoint_directories(space: ObjectSpace) -> list[str]:
+def savepoint_directories(space: FileIO) -> list[str]:
     """Directories of the savepoints in a space, including broken ones, by name."""
-    names = sorted(name for name, changed in space.list("").items() if name.startswith(SAVEPOINT) and not changed)
+    names = sorted(name for name, entry in space.list().items() if name.startswith(SAVEPOINT) and entry.is_directory)
     return [name for name in names if space.size(f"{name}/{METADATA_NAME}") is not None]
 
 
-def delete_snapshot(space: ObjectSpace, directory: str, protected: Iterable[str]) -> None:
+def delete_snapshot(space: FileIO, directory: str, protected: Iterable[str]) -> None:
     """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
     Shared objects are kept if a snapshot that may need them cannot be read, because a deletion
@@ -61,7 +61,7 @@ def delete_snapshot(space: ObjectSpace, directory: str, protected: Iterable[str]
     # step.
     metadata = _read_if_there(space, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
-        space.publish(f"{directory}/{DELETING_NAME}", metadata)
+        space.write(f"{directory}/{DELETING_NAME}", [metadata])
         space.delete(f"{directory}/{METADATA_NAME}")
     try:
         objects = _referred(space, directory, DELETING_NAME)
@@ -70,12 +70,16 @@ def delete_snapshot(space: ObjectSpace, directory: str, protected: Iterable[str]
     except SnapshotCorruptError as error:
         _log.warning("What %s/%s shared stays until it is swept: %s", space.url, directory, error)
         objects = frozenset()
+    with suppress(FileNotFoundError):
+        # Before what it refers to goes: after a power failure it must not be listed again.
+        space.flush(directory)
     for name in sorted(_disposable(space, objects, directory, protected)):
         space.delete(name)
-    for name in sorted(space.list(directory)):
+    for name in sorted(space.list(directory, hidden=True)):
         if _is_ours(name) and name != DELETING_NAME:
             space.delete(f"{directory}/{name}")
     space.delete(f"{directory}/{DELETING_NAME}")
+    space.delete_if_empty(directory)
 
 
 @dataclass(frozen=True)
@@ -93,19 +97,15 @@ class Garbage:
     age_ms: int = field(compare=False)
 
 
-def storage_time_ms(space: ObjectSpace) -> int | None:
-    """A time after every existing object of a space, by the storage's clock; None if it dates no objects.
+def storage_time_ms(space: FileIO) -> int | None:
+    """A time after every existing object of a space, by the storage's clock; None if it dates no objects."""
+    now_ms = space.clock_ms(probe_name())
+    return now_ms + 1 if now_ms is not None else None
 
-    A probe object is written and listed, because the clock of this machine may differ from the
-    storage's by hours.
-    """
-    name = f"{_PROBE}{uuid.uuid4().hex}.tmp"
-    space.publish(name, b"dagster_ckpt")
-    try:
-        changed_ms = space.list("").get(name, 0)
-    finally:
-        space.delete(name)
-    return changed_ms + 1 if 0 < changed_ms < UNKNOWN_AGE_MS else None
+
+def probe_name() -> str:
+    """A new name for an object that is deleted at once; a sweep deletes what is left of it."""
+    return f"{_PROBE}{uuid.uuid4().hex}.tmp"
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Sweep:
             age.
     """
 
-    space: ObjectSpace
+    space: FileIO
     now_ms: int
     older_than_ms: int
     dry_run: bool = False
@@ -143,7 +143,7 @@ class Sweep:
         space = self.space
         candidates = {
             f"{SHARED}/{name}": changed
-            for name, changed in space.list(SHARED).items()
+            for name, changed in self._changes(SHARED).items()
             if self._is_old(changed) and not self._is_under_way(name)
         }
         found: list[Garbage] = []
@@ -158,12 +158,12 @@ class Sweep:
         return found + self._delete(unused, "no snapshot refers to it")
 
     def _probes(self) -> list[Garbage]:
-        names = {name: changed for name, changed in self.space.list("").items() if _PROBE_NAME.fullmatch(name)}
+        names = {name: changed for name, changed in self._changes("").items() if _PROBE_NAME.fullmatch(name)}
         old = {name: changed for name, changed in names.items() if self._is_old(changed)}
         return self._delete(old, "a look at the storage's clock or rights was cut off")
 
     def _checkpoint(self, directory: str, protected: Iterable[str]) -> list[Garbage]:
-        names = self.space.list(directory)
+        names = self._changes(directory)
         is_under_way = int(directory.removeprefix("chk-")) in self.under_way
         if METADATA_NAME in names or is_under_way or not all(self._is_old(changed) for changed in names.values()):
             return []
@@ -180,8 +180,8 @@ class Sweep:
         """
         space = self.space
         found = self._probes()
-        for directory, changed_ms in space.list("").items():
-            if not changed_ms and directory.startswith(SAVEPOINT):
+        for directory, entry in space.list().items():
+            if entry.is_directory and directory.startswith(SAVEPOINT):
                 with _passing_over(space, directory):
                     found += self._savepoint(directory, stream_id)
         return found
@@ -189,7 +189,7 @@ class Sweep:
     def _savepoint(self, directory: str, stream_id: str) -> list[Garbage]:
         space = self.space
         found: list[Garbage] = []
-        names = space.list(directory)
+        names = self._changes(directory)
         if INCOMPLETE_NAME not in names or not all(self._is_old(changed) for changed in names.values()):
             return []
         if any(self._is_under_way(name) for name in names):
@@ -201,25 +201,40 @@ class Sweep:
             found += self._delete(left, f"{directory} was never finished: it has no {METADATA_NAME}")
         if not self.dry_run:
             space.delete(f"{directory}/{INCOMPLETE_NAME}")
+            space.delete_if_empty(directory)
         return found
 
-    def _rest_of_deletion(self, directory: str, names: dict[str, int], protected: Iterable[str]) -> list[Garbage]:
+    def _rest_of_deletion(
+        self, directory: str, names: dict[str, int | None], protected: Iterable[str]
+    ) -> list[Garbage]:
         if not self.dry_run:
             delete_snapshot(self.space, directory, protected)
         reason = f"the deletion of {directory} was cut off"
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
-    def _delete(self, names: dict[str, int], reason: str) -> list[Garbage]:
-        for name in sorted(names) if not self.dry_run else ():
-            self.space.delete(name)
+    def _changes(self, directory: str) -> dict[str, int | None]:
+        """Names in a directory with the time of their last change; None for a directory, and where it is unknown."""
+        found: dict[str, int | None] = {}
+        for name, entry in self.space.list(directory, hidden=True).items():
+            # An object that is deleted concurrently is omitted; all others are listed.
+            with suppress(FileNotFoundError):
+                found[name] = None if entry.is_directory else entry.status().changed_at_ms
+        return found
+
+    def _delete(self, names: dict[str, int | None], reason: str) -> list[Garbage]:
+        if not self.dry_run:
+            for name in sorted(names):
+                self.space.delete(name)
+            for directory in {name.rpartition("/")[0] for name in names} - {"", SHARED}:
+                self.space.delete_if_empty(directory)
         return [self._garbage(name, names[name], reason) for name in sorted(names)]
 
-    def _garbage(self, name: str, changed_ms: int, reason: str) -> Garbage:
-        return Garbage(f"{self.space.url}/{name}", reason, self.now_ms - changed_ms)
+    def _garbage(self, name: str, changed_ms: int | None, reason: str) -> Garbage:
+        return Garbage(f"{self.space.url}/{name}", reason, self.now_ms - (changed_ms or 0))
 
-    def _is_old(self, changed_ms: int) -> bool:
-        # A folder has no modification time, and no object to collect is a folder.
-        return 0 < changed_ms < self.now_ms - self.older_than_ms
+    def _is_old(self, changed_ms: int | None) -> bool:
+        # An object of unknown age counts as new, and no object to collect is a directory.
+        return changed_ms is not None and changed_ms < self.now_ms - self.older_than_ms
 
     def _is_under_way(self, name: str) -> bool:
         """Whether a live attempt wrote this data object, whose name begins with the attempt's number."""
@@ -228,7 +243,7 @@ class Sweep:
 
 
 @contextmanager
-def _passing_over(space: ObjectSpace, directory: str) -> Iterator[None]:
+def _passing_over(space: FileIO, directory: str) -> Iterator[None]:
     """Log a failure with one snapshot and continue with the others; the next pass retries."""
     try:
         yield
@@ -236,21 +251,19 @@ def _passing_over(space: ObjectSpace, directory: str) -> Iterator[None]:
         _log.warning("%s/%s is left for the next pass: %s", space.url, directory, error)
 
 
-def _read_if_there(space: ObjectSpace, name: str) -> bytes | None:
+def _read_if_there(space: FileIO, name: str) -> bytes | None:
     try:
         return space.read(name)
     except FileNotFoundError:
         return None
 
 
-def _numbered(space: ObjectSpace) -> list[str]:
-    numbers = [int(match[1]) for name in space.list("") if (match := _CHECKPOINT.fullmatch(name))]
+def _numbered(space: FileIO) -> list[str]:
+    numbers = [int(match[1]) for name in space.list() if (match := _CHECKPOINT.fullmatch(name))]
     return [f"chk-{number}" for number in sorted(numbers)]
 
 
-def _disposable(
-    space: ObjectSpace, objects: frozenset[str], directory: str, protected: Iterable[str]
-) -> frozenset[str]:
+def _disposable(space: FileIO, objects: frozenset[str], directory: str, protected: Iterable[str]) -> frozenset[str]:
     shared = frozenset(name for name in objects if name.startswith(f"{SHARED}/"))
     if not shared:
         return shared
@@ -259,7 +272,7 @@ def _disposable(
     return frozenset() if used is None else shared - used
 
 
-def _used(space: ObjectSpace, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
+def _used(space: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
     """Objects that snapshots refer to; None if the references of a snapshot are unknown."""
     used: set[str] = set()
     wanted = set(protected)
@@ -279,14 +292,14 @@ def _used(space: ObjectSpace, listed: Iterable[str], protected: Iterable[str]) -
     return frozenset(used)
 
 
-def _referred_at_all(space: ObjectSpace, directory: str) -> frozenset[str]:
+def _referred_at_all(space: FileIO, directory: str) -> frozenset[str]:
     try:
         return _referred(space, directory, METADATA_NAME)
     except SnapshotNotFoundError:
         return _referred(space, directory, DELETING_NAME)
 
 
-def _referred(space: ObjectSpace, directory: str, name: str) -> frozenset[str]:
+def _referred(space: FileIO, directory: str, name: str) -> frozenset[str]:
     return read_references(space, directory, name)
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.foreign import LARGEST_LONG
-from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry, parse_line, quoted
 from dagster_ckpt.snapshot.packed_lines import path_of_start
 from dagster_ckpt.snapshot.segment import ObjectUse, Segment, merged_uses
@@ -101,7 +101,7 @@ class Manifest:
         """Names of the data objects that it refers to, relative to its directory."""
         return frozenset(name for segment in self.segments for name in segment.uses)
 
-    def unusable_objects(self, space: ObjectSpace, directory: str) -> list[str]:
+    def unusable_objects(self, space: FileIO, directory: str) -> list[str]:
         """Problems with its data objects, from one listing: missing ones and truncated ones.
 
         Args:

@@ -18,8 +18,8 @@ from dagster_ckpt.errors import (
     SnapshotTooLargeError,
     StorageAccessError,
 )
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import normalised
-from dagster_ckpt.io.objects import ObjectSpace
 from dagster_ckpt.snapshot.container import Metadata
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.garbage_collection import (
@@ -30,6 +30,7 @@ from dagster_ckpt.snapshot.garbage_collection import (
     Sweep,
     checkpoint_directories,
     delete_snapshot,
+    probe_name,
     savepoint_directories,
     storage_time_ms,
 )
@@ -52,7 +53,7 @@ SHARED_PREFIX = f"../{SHARED}/"
 # Number of metadata kept in memory: each snapshot is written incrementally to the previous one.
 _REMEMBERED = 2
 
-OpenSpace = Callable[[str], ObjectSpace]
+OpenSpace = Callable[[str], FileIO]
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ class ObjectSnapshotStore:
         if self._layout.savepoint_root is not None:
             spaces.append(self._open_space(self._layout.savepoint_root))
         for space in spaces:
-            name = f"probe-{uuid.uuid4().hex}.tmp"
-            space.publish(name, b"dagster_ckpt")
+            name = probe_name()
+            space.write(name, [b"dagster_ckpt"])
             space.delete(name)
 
     def write_checkpoint(
@@ -169,7 +170,7 @@ class ObjectSnapshotStore:
         name = re.sub("[^A-Za-z0-9]", "", header.stream_id)[:6] or "stream"
         directory = f"{SAVEPOINT}{name}-{uuid.uuid4().hex[:12]}"
         mark = f"{directory}/{INCOMPLETE_NAME}"
-        space.publish(mark, header.stream_id.encode())
+        space.write(mark, [header.stream_id.encode()])
         try:
             written = write_snapshot(
                 space,
@@ -186,6 +187,7 @@ class ObjectSnapshotStore:
             # If the marker cannot be deleted either, garbage collection finds it.
             with contextlib.suppress(StorageAccessError):
                 space.delete(mark)
+                space.delete_if_empty(directory)
             raise
         with contextlib.suppress(StorageAccessError):
             space.delete(mark)
@@ -320,7 +322,7 @@ class ObjectSnapshotStore:
             file_count=written.manifest.file_count,
         )
 
-    def _at(self, location: str) -> tuple[ObjectSpace, str]:
+    def _at(self, location: str) -> tuple[FileIO, str]:
         root, _, directory = _folder(location).rpartition("/")
         return (self._stream_space if root == self._stream_space.url else self._open_space(root)), directory
 
@@ -330,6 +332,6 @@ def _folder(location: str) -> str:
     return normalised(location).removesuffix(f"/{METADATA_NAME}")
 
 
-def _beside(space: ObjectSpace, locations: Iterable[str]) -> list[str]:
+def _beside(space: FileIO, locations: Iterable[str]) -> list[str]:
     """Directories, within a space, of the snapshots that are in it."""
     return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == space.url]

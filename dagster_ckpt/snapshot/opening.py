@@ -23,12 +23,12 @@ from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
 from dagster_ckpt.config.storage_path import StoragePath
 from dagster_ckpt.config.stream_id import checked_stream_id
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.io.custom_objects import FolderOfSpace
-from dagster_ckpt.io.fsspec_objects import SINGLE_PUT_BYTES, FsspecSpace
-from dagster_ckpt.io.local_objects import LocalSpace
+from dagster_ckpt.io.custom import FolderFileIO
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.fsspec import SINGLE_PUT_BYTES, FsspecFileIO
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import normalised
-from dagster_ckpt.io.memory_objects import MemorySpace
-from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
@@ -94,11 +94,11 @@ def open_store(
 def _store(
     layout: StoreLayout, options: Mapping[str, Any], configured: Iterable[StoragePath | None], *, buffer_bytes: int
 ) -> ObjectSnapshotStore:
-    memory = MemorySpace(layout.stream_root)
+    memory = MemoryFileIO(layout.stream_root)
     users = {(each.scheme, each.authority): each.user_info for each in configured if each and each.user_info}
     schemes = {root.partition("://")[0] for root in (layout.stream_root, layout.savepoint_root) if root is not None}
 
-    def open_space(url: str) -> ObjectSpace:
+    def open_space(url: str) -> FileIO:
         if url == layout.stream_root and url.startswith(MEMORY_URL):
             return memory
         # The options belong to the configured file system; a savepoint may be written to another
@@ -127,15 +127,14 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
         ) from cause_to_show(error)
     if not _missing(made, SnapshotStore):
         return cast("SnapshotStore", made)
-    missing = _missing(made, ObjectSpace)
-    if missing:
+    if not isinstance(made, FileIO):
+        missing = ", ".join(_missing(made, SnapshotStore))
         raise OptionError(
-            f"{storage.factory!r} made a {type(made).__name__}, which is no SnapshotStore, and no place of objects "
-            f"either: it has no {', '.join(missing)}. Return a subclass "
-            "of dagster_ckpt.io.custom_objects.CustomSpace, or what has every method of "
+            f"{storage.factory!r} made a {type(made).__name__}, which is no FileIO, and no SnapshotStore either: it "
+            f"has no {missing}. Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or what has every method of "
             "dagster_ckpt.snapshot.store.SnapshotStore."
         )
-    return _store_over(cast("ObjectSpace", made), stream_id, storage.deployment)
+    return _store_over(made, stream_id, storage.deployment)
 
 
 def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
@@ -149,18 +148,18 @@ def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> 
     return {name: value for name, value in said.items() if name in asked and name not in storage.settings}
 
 
-def _store_over(space: ObjectSpace, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
+def _store_over(space: FileIO, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
     """Snapshots in a user-defined space; savepoints too, unless the deployment has a savepoint folder."""
     root = normalised(space.url)
     if root != space.url:
         raise OptionError(f"The url of {type(space).__name__} is {space.url!r}; write it as {root!r}.")
     savepoints = deployment.savepoint_path
 
-    def open_space(url: str) -> ObjectSpace:
+    def open_space(url: str) -> FileIO:
         if url == root:
             return space
         if url.startswith(f"{root}/"):
-            return FolderOfSpace(space, url.removeprefix(f"{root}/"))
+            return FolderFileIO(space, url.removeprefix(f"{root}/"))
         return _space(url, deployment.storage_options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE)
 
     layout = StoreLayout(
@@ -178,13 +177,14 @@ def _set_or_default(threshold: int | None) -> int:
 
 def _space(
     url: str, options: Mapping[str, Any], *, buffer_bytes: int, users: Mapping[tuple[str, str], str] | None = None
-) -> ObjectSpace:
+) -> FileIO:
     if url.startswith("file://"):
-        return LocalSpace(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes)
+        # Housekeeping deletes what it lists.
+        return LocalFileIO(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes, follow_links=False)
     path = StoragePath.parse("location", url)
     # A location contains no user info: that of the configured storage on the same host is used.
     user = (users or {}).get((path.scheme, path.authority), "")
-    return FsspecSpace(url, options, url_to_open=replace(path, user_info=user).url_to_open)
+    return FsspecFileIO(url, options, url_to_open=replace(path, user_info=user).url_to_open)
 
 
 def _missing(made: object, interface: type) -> list[str]:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
-from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.container import Metadata, referred_objects, unpack_files, unpack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -25,7 +25,7 @@ WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
-def read_metadata(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> Metadata:
+def read_metadata(space: FileIO, directory: str, name: str = METADATA_NAME) -> Metadata:
     """Read the metadata of a snapshot.
 
     Args:
@@ -40,7 +40,7 @@ def read_metadata(space: ObjectSpace, directory: str, name: str = METADATA_NAME)
     return unpack_metadata(_metadata(space, directory, name), f"{space.url}/{posixpath.join(directory, name)}")
 
 
-def read_references(space: ObjectSpace, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
+def read_references(space: FileIO, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
     """The data objects that a snapshot refers to, by their names in its space; cheap even with many files.
 
     Args:
@@ -56,7 +56,7 @@ def read_references(space: ObjectSpace, directory: str, name: str = METADATA_NAM
     return frozenset(object_name(directory, reference) for reference in references)
 
 
-def _metadata(space: ObjectSpace, directory: str, name: str) -> bytes:
+def _metadata(space: FileIO, directory: str, name: str) -> bytes:
     try:
         return space.read(posixpath.join(directory, name))
     except FileNotFoundError as error:
@@ -67,7 +67,7 @@ def _metadata(space: ObjectSpace, directory: str, name: str) -> bytes:
 
 
 def extract(
-    space: ObjectSpace,
+    space: FileIO,
     directory: str,
     write: WriteEntry,
     *,
@@ -106,7 +106,7 @@ def extract(
     in_threads(threads, list(_shares(entries)), hand_out)
 
 
-def verify_snapshot(space: ObjectSpace, directory: str, *, deep: bool = True) -> list[str]:
+def verify_snapshot(space: FileIO, directory: str, *, deep: bool = True) -> list[str]:
     """Problems of a snapshot, of all its files; an empty list means that it is intact.
 
     Args:
@@ -154,7 +154,7 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
         yield share
 
 
-def _opened(space: ObjectSpace, directory: str, reference: str | None, inline: bytes, part: range) -> _Opened:
+def _opened(space: FileIO, directory: str, reference: str | None, inline: bytes, part: range) -> _Opened:
     if reference is None:
         return _Opened(nullcontext(io.BytesIO(inline)), f"{space.url}/{directory}/{METADATA_NAME}")
     name = object_name(directory, reference)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import BinaryIO, Protocol
 
-from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.container import Metadata
 from dagster_ckpt.snapshot.entries import FileEntry, is_line_of, parse_line, place_of
 from dagster_ckpt.snapshot.manifest import Manifest, object_name
@@ -104,7 +104,7 @@ class Base:
     """
 
     metadata: Metadata
-    space: ObjectSpace
+    space: FileIO
     directory: str
     is_beside: bool = True
 

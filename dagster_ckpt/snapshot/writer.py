@@ -15,7 +15,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dagster_ckpt.errors import CkptError, SnapshotAbortedError, StorageAccessError
-from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import start_in_thread
 from dagster_ckpt.snapshot.container import pack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry, parse_line, place_of
@@ -77,7 +77,7 @@ class WrittenSnapshot:
 
 
 def write_snapshot(
-    space: ObjectSpace,
+    space: FileIO,
     directory: str,
     header: SnapshotHeader,
     files: Iterable[Source],
@@ -141,7 +141,7 @@ def write_snapshot(
 class _Writer:
     def __init__(
         self,
-        space: ObjectSpace,
+        space: FileIO,
         directory: str,
         header: SnapshotHeader,
         options: WriteOptions,
@@ -257,7 +257,7 @@ class _Writer:
         inline = bytes(self._inline)
         metadata = pack_metadata(self._manifest, inline)
         name = posixpath.join(self._directory, METADATA_NAME)
-        self._space.publish(name, metadata, after=self._complete)
+        self._space.write(name, [metadata], before_visible=self._complete)
         return WrittenSnapshot(self._manifest, inline, self._written + len(metadata), tuple(self._made))
 
     def _complete_beside(self, work: Callable[[], None]) -> None:
@@ -271,6 +271,8 @@ class _Writer:
         """Wait until the data objects are complete; only then may the snapshot become visible."""
         for completing in self._completing:
             completing.result()
+        if self._taken:
+            self._space.flush(posixpath.normpath(posixpath.join(self._directory, self._options.object_prefix)))
         # Check again, including objects that existed when the attempt began: another process may
         # have deleted one.
         problems = self._manifest.unusable_objects(self._space, self._directory) if self._manifest.objects else []
@@ -292,6 +294,7 @@ class _Writer:
             # to raise.
             with contextlib.suppress(CkptError, OSError):
                 self._space.delete(object_name(self._directory, name))
+        self._space.delete_if_empty(self._directory)
 
     def _may_be_published(self) -> bool:
         """Whether `_metadata` may be visible: a put can fail here and succeed in the store.
@@ -356,7 +359,7 @@ class _Writer:
 class _Objects:
     """Creates the data objects of a snapshot, in any process."""
 
-    space: ObjectSpace
+    space: FileIO
     directory: str
 
     def __call__(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:

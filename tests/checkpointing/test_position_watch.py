@@ -22,10 +22,10 @@ class Scene:
     looks: int = 0
 
     def plan(self, batch: int) -> None:
-        self.live.folder.create(f"offsets/{batch}", [b"v1"])
+        self.live.folder.place(f"offsets/{batch}", [b"v1"])
 
     def commit(self, batch: int) -> None:
-        self.live.folder.create(f"commits/{batch}", [b"v1"])
+        self.live.folder.place(f"commits/{batch}", [b"v1"])
 
     def report(self, batch: int) -> None:
         self.log.note([QueryProgress(batch, "run", "2026-01-01T00:00:00Z", 1, 0, None, (), 1, True, (), None)])

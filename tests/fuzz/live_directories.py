@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.sinks.part_files import read_sink_log
 from dagster_ckpt.snapshot.reader import extract
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
@@ -43,9 +43,9 @@ _NAMES = (
 @cache
 def files() -> dict[str, bytes]:
     """A live directory after batch 4, and the log of a sink beside it."""
-    space, found = MemorySpace("memory://golden"), dict[str, bytes]()
+    space, found = MemoryFileIO("memory://golden"), dict[str, bytes]()
     for name, data in golden()[_SNAPSHOT].items():
-        space.publish(name, data)
+        space.write(name, [data])
     extract(space, "chk-2", lambda entry, chunks: found.update({f"live-1/{entry.path}": b"".join(chunks)}))
     for batch in range(9):
         parts = [

@@ -16,7 +16,7 @@ import pytest
 from blake3 import blake3
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
-from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.operations.verification import layout_problems
 from dagster_ckpt.snapshot.container import unpack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -65,9 +65,9 @@ def check(case: Case, scratch: Path) -> None:
     """Read it by every way there is, and compare what they say."""
     snapshot, _, name = case.where.partition(":")
     directory = snapshot.rpartition("/")[2]
-    space = MemorySpace("memory://fuzz")
+    space = MemoryFileIO("memory://fuzz")
     for other, data in (golden()[snapshot] | {name: case.data}).items():
-        space.publish(other, data)
+        space.write(other, [data])
     references = _or_refusal(lambda: read_references(space, directory))
     metadata = _or_refusal(lambda: unpack_metadata(space.read(f"{directory}/_metadata"), directory))
     delivered: dict[str, bytes] = {}
@@ -92,7 +92,7 @@ def check(case: Case, scratch: Path) -> None:
     _check_restore(space, directory, metadata.manifest, scratch)
 
 
-def _check_restore(space: MemorySpace, directory: str, manifest: Manifest, scratch: Path) -> None:
+def _check_restore(space: MemoryFileIO, directory: str, manifest: Manifest, scratch: Path) -> None:
     """What the verification calls good becomes a live directory that Spark can resume in."""
 
     class Store:

@@ -11,7 +11,7 @@ import pytest
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.config.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, StorageAccessError
-from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.operations import operations
 from dagster_ckpt.operations.preflight import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.operations.rollback import roll_back
@@ -113,11 +113,11 @@ def test_where_the_sink_cannot_be_written_for_a_moment_it_is_tried_again(
 ) -> None:
     failed_upgrade(history)
 
-    def fails(_folder: LocalFolder, path: str) -> None:
+    def fails(_folder: LocalFileIO, path: str) -> None:
         raise StorageAccessError(f"Cannot write {path}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalFolder, "flush", fails)
+        patch.setattr(LocalFileIO, "flush", fails)
         with pytest.raises(StorageAccessError, match="could not be brought back to batch 8"):
             roll_back(history.shelf.stream, run_id="a run")
     waiting = row(history).upgrade

@@ -3,14 +3,14 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.reuse import SourceFile
 
 
 @pytest.fixture
-def space() -> MemorySpace:
-    return MemorySpace("memory://stream")
+def space() -> MemoryFileIO:
+    return MemoryFileIO("memory://stream")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 
 from dagster_ckpt.errors import SnapshotCorruptError
-from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot.container import unpack_metadata
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.reader import extract, read_references, verify_snapshot
@@ -92,10 +92,10 @@ CASES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def opened(data: bytes) -> MemorySpace:
-    space = MemorySpace("memory://stream")
-    space.publish("chk-1/_metadata", data)
-    space.publish("chk-1/x.pack", b"")
+def opened(data: bytes) -> MemoryFileIO:
+    space = MemoryFileIO("memory://stream")
+    space.write("chk-1/_metadata", [data])
+    space.write("chk-1/x.pack", [b""])
     return space
 
 

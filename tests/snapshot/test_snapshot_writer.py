@@ -17,8 +17,8 @@ from dagster_ckpt.errors import (
     SnapshotNotFoundError,
     StorageAccessError,
 )
-from dagster_ckpt.io.memory_objects import MemorySpace
-from dagster_ckpt.io.objects import no_op
+from dagster_ckpt.io.file_io import no_op
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot import segment as segment_module
 from dagster_ckpt.snapshot.container import Metadata
 from dagster_ckpt.snapshot.entries import FileEntry
@@ -32,7 +32,7 @@ MakeHeader = Callable[[int], SnapshotHeader]
 SHARED = WriteOptions(inline_threshold=10, object_prefix="../shared/")
 
 
-def restored(space: MemorySpace, directory: str) -> dict[str, bytes]:
+def restored(space: MemoryFileIO, directory: str) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
 
     def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:
@@ -47,13 +47,13 @@ def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(segment_module, "_LARGE", request.param)
 
 
-def base_of(space: MemorySpace, written: WrittenSnapshot) -> Base:
+def base_of(space: MemoryFileIO, written: WrittenSnapshot) -> Base:
     header = written.manifest.header
     return Base(Metadata(written.manifest, written.inline), space, f"chk-{header.number}")
 
 
 @pytest.fixture
-def write(space: MemorySpace, header: MakeHeader) -> Callable[..., WrittenSnapshot]:
+def write(space: MemoryFileIO, header: MakeHeader) -> Callable[..., WrittenSnapshot]:
     def _write(
         number: int, files: list[SourceFile], base: WrittenSnapshot | None = None, options: WriteOptions = SHARED
     ) -> WrittenSnapshot:
@@ -86,7 +86,7 @@ def test_a_snapshot_gives_back_what_was_put_in(space, write, content) -> None:
     ),
 )
 def test_a_chain_of_snapshots_gives_back_each_of_them(header, content, snapshots, options) -> None:
-    space = MemorySpace("memory://stream")
+    space = MemoryFileIO("memory://stream")
     base = None
     for number, files in enumerate(snapshots):
         sources = [content(data).file(path) for path, data in files.items()]
@@ -150,7 +150,7 @@ def test_damage_to_the_base_does_not_spread(space, write, content) -> None:
     sst = content(b"s" * 100)
     first = write(1, [sst.file("a", identity="id")])
     (pack,) = first.new_objects
-    space.publish(pack.removeprefix("../"), b"s" * 99)
+    space.write(pack.removeprefix("../"), [b"s" * 99])
     write(2, [sst.file("a", identity="id")], first)
     assert verify_snapshot(space, "chk-1") != []
     assert restored(space, "chk-2") == {"a": b"s" * 100}
@@ -245,10 +245,10 @@ def test_a_snapshot_is_never_overwritten(space, write, content) -> None:
 
 
 def test_a_snapshot_that_became_visible_although_the_put_failed_keeps_its_objects(header, content) -> None:
-    class LateSpace(MemorySpace):
-        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
-            super().publish(name, data, after=after)
-            if name.endswith("_metadata"):
+    class LateSpace(MemoryFileIO):
+        def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+            super().write(path, chunks, before_visible=before_visible)
+            if path.endswith("_metadata"):
                 raise StorageAccessError("time-out")
 
     space = LateSpace("memory://stream")
@@ -260,18 +260,18 @@ def test_a_snapshot_that_became_visible_although_the_put_failed_keeps_its_object
 def test_the_metadata_is_made_meanwhile_and_visible_once_the_data_is_durable(header, content) -> None:
     is_made, seen = threading.Event(), []
 
-    class SlowSpace(MemorySpace):
+    class SlowSpace(MemoryFileIO):
         @contextmanager
-        def create(self, name: str) -> Iterator[BinaryIO]:
-            with super().create(name) as stream:
+        def create(self, path: str) -> Iterator[BinaryIO]:
+            with super().create(path) as stream:
                 yield stream
                 assert is_made.wait(60)
                 seen.append(self.size("chk-1/_metadata"))
 
-        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
-            if name.endswith("_metadata"):
+        def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+            if path.endswith("_metadata"):
                 is_made.set()
-            super().publish(name, data, after=after)
+            super().write(path, chunks, before_visible=before_visible)
 
     space = SlowSpace("memory://stream")
     write_snapshot(space, "chk-1", header(1), [content(b"a" * 50).file("x")], options=SHARED)
@@ -289,20 +289,20 @@ def test_without_a_thread_to_be_had_a_snapshot_is_written_all_the_same(space, he
 
 
 def test_where_nobody_can_tell_whether_it_became_visible_nothing_is_removed(header, content) -> None:
-    class SilentSpace(MemorySpace):
+    class SilentSpace(MemoryFileIO):
         cut_off = False
 
-        def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
-            after()
-            self.cut_off = name.endswith("_metadata")
+        def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+            before_visible()
+            self.cut_off = path.endswith("_metadata")
             if self.cut_off:
                 raise StorageAccessError("time-out")
-            super().publish(name, data)
+            super().write(path, chunks)
 
-        def size(self, name: str) -> int | None:
+        def size(self, path: str) -> int | None:
             if self.cut_off:
                 raise StorageAccessError("unreachable")
-            return super().size(name)
+            return super().size(path)
 
     space = SilentSpace("memory://stream")
     with pytest.raises(StorageAccessError, match="time-out"):
@@ -317,7 +317,7 @@ def test_verification_names_every_file_that_is_wrong(space, write, content) -> N
     data = bytearray(space.read(name))
     data[50] ^= 1
     data[250] ^= 1
-    space.publish(name, bytes(data))
+    space.write(name, [bytes(data)])
     problems = verify_snapshot(space, "chk-1")
     assert ["f0" in problems[0], "f2" in problems[1], len(problems)] == [True, True, 2]
     assert verify_snapshot(space, "chk-1", deep=False) == []
@@ -332,7 +332,7 @@ def test_verification_tells_missing_and_short_objects(space, write, content, lef
     data = space.read(name)
     space.delete(name)
     if left is not None:
-        space.publish(name, data[:left])
+        space.write(name, [data[:left]])
     assert [said in problem for problem in verify_snapshot(space, "chk-1", deep=False)] == [True]
     with pytest.raises(SnapshotCorruptError, match=r"missing|truncated"):
         restored(space, "chk-1")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import BinaryIO
 
-from dagster_ckpt.io.memory_objects import MemorySpace
-from dagster_ckpt.io.objects import no_op
+from dagster_ckpt.io.file_io import no_op
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 
 STREAM_ROOT, SAVEPOINT_ROOT = "mem://snapshots/stream", "mem://savepoints"
@@ -59,7 +59,7 @@ class Storage:
             raise Killed
 
 
-class _FragileSpace(MemorySpace):
+class _FragileSpace(MemoryFileIO):
     def __init__(self, url: str, storage: Storage) -> None:
         super().__init__(url)
         self._storage = storage
@@ -67,12 +67,12 @@ class _FragileSpace(MemorySpace):
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         # Half written, until it is closed.
-        self.publish(name, b"")
+        self.write(name, [b""])
         with super().create(name) as stream:
             yield stream
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
-        self._storage.take_step(lambda: MemorySpace.publish(self, name, data, after=after))
+    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        self._storage.take_step(lambda: MemoryFileIO.write(self, path, chunks, before_visible=before_visible))
 
     def delete(self, name: str) -> None:
-        self._storage.take_step(lambda: MemorySpace.delete(self, name))
+        self._storage.take_step(lambda: MemoryFileIO.delete(self, name))

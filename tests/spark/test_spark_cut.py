@@ -6,8 +6,8 @@ import pytest
 from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
-from dagster_ckpt.io.folder import FileVersion
-from dagster_ckpt.io.local_folder import LocalFolder, LocalListing
+from dagster_ckpt.io.file_io import FileVersion
+from dagster_ckpt.io.local import LocalFileIO, LocalListing
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.file_source import log_offset
 
@@ -341,9 +341,9 @@ def test_a_cut_begins_again_when_spark_commits_and_purges_meanwhile(
     files: LiveFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.batches(2)
-    read = LocalFolder.read
+    read = LocalFileIO.read
 
-    def purge_first(folder: LocalFolder, path: str) -> bytes:
+    def purge_first(folder: LocalFileIO, path: str) -> bytes:
         if path == "offsets/1" and (files.root / path).exists():
             files.source_entry("3")
             files.offsets(3, '{"logOffset":3}')
@@ -351,21 +351,21 @@ def test_a_cut_begins_again_when_spark_commits_and_purges_meanwhile(
             files.remove(path)
         return read(folder, path)
 
-    monkeypatch.setattr(LocalFolder, "read", purge_first)
+    monkeypatch.setattr(LocalFileIO, "read", purge_first)
 
     assert cut(files.live, carry_in_flight=False).batch_id == 3
 
 
 def test_a_file_that_keeps_vanishing_is_named(files: LiveFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     files.batches(0)
-    read = LocalFolder.read
+    read = LocalFileIO.read
 
-    def vanish(folder: LocalFolder, path: str) -> bytes:
+    def vanish(folder: LocalFileIO, path: str) -> bytes:
         if path == "sources/0/0":
             raise FileNotFoundError(f"{folder.url}/{path}")
         return read(folder, path)
 
-    monkeypatch.setattr(LocalFolder, "read", vanish)
+    monkeypatch.setattr(LocalFileIO, "read", vanish)
 
     with pytest.raises(IncompleteCutError, match="sources/0/0 vanished"):
         cut(files.live, carry_in_flight=False)
@@ -373,15 +373,15 @@ def test_a_file_that_keeps_vanishing_is_named(files: LiveFiles, monkeypatch: pyt
 
 def test_a_directory_rolled_back_while_it_is_read_is_refused(files: LiveFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     files.batches(2)
-    read = LocalFolder.read
+    read = LocalFileIO.read
 
-    def take_over(folder: LocalFolder, path: str) -> bytes:
+    def take_over(folder: LocalFileIO, path: str) -> bytes:
         data = read(folder, path)
         if path == "sources/0/2":
             files.query_id("another-query")
         return data
 
-    monkeypatch.setattr(LocalFolder, "read", take_over)
+    monkeypatch.setattr(LocalFileIO, "read", take_over)
 
     with pytest.raises(IncompleteCutError, match="taken over by another query"):
         cut(files.live, carry_in_flight=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError
-from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SinkEntry, capture, roll_back
 from dagster_ckpt.spark.query.sinks import can_replay_a_batch, file_sink_path
 
@@ -166,8 +166,8 @@ def test_a_roll_back_cut_off_anywhere_is_finished_by_the_next(
         write_log(sink, 21, timeline=timeline, first=5)
         calls = CrashingCalls(step)
         with monkeypatch.context() as patched:
-            patched.setattr(LocalFolder, "write", calls.around(LocalFolder.write))
-            patched.setattr(LocalFolder, "delete", calls.around(LocalFolder.delete))
+            patched.setattr(LocalFileIO, "write", calls.around(LocalFileIO.write))
+            patched.setattr(LocalFileIO, "delete", calls.around(LocalFileIO.delete))
             try:
                 roll_back(str(sink), batch, snapshot, still_mine=nullcontext)
                 crashed = False

@@ -5,41 +5,41 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.folder import Folder
-from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 
 @pytest.fixture(params=["local", "memory"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> FileIO:
     if request.param == "local":
-        return open_folder(f"file://{tmp_path}/tree")
-    return open_folder(f"memory://{tmp_path.name}/tree")
+        return open_file_io(f"file://{tmp_path}/tree")
+    return open_file_io(f"memory://{tmp_path.name}/tree")
 
 
-def test_what_was_written_is_read_and_listed(folder: Folder) -> None:
+def test_what_was_written_is_read_and_listed(folder: FileIO) -> None:
     folder.write("a/b", [b"one", b"two"])
 
     assert folder.read("a/b") == b"onetwo"
     assert {name: entry.is_directory for name, entry in folder.list().items()} == {"a": True}
     assert folder.list("a")["b"].version().size == 6
-    assert [path for path, _ in folder.files()] == ["a/b"]
+    assert [path for path, _ in folder.find()] == ["a/b"]
 
 
-def test_a_missing_directory_lists_as_empty(folder: Folder) -> None:
+def test_a_missing_directory_lists_as_empty(folder: FileIO) -> None:
     assert folder.list() == {}
     assert folder.list("a/b") == {}
     assert not folder.exists()
 
 
-def test_hidden_names_are_not_listed(folder: Folder) -> None:
+def test_hidden_names_are_not_listed(folder: FileIO) -> None:
     folder.write(".a.crc", [b"x"])
     folder.write("a", [b"x"])
 
     assert list(folder.list()) == ["a"]
 
 
-def test_a_missing_file_is_a_missing_file(folder: Folder) -> None:
+def test_a_missing_file_is_a_missing_file(folder: FileIO) -> None:
     for look in (folder.read, folder.open, folder.version):
         with pytest.raises(FileNotFoundError):
             look("a")
@@ -47,7 +47,7 @@ def test_a_missing_file_is_a_missing_file(folder: Folder) -> None:
     folder.delete_all()
 
 
-def test_a_replaced_file_has_another_version(folder: Folder) -> None:
+def test_a_replaced_file_has_another_version(folder: FileIO) -> None:
     folder.write("a", [b"one"])
     before = folder.version("a")
     folder.write("a", [b"two"])
@@ -56,7 +56,7 @@ def test_a_replaced_file_has_another_version(folder: Folder) -> None:
     assert folder.list()["a"].version() == folder.listing("").version("a") == folder.version("a")
 
 
-def test_a_listing_is_asked_for_the_versions_of_its_files(folder: Folder) -> None:
+def test_a_listing_is_asked_for_the_versions_of_its_files(folder: FileIO) -> None:
     folder.write("a/b", [b"one"])
     folder.write("a/.b.crc", [b"two"])
     listing = folder.listing("a")
@@ -72,7 +72,7 @@ def test_a_listing_is_asked_for_the_versions_of_its_files(folder: Folder) -> Non
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
-    folder = open_folder(str(tmp_path))
+    folder = open_file_io(str(tmp_path))
     folder.write("a", [b"old"])
 
     def broken() -> object:
@@ -85,16 +85,16 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-def test_a_tree_is_moved_and_deleted(folder: Folder) -> None:
+def test_a_tree_is_moved_and_deleted(folder: FileIO) -> None:
     folder.write("a/b", [b"x"])
     moved = folder.url + "-moved"
 
     folder.rename(moved)
 
-    assert open_folder(moved).read("a/b") == b"x"
+    assert open_file_io(moved).read("a/b") == b"x"
     assert not folder.exists()
-    open_folder(moved).delete_all()
-    assert not open_folder(moved).exists()
+    open_file_io(moved).delete_all()
+    assert not open_file_io(moved).exists()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_tree_is_moved_and_deleted(folder: Folder) -> None:
     ],
 )
 def test_what_a_driver_throws_is_told_as_trouble_with_the_storage(
-    touch: Callable[[Folder], object], monkeypatch: pytest.MonkeyPatch
+    touch: Callable[[FileIO], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoCredentialsError(Exception):
         """As botocore's, which is no OSError."""
@@ -119,12 +119,12 @@ def test_what_a_driver_throws_is_told_as_trouble_with_the_storage(
     for call in ("cat_file", "open", "ls", "info", "pipe_file"):
         monkeypatch.setattr(MemoryFileSystem, call, refuse)
     with pytest.raises(StorageAccessError, match=r"memory://tree/a: NoCredentialsError: Unable to locate credentials"):
-        touch(open_folder("memory://tree"))
+        touch(open_file_io("memory://tree"))
 
 
 def test_a_file_system_without_a_driver_is_an_error_that_says_so() -> None:
     with pytest.raises(StorageAccessError, match="nosuchfs"):
-        open_folder("nosuchfs://bucket/a")
+        open_file_io("nosuchfs://bucket/a")
 
 
 @pytest.mark.parametrize(

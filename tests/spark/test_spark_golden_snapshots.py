@@ -64,7 +64,7 @@ def test_it_is_whole_and_of_the_version_its_folder_names(snapshot: str) -> None:
 @every_snapshot
 def test_it_restores_to_the_bytes_that_spark_wrote(snapshot: str, tmp_path: Path) -> None:
     live = restored(snapshot, tmp_path)
-    found = {path: live.folder.read(path) for path, _ in live.folder.files()}
+    found = {path: live.folder.read(path) for path, _ in live.folder.find()}
     assert (
         sorted([path, len(data), blake3(data).hexdigest()] for path, data in found.items())
         == SNAPSHOTS[snapshot]["files"]

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.hard_links import Linker
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    folder = LocalFolder(tmp_path / "old")
+    folder = LocalFileIO(tmp_path / "old")
     for path in ("metadata", "state/0/1/SSTs/a.sst", "state/0/1/2.changelog"):
         folder.write(path, [path.encode()])
     return folder.root
@@ -24,7 +24,7 @@ def test_a_linked_file_is_the_same_file_in_directories_made_for_it(tree: Path, t
     for path in ("state/0/1/SSTs/a.sst", "state/0/1/2.changelog", "metadata"):
         assert linker.link(str(tree), path, path)
         assert (new / path).samefile(tree / path)
-        assert LocalFolder(tree).version(path) == linker.linked_version(path)
+        assert LocalFileIO(tree).version(path) == linker.linked_version(path)
     linker.close()
 
 
@@ -47,12 +47,12 @@ def test_a_file_that_is_not_there_is_told_from_one_that_cannot_be_linked(tree: P
 
 def entries(tree: Path, *paths: str) -> list[FileEntry]:
     """What a snapshot says of files as they are now."""
-    versions = {path: LocalFolder(tree).version(path) for path in paths}
+    versions = {path: LocalFileIO(tree).version(path) for path in paths}
     return [FileEntry("0" * 64, path, *(size, None, token), None, 0) for path, (size, token) in versions.items()]
 
 
 def test_files_that_are_still_those_of_a_snapshot_are_linked(tree: Path, tmp_path: Path) -> None:
-    old = LocalFolder(tree)
+    old = LocalFileIO(tree)
     same, replaced, gone = wanted = entries(tree, "metadata", "state/0/1/2.changelog", "state/0/1/SSTs/a.sst")
     # Of the same length, and of the same time.
     time_ns = (tree / replaced.path).stat().st_mtime_ns
@@ -65,7 +65,7 @@ def test_files_that_are_still_those_of_a_snapshot_are_linked(tree: Path, tmp_pat
     assert linker.link_unchanged(str(tree), wanted) == [replaced, gone]
     linker.close()
 
-    assert [path for path, _ in LocalFolder(tmp_path / "new").files()] == [same.path]
+    assert [path for path, _ in LocalFileIO(tmp_path / "new").find()] == [same.path]
     assert (tmp_path / "new" / same.path).samefile(tree / same.path)
 
 
@@ -76,7 +76,7 @@ def test_a_file_that_is_replaced_at_the_last_moment_is_not_taken(
     link = os.link
 
     def replaced_first(source: str, target: str, **directories: int) -> None:
-        LocalFolder(tree).write("metadata", [b"metadata"])
+        LocalFileIO(tree).write("metadata", [b"metadata"])
         link(source, target, **directories)
 
     monkeypatch.setattr(os, "link", replaced_first)
@@ -88,7 +88,7 @@ def test_a_file_that_is_replaced_at_the_last_moment_is_not_taken(
 
 
 def test_many_directories_are_made_at_once(tmp_path: Path) -> None:
-    tree = LocalFolder(tmp_path / "old")
+    tree = LocalFileIO(tmp_path / "old")
     paths = sorted(f"state/{operator}/{store}/SSTs/{store}.sst" for operator in range(2) for store in range(100))
     for path in paths:
         tree.write(path, [b""])
@@ -97,7 +97,7 @@ def test_many_directories_are_made_at_once(tmp_path: Path) -> None:
     assert linker.link_unchanged(str(tree.root), entries(tree.root, *paths)) == []
     linker.close()
 
-    assert sorted(path for path, _ in LocalFolder(tmp_path / "new").files()) == paths
+    assert sorted(path for path, _ in LocalFileIO(tmp_path / "new").find()) == paths
 
 
 def test_no_directory_stays_open(tree: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_without_any_one_file_of_a_cut_the_directory_is_broken(
     snapshot = take_snapshot(original, carry_in_flight=False)
     restored = LiveDirectory(f"{tmp_path}/live-1")
     materialize(restored, snapshot.fill)
-    assert {path for path, _ in restored.folder.files()} == set(snapshot.files)
+    assert {path for path, _ in restored.folder.find()} == set(snapshot.files)
 
     # Spark does without its own checksums, with a warning.
     needed = [path for path in snapshot.files if not path.endswith(".crc")]

@@ -8,7 +8,7 @@ from blake3 import blake3
 from live_files import LiveFiles
 
 from dagster_ckpt.errors import NothingCommittedError, RestoreError
-from dagster_ckpt.io.remote_folder import RemoteFolder
+from dagster_ckpt.io.fsspec import FsspecFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.donors import Donor, DonorCheck
@@ -122,13 +122,13 @@ def test_a_restore_into_an_object_store_that_is_killed_leaves_nothing_to_resume_
 ) -> None:
     target = LiveDirectory("memory://killed/live-1")
     written: list[tuple[str, Positions]] = []
-    write = RemoteFolder.write
+    place = FsspecFileIO.place
 
-    def noted(self: RemoteFolder, path: str, chunks: Iterable[bytes]) -> None:
+    def noted(self: FsspecFileIO, path: str, chunks: Iterable[bytes]) -> None:
         written.append((path, LiveDirectory(target.url).positions()))
-        write(self, path, chunks)
+        place(self, path, chunks)
 
-    monkeypatch.setattr(RemoteFolder, "write", noted)
+    monkeypatch.setattr(FsspecFileIO, "place", noted)
     # As a snapshot gives them: in the order of their names, or of their places in its data objects.
     materialize(target, snapshot(files))
 
@@ -214,7 +214,7 @@ def test_a_file_whose_content_was_altered_under_its_old_time_is_not_linked(
     rest = [entry.path for entry in filler.link_unchanged(entries, Donor(files.live, check))]
     filler.close()
 
-    assert sorted(path for path, _ in target.folder.files()) == linked
+    assert sorted(path for path, _ in target.folder.find()) == linked
     assert sorted([*rest, *linked]) == sorted(entry.path for entry in entries)
 
 

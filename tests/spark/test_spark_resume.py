@@ -159,7 +159,7 @@ def test_a_query_resumed_from_any_snapshot_gives_the_rows_of_the_uninterrupted_r
         run_to_the_end(spark, work, target, files_per_batch=3 if case.any_batching and number == 2 else 1)
         assert work.rows(spark) == expected, f"resumed after batch {snapshot.batch_id}, in flight {snapshot.in_flight}"
         # Late uploads of the first query's own stores may appear there; what a start writes may not.
-        assert not [path for path, _ in original.folder.files() if "_metadata" in path or "_stateSchema" in path]
+        assert not [path for path, _ in original.folder.find() if "_metadata" in path or "_stateSchema" in path]
 
     for number, snapshot in enumerate(snapshots):
         target = LiveDirectory(f"file://{tmp_path}/whole-{number}")

@@ -75,7 +75,7 @@ def test_a_query_rewound_to_a_batch_gives_the_rows_of_the_uninterrupted_run(
     expected = work.rows(spark)
     assert expected
     assert set(batches) <= set(retained_batches(original))
-    before = {path: entry.version() for path, entry in original.folder.files()}
+    before = {path: entry.version() for path, entry in original.folder.find()}
 
     for number, batch in enumerate(batches):
         target = LiveDirectory(f"file://{tmp_path}/live-{number + 1}")
@@ -88,7 +88,7 @@ def test_a_query_rewound_to_a_batch_gives_the_rows_of_the_uninterrupted_run(
         run_to_the_end(spark, work, target, files_per_batch=1 + 2 * (number % 2))
         assert work.rows(spark) == expected, f"rewound to batch {batch}"
     # Late uploads of the first query's own stores may have appeared there; nothing else has changed.
-    assert before.items() <= {path: entry.version() for path, entry in original.folder.files()}.items()
+    assert before.items() <= {path: entry.version() for path, entry in original.folder.find()}.items()
 
 
 def test_without_the_roll_back_of_its_log_the_sink_loses_rows_and_with_it_leaves_files_that_nobody_sees(

@@ -341,7 +341,7 @@ class SnapshotLife(RuleBasedStateMachine):
         materialize(live, fill, is_whole=True)
         position, in_flight = self.snapshots[location]
         files = {entry.path: entry.digest for entry in self.store.manifest(location).files}
-        assert {path: blake3(live.folder.read(path)).hexdigest() for path, _ in live.folder.files()} == files
+        assert {path: blake3(live.folder.read(path)).hexdigest() for path, _ in live.folder.find()} == files
         assert inspect_live_directory(live).status is LiveStatus.GOOD
         again = cut(live, carry_in_flight=True)
         assert (again.batch_id, again.in_flight is not None) == (position.batch, in_flight)

@@ -9,7 +9,7 @@ import pytest
 from live_files import HDFS, ROCKSDB, LiveFiles, changelog, snapshot_zip
 
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import SnapshotHeader, SnapshotKind
 from dagster_ckpt.snapshot.opening import open_store
@@ -139,11 +139,11 @@ def test_only_what_is_new_is_read_and_written(query: Query, monkeypatch: pytest.
     folder = type(query.files.live.folder)
     list_names, look_at = folder.listing, folder.look_at
 
-    def listing(self: Folder, path: str) -> object:
+    def listing(self: FileIO, path: str) -> object:
         listed.append(path)
         return list_names(self, path)
 
-    def look_at_many(self: Folder, paths: list[str], at_most: int) -> object:
+    def look_at_many(self: FileIO, paths: list[str], at_most: int) -> object:
         read.extend(paths)
         return look_at(self, paths, at_most)
 

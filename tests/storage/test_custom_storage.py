@@ -11,8 +11,8 @@ import pytest
 
 from dagster_ckpt.config.checkpoint_storage import CustomCheckpointStorage, DeploymentStorage
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.io.custom_objects import CustomSpace, StoredObject
-from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.custom import CustomFileIO, StoredObject
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.testing.trial_snapshots import FILES
 
@@ -54,7 +54,7 @@ def test_the_contract_is_not_imported_with_the_package() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
 
 
-class Shelf(MemorySpace):
+class Shelf(MemoryFileIO):
     """A place that is asked for some of what the deployment says."""
 
     def __init__(
@@ -104,7 +104,7 @@ def test_the_threshold_of_the_deployment_holds_there_too(stream_of) -> None:
     assert str(where["at"]).startswith("../shared/")
 
 
-class NoPlace(CustomSpace):
+class NoPlace(CustomFileIO):
     """One whose service is away."""
 
     def __init__(self, *, stream_id: str, url: str = "away://service") -> None:

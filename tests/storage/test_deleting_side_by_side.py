@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.local_objects import LocalSpace
-from dagster_ckpt.io.memory_objects import MemorySpace
+from dagster_ckpt.io.file_io import Entry, FileStatus, FileVersion
+from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot import object_store
-from dagster_ckpt.snapshot.garbage_collection import delete_snapshot, storage_time_ms
+from dagster_ckpt.snapshot.garbage_collection import Sweep, delete_snapshot, storage_time_ms
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.testing.trial_snapshots import FILES, TRIAL_STREAM, TrialStream
 
@@ -30,7 +31,7 @@ def stream(storage: FileSystemCheckpointStorage) -> TrialStream:
     return TrialStream(open_store(storage, TRIAL_STREAM))
 
 
-class Beside(LocalSpace):
+class Beside(LocalFileIO):
     """Lets another process go first: at each call that is counted, before it is done."""
 
     def __init__(self, root: Path, meanwhile: Callable[[], None], call: int) -> None:
@@ -44,24 +45,28 @@ class Beside(LocalSpace):
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
 
-    def read(self, name: str) -> bytes:
+    def read(self, path: str, at_most: int = -1) -> bytes:
         self._counted()
-        return super().read(name)
+        return super().read(path, at_most)
 
-    def size(self, name: str) -> int | None:
+    def size(self, path: str) -> int | None:
         self._counted()
-        return super().size(name)
+        return super().size(path)
 
-    def delete(self, name: str) -> None:
+    def delete(self, path: str) -> None:
         self._counted()
-        super().delete(name)
+        super().delete(path)
 
-    def list(self, prefix: str) -> dict[str, int]:
+    def flush(self, path: str) -> None:
         self._counted()
-        return super().list(prefix)
+        super().flush(path)
+
+    def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+        self._counted()
+        return super().list(path, hidden=hidden)
 
 
-@pytest.mark.parametrize("call", range(1, 16))
+@pytest.mark.parametrize("call", range(1, 18))
 def test_two_processes_may_delete_the_same_snapshot_at_once(
     storage: FileSystemCheckpointStorage, stream: TrialStream, tmp_path: Path, call: int
 ) -> None:
@@ -80,17 +85,17 @@ def test_two_processes_may_delete_the_same_snapshot_at_once(
 def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = LocalSpace(tmp_path, buffer_bytes=4096)
+    space = LocalFileIO(tmp_path, buffer_bytes=4096)
     for name in ("chk-1/_metadata", "probe-of-a-start.tmp", "chk-2/_metadata"):
-        space.publish(name, b"")
+        space.write(name, [b""])
 
     class Vanishing:
         def __init__(self, entry: os.DirEntry[str]) -> None:
             self.name, self.is_dir, self._entry = entry.name, entry.is_dir, entry
 
-        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+        def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
             if not self.is_dir():
-                (tmp_path / self.name).unlink()
+                (tmp_path / self.name).unlink(missing_ok=True)
             return self._entry.stat(follow_symlinks=follow_symlinks)
 
     class Listing:
@@ -107,9 +112,11 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
             return (Vanishing(entry) for entry in self._entries)
 
     real = os.scandir
-    monkeypatch.setattr("dagster_ckpt.io.local_objects.os.scandir", Listing)
+    monkeypatch.setattr("dagster_ckpt.io.local.os.scandir", Listing)
 
-    assert set(space.list("")) == {"chk-1", "chk-2"}
+    (tmp_path / "shared").mkdir()
+    assert set(space.list()) == {"chk-1", "chk-2", "probe-of-a-start.tmp", "shared"}
+    assert Sweep(space, now_ms=2**52, older_than_ms=0, dry_run=True).stream([]) == []
 
 
 def test_a_snapshot_that_cannot_be_looked_at_does_not_end_a_sweep(
@@ -119,14 +126,14 @@ def test_a_snapshot_that_cannot_be_looked_at_does_not_end_a_sweep(
     for number in (1, 2):
         (root / f"chk-{number}").mkdir(parents=True)
         (root / f"chk-{number}" / "x.pack").write_bytes(b"left by a crash")
-    listed = LocalSpace.list
+    listed = LocalFileIO.list
 
-    def refuse(self: LocalSpace, prefix: str) -> dict[str, int]:
-        if prefix == "chk-1":
+    def refuse(self: LocalFileIO, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+        if path == "chk-1":
             raise StorageAccessError("no right to look there")
-        return listed(self, prefix)
+        return listed(self, path, hidden=hidden)
 
-    monkeypatch.setattr(LocalSpace, "list", refuse)
+    monkeypatch.setattr(LocalFileIO, "list", refuse)
 
     swept = stream.store.sweep(older_than_ms=0)
 
@@ -139,7 +146,7 @@ def test_the_storages_own_clock_says_what_is_old(stream: TrialStream, monkeypatc
     monkeypatch.setattr("time.time", lambda: 2**40)
     monkeypatch.setattr("time.time_ns", lambda: 2**60)
     stream.checkpoint(1, LARGE)
-    space = LocalSpace(Path(stream.store.checkpoints()[0].removeprefix("file://")).parents[0], buffer_bytes=4096)
+    space = LocalFileIO(Path(stream.store.checkpoints()[0].removeprefix("file://")).parents[0], buffer_bytes=4096)
     with space.create("shared/2-of-an-attempt.pack") as writing:
         writing.write(b"just written")
 
@@ -148,9 +155,10 @@ def test_the_storages_own_clock_says_what_is_old(stream: TrialStream, monkeypatc
 
 
 def test_a_storage_that_dates_nothing_is_not_swept() -> None:
-    class Undated(MemorySpace):
-        def list(self, prefix: str) -> dict[str, int]:
-            return dict.fromkeys(super().list(prefix), 2**62)
+    class Undated(MemoryFileIO):
+        def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+            undated = FileStatus(FileVersion(0, None), None, None)
+            return {name: Entry(name, False, lambda: undated) for name in super().list(path, hidden=hidden)}
 
     assert storage_time_ms(Undated("mem://c")) is None
 
@@ -174,18 +182,20 @@ def test_a_snapshot_whose_objects_went_away_while_it_was_written_is_not_publishe
     first = stream.checkpoint(1, LARGE)
     shared = tmp_path / "c" / TRIAL_STREAM / "shared"
     of_base = set(shared.iterdir())
-    publish = LocalSpace.publish
+    write = LocalFileIO.write
 
-    def swept_meanwhile(self: LocalSpace, name: str, data: bytes, *, after: Callable[[], None]) -> None:
+    def swept_meanwhile(
+        self: LocalFileIO, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None]
+    ) -> None:
         def once_they_are_whole() -> None:
-            for path in set(shared.iterdir()) - of_base if whose == "of its own" else of_base:
-                path.unlink()
-            after()
+            for found in set(shared.iterdir()) - of_base if whose == "of its own" else of_base:
+                found.unlink()
+            before_visible()
 
-        publish(self, name, data, after=once_they_are_whole)
+        write(self, path, chunks, before_visible=once_they_are_whole)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalSpace, "publish", swept_meanwhile)
+        patch.setattr(LocalFileIO, "write", swept_meanwhile)
         with pytest.raises(StorageAccessError, match=r"data objects that it needs went away.*is missing"):
             stream.checkpoint(2, {**LARGE, "id-2.sst": b"t" * 30_000}, base=first)
 
@@ -198,6 +208,6 @@ def test_a_snapshot_whose_objects_went_away_while_it_was_written_is_not_publishe
 def test_the_probe_of_a_sweep_is_gone_afterwards(stream: TrialStream, tmp_path: Path) -> None:
     stream.checkpoint(1, LARGE)
     before = sorted(tmp_path.rglob("*"))
-    assert object_store.storage_time_ms(LocalSpace(tmp_path, buffer_bytes=4096)) is not None
+    assert object_store.storage_time_ms(LocalFileIO(tmp_path, buffer_bytes=4096)) is not None
     stream.store.sweep(older_than_ms=0, dry_run=True)
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and path.is_file()] == []

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io import local_objects as local_space
-from dagster_ckpt.io import local_objects as write_behind
-from dagster_ckpt.io.local_objects import LocalSpace, WriteBehind
+from dagster_ckpt.io import durability as write_behind
+from dagster_ckpt.io import local as local_space
+from dagster_ckpt.io.durability import WriteBehind
+from dagster_ckpt.io.local import LocalFileIO
 
 PIECE = 300 * 1024
 SMALL = 1000
@@ -163,7 +164,7 @@ def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    space = LocalSpace(tmp_path, buffer_bytes=-1)
+    space = LocalFileIO(tmp_path, buffer_bytes=-1)
     refused = pytest.raises(StorageAccessError, match=r"big\.pack: OSError: .*No space left")
     with refused, space.create("big.pack") as stream:
         stream.write(bytes(PIECE))
@@ -171,7 +172,7 @@ def test_an_object_on_a_full_disk_is_a_storage_error_that_names_it(
 
 def test_an_object_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
     (tmp_path / "chk-1").write_bytes(b"a file where a folder should be")
-    space = LocalSpace(tmp_path, buffer_bytes=-1)
+    space = LocalFileIO(tmp_path, buffer_bytes=-1)
     with pytest.raises(StorageAccessError, match=r"Cannot look at file://.*NotADirectoryError.*chk-1/_metadata"):
         space.size("chk-1/_metadata")
 
@@ -179,7 +180,7 @@ def test_an_object_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_is_cleared_away_in_between_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = LocalSpace(tmp_path, buffer_bytes=-1)
+    space = LocalFileIO(tmp_path, buffer_bytes=-1)
     with space.create("shared/last.pack") as stream:
         stream.write(b"last")
     make = local_space.make_folder
@@ -187,6 +188,7 @@ def test_a_folder_that_is_cleared_away_in_between_is_made_again(
     def make_and_lose(_folder: Path) -> list[Path]:
         monkeypatch.setattr(local_space, "make_folder", make)
         space.delete("shared/last.pack")
+        space.delete_if_empty("shared")
         return []
 
     monkeypatch.setattr(local_space, "make_folder", make_and_lose)

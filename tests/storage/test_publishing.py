@@ -7,16 +7,16 @@ from typing import BinaryIO
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.custom_objects import CustomSpace, FolderOfSpace, StoredObject
-from dagster_ckpt.io.fsspec_objects import FsspecSpace
-from dagster_ckpt.io.local_objects import LocalSpace
-from dagster_ckpt.io.memory_objects import MemorySpace
-from dagster_ckpt.io.objects import ObjectSpace
+from dagster_ckpt.io.custom import CustomFileIO, FolderFileIO, StoredObject
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.fsspec import FsspecFileIO
+from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.io.memory import MemoryFileIO
 
 NAME = "chk-1/_metadata"
 
 
-class Shelf(CustomSpace):
+class Shelf(CustomFileIO):
     """A place of a user's own."""
 
     def __init__(self, url: str) -> None:
@@ -36,34 +36,34 @@ class Shelf(CustomSpace):
         return [StoredObject(name, len(data), 1) for name, data in self.kept.items() if name.startswith(prefix)]
 
 
-SPACES: dict[str, Callable[[Path], ObjectSpace]] = {
-    "disk": lambda root: LocalSpace(root, buffer_bytes=-1),
-    "folders": lambda root: FsspecSpace(f"local://{root}", {}),
-    "objects": lambda root: FsspecSpace(f"memory://{root}", {}),
-    "memory": lambda root: MemorySpace(f"memory://{root}"),
+SPACES: dict[str, Callable[[Path], FileIO]] = {
+    "disk": lambda root: LocalFileIO(root, buffer_bytes=-1),
+    "folders": lambda root: FsspecFileIO(f"local://{root}", {}),
+    "objects": lambda root: FsspecFileIO(f"memory://{root}", {}),
+    "memory": lambda root: MemoryFileIO(f"memory://{root}"),
     "custom": lambda root: Shelf(f"shelf://{root}"),
-    "a folder of one": lambda root: FolderOfSpace(MemorySpace(f"memory://{root}"), "stream"),
+    "a folder of one": lambda root: FolderFileIO(MemoryFileIO(f"memory://{root}"), "stream"),
 }
 
 
 @pytest.fixture(params=SPACES)
-def space(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectSpace:
+def space(request: pytest.FixtureRequest, tmp_path: Path) -> FileIO:
     return SPACES[request.param](tmp_path / "space")
 
 
-def test_an_object_is_seen_after_what_it_waits_for(space: ObjectSpace) -> None:
+def test_an_object_is_seen_after_what_it_waits_for(space: FileIO) -> None:
     seen: list[int | None] = []
-    space.publish(NAME, b"whole", after=lambda: seen.append(space.size(NAME)))
+    space.write(NAME, [b"whole"], before_visible=lambda: seen.append(space.size(NAME)))
     assert seen == [None]
     assert space.read(NAME) == b"whole"
     assert set(space.list("chk-1")) == {"_metadata"}
 
 
-def test_where_that_fails_nothing_is_there(space: ObjectSpace) -> None:
+def test_where_that_fails_nothing_is_there(space: FileIO) -> None:
     def fail() -> None:
         raise StorageAccessError("the data is not on the disk")
 
     with pytest.raises(StorageAccessError, match="the data is not on the disk"):
-        space.publish(NAME, b"whole", after=fail)
+        space.write(NAME, [b"whole"], before_visible=fail)
     assert space.size(NAME) is None
     assert space.list("chk-1") == {}

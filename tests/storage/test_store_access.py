@@ -19,8 +19,8 @@ from dagster_ckpt.config.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.errors import OptionError, SnapshotTooLargeError, StorageAccessError
-from dagster_ckpt.io.fsspec_objects import FsspecSpace
-from dagster_ckpt.io.local_objects import LocalSpace
+from dagster_ckpt.io.fsspec import FsspecFileIO
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import normalised
 from dagster_ckpt.snapshot.opening import open_store
 
@@ -67,12 +67,12 @@ def test_a_savepoint_path_is_checked_too(tmp_path) -> None:
 def test_a_listing_cached_by_another_thread_does_not_hide_a_new_object(s3_options, monkeypatch) -> None:
     """A listing that began before a write can end after it; fsspec would then cache it for all threads."""
     s3fs.S3FileSystem(**s3_options).mkdir("listings")
-    space = FsspecSpace("s3://listings/c", s3_options)
-    space.publish("shared/1", b"a")
+    space = FsspecFileIO("s3://listings/c", s3_options)
+    space.write("shared/1", [b"a"])
     # The other thread's listing ends between this thread's invalidation and its own listing.
     monkeypatch.setattr(space._fs, "invalidate_cache", lambda _path=None: None)
     assert list(space.list("shared")) == ["1"]
-    space.publish("shared/2", b"b")
+    space.write("shared/2", [b"b"])
     assert space.sizes(["shared/1", "shared/2"]) == {"shared/1": 1, "shared/2": 1}
 
 
@@ -133,7 +133,7 @@ def _guarding(stream):
 
 
 def test_a_stream_that_takes_bytes_in_parts_gets_them_all(tmp_path) -> None:
-    space = LocalSpace(tmp_path, buffer_bytes=0)
+    space = LocalFileIO(tmp_path, buffer_bytes=0)
     with space.create("shared/a.pack") as stream:
         assert stream.write(b"abc" * 1000) == 3000
     assert space.read("shared/a.pack") == b"abc" * 1000
@@ -250,8 +250,8 @@ def test_a_factory_that_makes_no_store_is_refused(factory, said) -> None:
 
 def test_a_link_to_an_old_object_is_as_young_as_the_link(tmp_path: Path) -> None:
     # Or a sweep would take it for garbage of long ago, before the snapshot that needs it is published.
-    old, new = (LocalSpace(tmp_path / name, buffer_bytes=4096) for name in ("old", "new"))
-    old.publish("a.pack", b"data")
+    old, new = (LocalFileIO(tmp_path / name, buffer_bytes=4096) for name in ("old", "new"))
+    old.write("a.pack", [b"data"])
     os.utime(tmp_path / "old" / "a.pack", (1, 1))
     began_ms = time.time_ns() // 1_000_000
     assert new.adopt("shared/a.pack", old, "a.pack")

@@ -3,15 +3,15 @@
 A kill is an exception that nothing may handle on the way out: every call after it fails as well, as in a dead process.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io.memory_objects import MemorySpace
-from dagster_ckpt.io.objects import no_op
+from dagster_ckpt.io.file_io import no_op
+from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot.garbage_collection import Garbage, Sweep
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 
@@ -56,7 +56,7 @@ class Steps:
         raise self.error
 
 
-class FragileSpace(MemorySpace):
+class FragileSpace(MemoryFileIO):
     """Objects that a dead process can neither write nor delete; a half-written object stays."""
 
     def __init__(self, url: str, steps: Steps) -> None:
@@ -65,15 +65,15 @@ class FragileSpace(MemorySpace):
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        self._steps.take(lambda: MemorySpace.publish(self, name, b""))
-        with MemorySpace.create(self, name) as stream:
+        self._steps.take(lambda: MemoryFileIO.write(self, name, [b""]))
+        with MemoryFileIO.create(self, name) as stream:
             yield stream
 
-    def publish(self, name: str, data: bytes, *, after: Callable[[], None] = no_op) -> None:
-        self._steps.take(lambda: MemorySpace.publish(self, name, data, after=after))
+    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        self._steps.take(lambda: MemoryFileIO.write(self, path, chunks, before_visible=before_visible))
 
     def delete(self, name: str) -> None:
-        self._steps.take(lambda: MemorySpace.delete(self, name))
+        self._steps.take(lambda: MemoryFileIO.delete(self, name))
 
 
 class World:
@@ -234,7 +234,7 @@ def test_an_object_that_only_a_protected_snapshot_refers_to_stays(world) -> None
     second = stream.checkpoint(2, NEW, base=first)
     space = world.spaces["mem://c/stream"]
     # As the deletion of the base is under way in another process: it is listed no more.
-    space.publish("chk-1/_deleting", space.read("chk-1/_metadata"))
+    space.write("chk-1/_deleting", [space.read("chk-1/_metadata")])
     space.delete("chk-1/_metadata")
     stream.store.discard(second, protected=[first])
     assert stream.store.checkpoints() == []
@@ -270,7 +270,7 @@ class GoneMeanwhile(FragileSpace):
 
 def test_a_snapshot_that_is_deleted_meanwhile_does_not_hide_those_after_it(world) -> None:
     space = world.spaces["mem://c/stream"] = GoneMeanwhile("mem://c/stream", world.steps)
-    space.publish("chk-2/notes.txt", b"left by a person")
+    space.write("chk-2/notes.txt", [b"left by a person"])
     stream = world.process()
     first = stream.checkpoint(1, OLD)
     third = stream.checkpoint(3, NEW, base=first)
@@ -294,7 +294,7 @@ def test_another_streams_checkpoint_is_deleted_with_regard_to_its_own_siblings(w
 def test_what_a_person_put_beside_a_snapshot_stays(world) -> None:
     stream = world.process()
     first = stream.checkpoint(1, OLD)
-    world.spaces["mem://c/stream"].publish("chk-1/notes.txt", b"before the upgrade")
+    world.spaces["mem://c/stream"].write("chk-1/notes.txt", [b"before the upgrade"])
     stream.store.discard(first)
     assert world.objects() == {"mem://c/stream/chk-1/notes.txt"}
 
@@ -306,23 +306,23 @@ def test_a_savepoint_that_somebody_is_copying_is_not_swept(world) -> None:
     directory = savepoint.rpartition("/")[2]
     for name in space.list(directory):
         if name != "_metadata":
-            space.publish(f"savepoint-flight-copy/{name}", space.read(f"{directory}/{name}"))
+            space.write(f"savepoint-flight-copy/{name}", [space.read(f"{directory}/{name}")])
     copied = world.objects()
     assert stream.store.sweep(older_than_ms=0) == []
     assert world.objects() == copied
 
 
 def test_another_streams_unfinished_savepoint_is_not_swept(world) -> None:
-    world.spaces["mem://s"].publish("savepoint-x-1/_incomplete", b"another stream")
+    world.spaces["mem://s"].write("savepoint-x-1/_incomplete", [b"another stream"])
     before = world.objects()
     assert world.process().store.sweep(older_than_ms=0) == []
     assert world.objects() == before
 
 
 @pytest.fixture
-def old_space() -> MemorySpace:
+def old_space() -> MemoryFileIO:
     """What crashes left: two checkpoints without metadata and half a deletion, beside what is not ours."""
-    space = MemorySpace("mem://c/stream")
+    space = MemoryFileIO("mem://c/stream")
     names = {
         "chk-1/b.pack": 1,
         "chk-1/b.tmp": 1,
@@ -336,11 +336,11 @@ def old_space() -> MemorySpace:
         "shared/young.pack": 6_000,
         "shared/folder/old.pack": 1,
     }
-    space._objects = {name: (changed_ms, b"") for name, changed_ms in names.items()}
+    space._objects = {name: (changed_ms, 0, b"") for name, changed_ms in names.items()}
     return space
 
 
-def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: MemorySpace) -> None:
+def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: MemoryFileIO) -> None:
     would = Sweep(old_space, now_ms=10_000, older_than_ms=4_000, dry_run=True).stream([])
     before = set(old_space._objects)
 
@@ -362,25 +362,25 @@ def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: 
 
 
 def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_stream_are_swept() -> None:
-    space = MemorySpace("mem://s")
+    space = MemoryFileIO("mem://s")
     objects = {
-        "savepoint-loose-object": (1, b""),
-        "archive/_incomplete": (1, b"flights.delays"),
-        "archive/a.pack": (1, b""),
-        "savepoint-a-whole/_metadata": (1, b""),
-        "savepoint-b-young/_incomplete": (1, b"flights.delays"),
-        "savepoint-b-young/a.pack": (6_000, b""),
-        "savepoint-c-other/_incomplete": (1, b"another stream"),
-        "savepoint-c-other/a.pack": (1, b""),
-        "savepoint-d-marked/_incomplete": (1, b"flights.delays"),
-        "savepoint-d-marked/_metadata": (1, b""),
-        "savepoint-d-marked/a.pack": (1, b""),
-        "savepoint-e-crashed/_incomplete": (1, b"flights.delays"),
-        "savepoint-e-crashed/a.pack": (2_000, b""),
-        "savepoint-e-crashed/b.tmp": (3_000, b""),
-        "savepoint-e-crashed/notes.txt": (1, b""),
-        "savepoint-f-crashed/_incomplete": (1, b"flights.delays"),
-        "savepoint-f-crashed/a.pack": (1, b""),
+        "savepoint-loose-object": (1, 0, b""),
+        "archive/_incomplete": (1, 0, b"flights.delays"),
+        "archive/a.pack": (1, 0, b""),
+        "savepoint-a-whole/_metadata": (1, 0, b""),
+        "savepoint-b-young/_incomplete": (1, 0, b"flights.delays"),
+        "savepoint-b-young/a.pack": (6_000, 0, b""),
+        "savepoint-c-other/_incomplete": (1, 0, b"another stream"),
+        "savepoint-c-other/a.pack": (1, 0, b""),
+        "savepoint-d-marked/_incomplete": (1, 0, b"flights.delays"),
+        "savepoint-d-marked/_metadata": (1, 0, b""),
+        "savepoint-d-marked/a.pack": (1, 0, b""),
+        "savepoint-e-crashed/_incomplete": (1, 0, b"flights.delays"),
+        "savepoint-e-crashed/a.pack": (2_000, 0, b""),
+        "savepoint-e-crashed/b.tmp": (3_000, 0, b""),
+        "savepoint-e-crashed/notes.txt": (1, 0, b""),
+        "savepoint-f-crashed/_incomplete": (1, 0, b"flights.delays"),
+        "savepoint-f-crashed/a.pack": (1, 0, b""),
     }
     space._objects = dict(objects)
 

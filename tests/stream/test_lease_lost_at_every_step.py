@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseLostError
-from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.operations.operations import preview_start
 from dagster_ckpt.recovery import prepare
 from dagster_ckpt.stream.handle import StreamHandle
@@ -60,7 +60,7 @@ PLACES = [(what, True) for what in CASES] + [(what, False) for what, case in CAS
 
 @pytest.mark.parametrize(("what", "can_rename"), PLACES, ids=lambda each: {True: "disk", False: "S3"}.get(each, each))
 def test_the_successor_is_untouched(root: Path, monkeypatch: pytest.MonkeyPatch, what: str, can_rename: bool) -> None:
-    monkeypatch.setattr(LocalFolder, "can_rename", can_rename)
+    monkeypatch.setattr(LocalFileIO, "can_rename", can_rename)
     case = CASES[what]
     pristine = Pristine(root, case.before)
     step, lost = 0, True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.streams import StreamRecords
-from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.io.local import LocalFileIO
 
 
 class Killed(BaseException):
@@ -22,11 +22,11 @@ class Executioner:
     def __init__(self, patch: pytest.MonkeyPatch, passing: int) -> None:
         self.left = passing
         for owner, name in [
-            (LocalFolder, "write"),
-            (LocalFolder, "create"),
-            (LocalFolder, "delete"),
-            (LocalFolder, "delete_all"),
-            (LocalFolder, "rename"),
+            (LocalFileIO, "write"),
+            (LocalFileIO, "place"),
+            (LocalFileIO, "delete"),
+            (LocalFileIO, "delete_all"),
+            (LocalFileIO, "rename"),
             (os, "link"),
             (StreamRecords, "switch_live_directory"),
             (StreamRecords, "restore_finished"),

@@ -34,8 +34,7 @@ from dagster_ckpt.errors import (
     RequestFailedError,
     SharedSinkError,
 )
-from dagster_ckpt.io.local_folder import LocalFolder
-from dagster_ckpt.io.local_objects import LocalSpace
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.policies.restart_strategies import RestartStrategies
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import fork
@@ -61,8 +60,8 @@ OLD = Holder("old", "run of the old", "one host", 1, 1, "boot")
 NEW = Holder("new", "run of the new", "another host", 2, 1, "boot")
 TABLES = ("streams", "executions", "leases", "snapshots", "requests", "desired_states", "events")
 FILE_STEPS = [
-    *((LocalFolder, name) for name in ("write", "create", "delete", "delete_all", "delete_if_empty", "rename")),
-    *((LocalSpace, name) for name in ("create", "publish", "delete", "adopt")),
+    *((LocalFileIO, name) for name in ("create", "write", "place", "create_if_absent", "adopt")),
+    *((LocalFileIO, name) for name in ("delete", "delete_all", "delete_if_empty", "rename")),
     (os, "link"),
 ]
 CATALOG_STEPS = [(Database, "reading"), (Database, "writing")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.io.local import LocalFileIO
 from tests.support.lease_losers import CASES
 from tests.support.lost_lease import CATALOG_STEPS, Scene, Steps, lost_at
 from tests.support.power_loss import CATALOG, Calls, Disk, Ran, Trouble
@@ -58,7 +58,7 @@ def lose(name: str, disk: Disk, fault: LeaseFault, call: int) -> Ran:
     case = CASES[name]
 
     def work(_die: Callable[[Sequence[str]], None]) -> Ran:
-        LocalFolder.can_rename = fault is LeaseFault.LOST
+        LocalFileIO.can_rename = fault is LeaseFault.LOST
         scene = _scene(disk.root, History.reopened(disk.root))
         try:
             lost, seen = lost_at(scene, case.old, call - 1, steps_of=partial(SystemSteps, disk.root), **case.options)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import Base, Source
 from dagster_ckpt.spark.checkpoint_dir.description import CutFacts, describe
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import CapturedSink, capture
@@ -189,7 +189,7 @@ def _cut_at(
 
 
 def state_after(
-    folder: Folder, query_id: str, operators: list[Operator], planned: OffsetEntry, before: CommitEntry | None
+    folder: FileIO, query_id: str, operators: list[Operator], planned: OffsetEntry, before: CommitEntry | None
 ) -> list[NeededFile] | None:
     """Every state file that a resume after a planned but uncommitted batch needs.
 

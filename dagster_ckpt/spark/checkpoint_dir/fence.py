@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 
 _OFFSETS = "offsets"
 _COMMITS = "commits"
@@ -44,20 +44,20 @@ class Fence:
     in_flight: int | None
 
 
-def planned(folder: Folder) -> list[int]:
+def planned(folder: FileIO) -> list[int]:
     """Batches with planned offsets, ascending; a fence does not count."""
     names = folder.listing(_OFFSETS).names
     return [batch for batch in _numbers(names) if not _is_fenced(folder, batch, names)]
 
 
-def fenced_at(folder: Folder) -> int | None:
+def fenced_at(folder: FileIO) -> int | None:
     """The batch that a fence prevents from being planned, or None if there is no fence."""
     names = folder.listing(_OFFSETS).names
     return next((batch for batch in reversed(_numbers(names)) if _is_fenced(folder, batch, names)), None)
 
 
 def fence(
-    folder: Folder,
+    folder: FileIO,
     *,
     by: str,
     wait_s: float,
@@ -99,7 +99,7 @@ def fence(
 
 
 def _await_commit(
-    folder: Folder, batch: int, wait_s: float, still_mine: Callable[[], None], sleep: Callable[[float], None]
+    folder: FileIO, batch: int, wait_s: float, still_mine: Callable[[], None], sleep: Callable[[float], None]
 ) -> int | None:
     waited_s = 0.0
     while batch >= 0:
@@ -117,7 +117,7 @@ def _numbers(names: Set[str]) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def _is_fenced(folder: Folder, batch: int, names: Set[str]) -> bool:
+def _is_fenced(folder: FileIO, batch: int, names: Set[str]) -> bool:
     if f"{_MARK}{batch}" not in names:
         return False
     try:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.errors import IncompleteCutError, SinkRollbackError, StorageAccessError
-from dagster_ckpt.io.folder import Folder
-from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version
 from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
@@ -35,7 +35,7 @@ class CapturedSink:
     """The log of one file sink up to a batch.
 
     Attributes:
-        path: Folder to which the sink writes.
+        path: FileIO to which the sink writes.
         last_batch: Newest batch in it, up to the snapshot's; None if it has none yet.
         files: The entries that make up the log.
         newest: Newest batch in it, even if it is later than the snapshot's; None if it has none
@@ -90,7 +90,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     durable.
 
     Args:
-        path: Folder to which the sink writes.
+        path: FileIO to which the sink writes.
         batch_id: The batch; -1 empties the log.
         entries: The snapshot's log entries of this sink.
         still_mine: Entered around each change of a file; raises if this process is no longer the
@@ -99,7 +99,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     Raises:
         SinkRollbackError: The sink cannot be read or written; the roll-back is incomplete.
     """
-    folder = open_folder(path)
+    folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}
     try:
         present = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
@@ -147,7 +147,7 @@ def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -
 
 
 def _capture(index: int, path: str, batch_id: int) -> CapturedSink:
-    folder = open_folder(path)
+    folder = open_file_io(path)
     names: dict[int, str] = {}
     newest: int | None = None
     for name in folder.list(LOG):
@@ -165,7 +165,7 @@ def _capture(index: int, path: str, batch_id: int) -> CapturedSink:
     return CapturedSink(path, last, tuple(files), newest)
 
 
-def _entry(folder: Folder, index: int, name: str | None, number: int, last: int) -> NeededFile:
+def _entry(folder: FileIO, index: int, name: str | None, number: int, last: int) -> NeededFile:
     if name is None:
         raise IncompleteCutError(
             f"{folder.url}/{LOG}/{number} is missing: the sink's log is needed up to batch {last} to bring "

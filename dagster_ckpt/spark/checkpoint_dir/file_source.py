@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.foreign import LARGEST_LONG, from_json, number_in
-from dagster_ckpt.io.folder import Entry, Folder
+from dagster_ckpt.io.file_io import Entry, FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, check_log_version, parse_log_lines
 from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed
@@ -35,7 +35,7 @@ def entry_id(name: str) -> int | None:
 
 
 def source_files(
-    folder: Folder,
+    folder: FileIO,
     source: str,
     committed: OffsetEntry,
     before: OffsetEntry | None,
@@ -62,7 +62,7 @@ def source_files(
     position = log_offset(offset)
     carried = log_offset(in_flight.sources.get(source)) if in_flight else None
     if position is None and (offset is not None or not _is_file_source_log(folder, directory)):
-        return [read_needed(folder, path) for path, _entry in folder.files(directory)]
+        return [read_needed(folder, path) for path, _entry in folder.find(directory)]
     last = max(-1 if position is None else position, -1 if carried is None else carried)
     earlier = log_offset(before.sources.get(source)) if before else None
     # Spark asks for the files of the committed batch again, so its first entry must not be hidden
@@ -73,13 +73,13 @@ def source_files(
     return [_log_entry(folder, f"{directory}/{name}") for name in _entries(folder, directory, base_limit, last)]
 
 
-def _log_entry(folder: Folder, path: str) -> NeededFile:
+def _log_entry(folder: FileIO, path: str) -> NeededFile:
     file = read_needed(folder, path)
     check_log_version(file.data or b"", f"{folder.url}/{path}")
     return file
 
 
-def _entries(folder: Folder, directory: str, base_limit: int, last: int) -> list[str]:
+def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list[str]:
     names: dict[int, str] = {}
     base = -1
     for name in folder.listing(directory).names:
@@ -102,7 +102,7 @@ def _entries(folder: Folder, directory: str, base_limit: int, last: int) -> list
     return [names[number] for number in needed]
 
 
-def _is_file_source_log(folder: Folder, directory: str) -> bool:
+def _is_file_source_log(folder: FileIO, directory: str) -> bool:
     """Tell a file source without data up to the commit from another kind of source, by the files that it wrote."""
     entries: dict[str, Entry] = folder.list(directory)
     for name in entries:

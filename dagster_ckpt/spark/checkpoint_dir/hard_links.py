@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from dagster_ckpt.io.folder import FileVersion, accessing
-from dagster_ckpt.io.local_folder import token_of, version_of
+from dagster_ckpt.io.access import accessing
+from dagster_ckpt.io.file_io import FileVersion
+from dagster_ckpt.io.local import token_of, version_of
 from dagster_ckpt.snapshot.entries import FileEntry
 
 
@@ -80,7 +81,7 @@ class Linker:
         Raises:
             StorageAccessError: It cannot be deleted.
         """
-        with accessing("delete", f"file://{self.root}", path):
+        with accessing("delete", f"file://{self.root}/{path}"):
             os.unlink(path, dir_fd=self._target)
 
     def linked_version(self, path: str) -> FileVersion:

@@ -73,7 +73,7 @@ def inspect_live_directory(live: LiveDirectory) -> LiveState:
 
 def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveState:
     if positions.offset is None:
-        left = next((path for path, _ in live.folder.files(STATE)), None)
+        left = next((path for path, _ in live.folder.find(STATE)), None)
         if left is not None:
             return LiveState(
                 LiveStatus.BROKEN,

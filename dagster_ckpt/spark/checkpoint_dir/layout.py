@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dagster_ckpt.config.storage_path import local_path
 from dagster_ckpt.foreign import number_in
-from dagster_ckpt.io.folder import Folder, local_path
-from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.checkpoint_dir.fence import fenced_at, planned
 
 METADATA = "metadata"
@@ -52,13 +53,13 @@ class LiveDirectory:
     storage_options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def folder(self) -> Folder:
+    def folder(self) -> FileIO:
         """The directory tree.
 
         Raises:
             StorageAccessError: No driver for this URL is installed.
         """
-        return open_folder(self.url, self.storage_options)
+        return open_file_io(self.url, self.storage_options)
 
     @property
     def local_path(self) -> Path | None:
@@ -103,7 +104,7 @@ class LiveDirectory:
         return LiveDirectory(self.url.rstrip("/") + suffix, self.storage_options)
 
 
-def batch_ids(folder: Folder, log: str) -> list[int]:
+def batch_ids(folder: FileIO, log: str) -> list[int]:
     """Batches that have an entry in a log; unknown names, unfinished files and fences are skipped."""
     if log == OFFSETS:
         return planned(folder)

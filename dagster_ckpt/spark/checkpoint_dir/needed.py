@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import BinaryIO
 
-from dagster_ckpt.io.folder import FileVersion, Folder
+from dagster_ckpt.io.file_io import FileIO, FileVersion
 
 # Up to these limits, files of a cut are read at once instead of being protected by links; above the
 # number of files, the objects alone would take too much memory.
@@ -31,7 +31,7 @@ class NeededFile:
         stable: Whether the next snapshots will probably contain it too.
     """
 
-    folder: Folder
+    folder: FileIO
     source: str
     path: str
     size: int
@@ -54,7 +54,7 @@ class NeededFile:
         return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
 
 
-def read_versioned(folder: Folder, path: str) -> NeededFile:
+def read_versioned(folder: FileIO, path: str) -> NeededFile:
     """Read a small file together with its version.
 
     Raises:
@@ -66,7 +66,7 @@ def read_versioned(folder: Folder, path: str) -> NeededFile:
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 
 
-def read_needed(folder: Folder, path: str, *, snapshot_path: str | None = None) -> NeededFile:
+def read_needed(folder: FileIO, path: str, *, snapshot_path: str | None = None) -> NeededFile:
     """Read a small file that is needed.
 
     Raises:

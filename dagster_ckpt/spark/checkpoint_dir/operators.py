@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.foreign import from_json, reading
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import DEFAULT_STORE, OFFSETS, STATE, batch_ids, store_directory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed
@@ -67,7 +67,7 @@ class _Metadata(BaseModel):
     stores: list[_Store] = Field(alias="stateStoreInfo", min_length=1)
 
 
-def read_operators(folder: Folder, batch_id: int) -> list[Operator]:
+def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
     """Read every stateful operator of a query; empty for a stateless query.
 
     Args:
@@ -117,7 +117,7 @@ def is_metadata_v2(path: str) -> bool:
     return len(parts) == 5 and parts[0] == STATE and parts[2:4] == ["_metadata", "v2"]
 
 
-def _read_operator(folder: Folder, number: int, batch_id: int) -> Operator:
+def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
     root = f"{STATE}/{number}"
     v2 = f"{root}/_metadata/v2"
     batches = [batch for batch in batch_ids(folder, v2) if batch <= batch_id]
@@ -138,7 +138,7 @@ def _read_operator(folder: Folder, number: int, batch_id: int) -> Operator:
     return Operator(number, metadata.info.name, stores, single, (file, *schemas), 1, version)
 
 
-def _pins_settings_of_spark_4(folder: Folder, batch_id: int) -> bool:
+def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
     """Whether a Spark planned the batch that writes metadata of operators: without it, files are then missing."""
     path = f"{OFFSETS}/{batch_id}"
     try:
@@ -148,7 +148,7 @@ def _pins_settings_of_spark_4(folder: Folder, batch_id: int) -> bool:
     return PINNED_SINCE_OPERATOR_METADATA in entry.conf
 
 
-def _without_metadata(folder: Folder, number: int) -> Operator:
+def _without_metadata(folder: FileIO, number: int) -> Operator:
     """An operator of Spark 3.5: its stores are those of its first partition."""
     names = folder.listing(f"{STATE}/{number}/0").names
     is_join = any(store in names for store in _JOIN_STORES)
@@ -161,7 +161,7 @@ def _without_metadata(folder: Folder, number: int) -> Operator:
     return Operator(number, name, stores, name == _LIMIT or not types, tuple(schemas), 0, version)
 
 
-def _with_schema_files(folder: Folder, number: int, paths: list[str]) -> Operator:
+def _with_schema_files(folder: FileIO, number: int, paths: list[str]) -> Operator:
     files = {path: read_needed(folder, path) for path in paths}
     newest = _parse(files[paths[-1]])
     version = 1
@@ -181,7 +181,7 @@ def _with_schema_files(folder: Folder, number: int, paths: list[str]) -> Operato
     return Operator(number, newest.info.name, stores, False, tuple(files.values()), 2, version)
 
 
-def _schema(folder: Folder, path: str) -> NeededFile:
+def _schema(folder: FileIO, path: str) -> NeededFile:
     try:
         return read_needed(folder, path)
     except FileNotFoundError as error:
@@ -253,7 +253,7 @@ def _below_state(path: str, where: str) -> str:
     return f"{STATE}/{parts[1]}{marker}{tail}"
 
 
-def _incomplete(folder: Folder, path: str, why: str) -> IncompleteCutError:
+def _incomplete(folder: FileIO, path: str, why: str) -> IncompleteCutError:
     return IncompleteCutError(
         f"{folder.url}/{path} is missing: {why}. The live directory is not whole; restore a snapshot, "
         "or run the query once more if Spark still starts it."

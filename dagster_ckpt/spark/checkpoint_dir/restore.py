@@ -10,8 +10,8 @@ from itertools import islice
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError
 from dagster_ckpt.foreign import number_in
-from dagster_ckpt.io.folder import Folder
-from dagster_ckpt.io.local_folder import LocalFolder
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.donors import Donor, altered
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import SINKS_FOLDER, SinkEntry
@@ -102,7 +102,7 @@ def materialize(
     try:
         if is_fork:
             # First: a directory that a query could resume from always carries it.
-            unfinished.folder.create(FORK_NOT_STARTED, [b""])
+            unfinished.folder.place(FORK_NOT_STARTED, [b""])
         with contextlib.closing(filler):
             fill(filler)
             filler.write_logs()
@@ -182,7 +182,7 @@ class Filler:
 
     def __init__(
         self,
-        folder: Folder,
+        folder: FileIO,
         target: LiveDirectory,
         new_query_id: str | None,
         *,
@@ -192,7 +192,7 @@ class Filler:
         self._folder = folder
         self._target = target
         self._new_query_id = new_query_id
-        self._linker = Linker(folder.root) if isinstance(folder, LocalFolder) else None
+        self._linker = Linker(folder.root) if isinstance(folder, LocalFileIO) else None
         self._logs_last = logs_last
         self._watch = watch
         self._logs: dict[tuple[str, str], bytes] = {}
@@ -215,17 +215,17 @@ class Filler:
         elif path == METADATA and self._new_query_id is not None:
             # The old content is still consumed, which checks its digest.
             b"".join(chunks)
-            self._folder.create(path, [json.dumps({"id": self._new_query_id}, separators=(",", ":")).encode()])
+            self._folder.place(path, [json.dumps({"id": self._new_query_id}, separators=(",", ":")).encode()])
         elif is_metadata_v2(path):
             try:
                 data = rewrite_schema_paths(b"".join(chunks), path, self._target.spark_location)
             except CkptError as error:
                 raise RestoreError(f"The snapshot cannot be restored: {error}") from error
-            self._folder.create(path, [data])
+            self._folder.place(path, [data])
         elif self._logs_last and parts[0] in _LOGS:
             self._logs[parts[0], "/".join(parts[1:])] = b"".join(chunks)
         else:
-            self._folder.create(path, chunks)
+            self._folder.place(path, chunks)
 
     def _watched(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
@@ -236,7 +236,7 @@ class Filler:
         """Write the entries kept by `logs_last`: offsets first, then commits, the newest commit last."""
         # With a commit, a directory counts as one in which a query has run.
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
-            self._folder.create(f"{log}/{name}", [self._logs[log, name]])
+            self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
         """Place a file as a hard link instead of bytes.
@@ -247,7 +247,7 @@ class Filler:
         Raises:
             CutOvertakenError: It no longer exists, or was replaced.
         """
-        if not isinstance(file.folder, LocalFolder) or self._linker is None:
+        if not isinstance(file.folder, LocalFileIO) or self._linker is None:
             return False
         if not self.takes_as_it_is(file.path):
             return False

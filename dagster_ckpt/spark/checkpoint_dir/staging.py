@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
-from dagster_ckpt.io.folder import FileVersion
-from dagster_ckpt.io.local_folder import LocalFolder, version_of
+from dagster_ckpt.io.file_io import FileVersion
+from dagster_ckpt.io.local import LocalFileIO, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import Base, Source
 from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
@@ -44,7 +44,7 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENO
 HELD_OPEN_FILES = 64
 # Linux: an open file can be reopened through its descriptor, even if its name was removed or
 # replaced.
-_OPEN_FILES = LocalFolder(Path("/proc/self/fd"))
+_OPEN_FILES = LocalFileIO(Path("/proc/self/fd"))
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class StagedCut:
         unread = [file for file in wanted if file.data is None]
         if not unread:
             return list(wanted)
-        small = [file for file in unread if file.size <= READ_WHOLE_BYTES and isinstance(file.folder, LocalFolder)]
+        small = [file for file in unread if file.size <= READ_WHOLE_BYTES and isinstance(file.folder, LocalFileIO)]
         if len(small) <= HELD_IN_MEMORY_FILES and sum(file.size for file in small) <= HELD_IN_MEMORY_BYTES:
             for folder, files_of_it in groupby(small, attrgetter("folder")):
                 _read_now(folder, list(files_of_it))
@@ -106,7 +106,7 @@ class StagedCut:
             return list(wanted)
         place = _Place.beside(self._live)
         self._release.callback(place.remove)
-        folder = LocalFolder(place.path)
+        folder = LocalFileIO(place.path)
 
         def pin(indexes: range, check_canceled: CancelCheck) -> None:
             for index in indexes:
@@ -123,7 +123,7 @@ class StagedCut:
 
     def _keep_open(self, file: NeededFile) -> bool:
         """Protect a local file by keeping it open; returns False if that is not possible."""
-        if not isinstance(file.folder, LocalFolder) or not _OPEN_FILES.root.is_dir():
+        if not isinstance(file.folder, LocalFileIO) or not _OPEN_FILES.root.is_dir():
             return False
         try:
             descriptor = os.open(file.folder.root / file.source, os.O_RDONLY)
@@ -238,7 +238,7 @@ class _Place:
 
     def pin(self, file: NeededFile, number: int) -> str | None:
         """Protect one file; returns its name here, or None if it needs no protection."""
-        local = file.folder if isinstance(file.folder, LocalFolder) else None
+        local = file.folder if isinstance(file.folder, LocalFileIO) else None
         if file.identity is not None and local is None:
             return None
         # The token of a local file is unique to its content, and needs no additional memory.
@@ -255,7 +255,7 @@ class _Place:
         return name
 
 
-def _read_now(folder: LocalFolder, files: Sequence[NeededFile]) -> None:
+def _read_now(folder: LocalFileIO, files: Sequence[NeededFile]) -> None:
     try:
         looks = folder.look_at([file.source for file in files], READ_WHOLE_BYTES)
     except FileNotFoundError as error:
@@ -266,7 +266,7 @@ def _read_now(folder: LocalFolder, files: Sequence[NeededFile]) -> None:
         file.data = data
 
 
-def _link(folder: LocalFolder, file: NeededFile, target: str) -> FileVersion:
+def _link(folder: LocalFileIO, file: NeededFile, target: str) -> FileVersion:
     try:
         os.link(f"{folder.root}/{file.source}", target)
     except FileExistsError:

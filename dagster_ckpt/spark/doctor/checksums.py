@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import from_json, number_in, reading
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE
 from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.state.lineage import LARGEST_BLOCK, decompress_block
@@ -152,7 +152,7 @@ def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
             continue
 
 
-def examine_content(folder: Folder, path: str) -> Iterator[Finding]:
+def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
     """Read one file.
 
     Raises:
@@ -221,7 +221,7 @@ def _differs(path: str) -> Finding:
     )
 
 
-def _spark_checksum(folder: Folder, path: str, data: bytes) -> Iterator[Finding]:
+def _spark_checksum(folder: FileIO, path: str, data: bytes) -> Iterator[Finding]:
     """Compare with the checksum file of `ChecksumCheckpointFileManager`, if there is one."""
     try:
         text = folder.read(f"{path}.crc")
@@ -254,7 +254,7 @@ def _hidden(path: str) -> str:
     return f"{directory}{slash}.{name}.crc"
 
 
-def _fits_hadoop(folder: Folder, path: str, data: bytes) -> bool | None:
+def _fits_hadoop(folder: FileIO, path: str, data: bytes) -> bool | None:
     """Whether a file matches Hadoop's checksum file; None if there is none."""
     try:
         sums = folder.read(_hidden(path))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
-from dagster_ckpt.io.folder import Folder
-from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
@@ -25,10 +25,10 @@ def examine_file_sinks(subject: Subject) -> Iterator[Finding]:
     for description in subject.sinks:
         path = file_sink_path(description)
         if path is not None:
-            yield from _sink(subject, open_folder(path))
+            yield from _sink(subject, open_file_io(path))
 
 
-def _sink(subject: Subject, folder: Folder) -> Iterator[Finding]:
+def _sink(subject: Subject, folder: FileIO) -> Iterator[Finding]:
     # Commits, sink, offsets: the reverse of the order in which a running query writes them, so
     # later reads may be newer.
     committed = max(batch_ids(subject.folder, COMMITS), default=-1)

@@ -84,7 +84,7 @@ def _ends(subject: Subject) -> Iterator[Finding]:
 
 def _before_the_first_commit(subject: Subject) -> Iterator[Finding]:
     if subject.offset is None:
-        left = next((path for path, _ in subject.folder.files(STATE)), None)
+        left = next((path for path, _ in subject.folder.find(STATE)), None)
         if left is not None:
             yield error(
                 Code.STATE_WITHOUT_BATCHES, left, "There is state, but no batch in the offset log and the commit log."

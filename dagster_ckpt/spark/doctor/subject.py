@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import fsspec
-
-from dagster_ckpt.config.storage_path import fsspec_arguments
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
@@ -56,7 +52,7 @@ class Subject:
         return replace(self, commits=commits, offsets=[batch for batch in self.offsets if batch <= last])
 
     @property
-    def folder(self) -> Folder:
+    def folder(self) -> FileIO:
         """Its files."""
         return self.live.folder
 
@@ -114,16 +110,4 @@ class Subject:
 
     def hidden_files(self) -> Iterator[str]:
         """Paths of all hidden files: Hadoop's checksum files, and unfinished files."""
-        root = self.live.local_path
-        if root is not None:
-            for directory, _, names in os.walk(root):
-                below = os.path.relpath(directory, root)
-                yield from (os.path.normpath(f"{below}/{name}") for name in names if name.startswith("."))
-            return
-        file_system, where = fsspec.core.url_to_fs(
-            self.live.url, **fsspec_arguments(self.live.url, self.live.storage_options)
-        )
-        for path in file_system.find(where):
-            relative = str(path).removeprefix(where).lstrip("/")
-            if relative.rpartition("/")[2].startswith("."):
-                yield relative
+        return (path for path, entry in self.folder.find(hidden=True) if entry.name.startswith("."))

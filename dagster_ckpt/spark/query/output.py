@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.io.folder import local_path
-from dagster_ckpt.io.remote_folder import open_folder
+from dagster_ckpt.config.storage_path import local_path
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.spark.checkpoint_dir.file_sink_log import LOG, SinkEntry, StillMine, roll_back
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.query.description import described_field
@@ -97,7 +97,9 @@ def logged_batch(path: str) -> int | None:
     Raises:
         StorageAccessError: The folder cannot be reached.
     """
-    return max((number for name in open_folder(path).list(LOG) if (number := entry_id(name)) is not None), default=None)
+    return max(
+        (number for name in open_file_io(path).list(LOG) if (number := entry_id(name)) is not None), default=None
+    )
 
 
 def empty_log(batch_id: int, like: Sequence[str] = ()) -> list[SinkEntry]:

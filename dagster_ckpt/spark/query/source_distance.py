@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.foreign import from_json, reading
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry
@@ -82,7 +82,7 @@ def _distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_ba
     return Distance(tuple(sources), _planned_at_ms(newer) - _planned_at_ms(data), _planned_at_ms(data))
 
 
-def _between(folder: Folder, source: str, before: str | None, after: str | None) -> SourceDistance:
+def _between(folder: FileIO, source: str, before: str | None, after: str | None) -> SourceDistance:
     if after is None or after == before:
         return SourceDistance(source, "rows", 0)
     last = log_offset(after)
@@ -99,7 +99,7 @@ def _between(folder: Folder, source: str, before: str | None, after: str | None)
     return SourceDistance(source, "unknown", None)
 
 
-def _files(folder: Folder, source: str, first: int, last: int) -> int:
+def _files(folder: FileIO, source: str, first: int, last: int) -> int:
     directory = f"{SOURCES}/{source}"
     found: set[tuple[object, object]] = set()
     for name in folder.list(directory):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry
@@ -43,7 +43,7 @@ class CommittedState:
         commit: Its commit.
     """
 
-    folder: Folder
+    folder: FileIO
     query_id: str
     operators: list[Operator]
     offsets: OffsetEntry
@@ -153,7 +153,7 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
     )
 
 
-def unique_ids(folder: Folder, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
+def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
     """Unique ids of an operator's state in checkpoint format v2, by partition, then by store.
 
     Raises:
@@ -168,7 +168,7 @@ def unique_ids(folder: Folder, commit: CommitEntry, operator: Operator) -> tuple
     return ids
 
 
-def partitions_of(folder: Folder, offsets: OffsetEntry, operator: Operator) -> int:
+def partitions_of(folder: FileIO, offsets: OffsetEntry, operator: Operator) -> int:
     """Number of an operator's state partitions.
 
     Raises:

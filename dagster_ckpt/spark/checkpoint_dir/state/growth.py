@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.io.folder import Folder
+from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import Base
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS
@@ -44,7 +44,7 @@ class _Look:
         at_most: Size of the largest file to read, in bytes.
     """
 
-    folder: Folder
+    folder: FileIO
     at_most: int
 
     def at(self, paths: Sequence[str]) -> list[NeededFile]:
@@ -104,7 +104,7 @@ def grown_since(base: Base, state: CommittedState) -> list[NeededFile] | None:
         return None
 
 
-def _is_ancestor(base: Base, folder: Folder) -> bool:
+def _is_ancestor(base: Base, folder: FileIO) -> bool:
     """Whether the snapshot's commit is still the same file, so that nothing before it was undone."""
     path = f"{COMMITS}/{base.metadata.manifest.header.batch_id}"
     entry = base.metadata.manifest.find(path)

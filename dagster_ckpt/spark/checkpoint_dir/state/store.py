@@ -7,7 +7,7 @@ from functools import cached_property
 
 from dagster_ckpt.errors import IncompleteCutError
 from dagster_ckpt.foreign import number_in
-from dagster_ckpt.io.folder import Folder, Listing
+from dagster_ckpt.io.file_io import FileIO, Listing
 from dagster_ckpt.spark.checkpoint_dir.needed import NeededFile, read_needed
 
 _COUNTED_DOWN = 10_000
@@ -16,7 +16,7 @@ _COUNTED_DOWN = 10_000
 class StoreDirectory:
     """One state store of one partition of one operator."""
 
-    def __init__(self, folder: Folder, path: str) -> None:
+    def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
         self.path = path
 

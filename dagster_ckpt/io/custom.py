@@ -1,0 +1,168 @@
+"""`CustomFileIO`: the base class for storage of your own, with four methods to implement."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from dagster_ckpt.io.access import Guarded, accessing
+from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
+from dagster_ckpt.io.memory import entries_below
+
+# A file up to this size is buffered in memory before it is put; a larger one is spooled to a file.
+SPOOLED_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of your storage.
+
+    Attributes:
+        name: Its name.
+        size: Its length in bytes.
+        changed_at_ms: When it was put, ms since the epoch. A sweep never deletes objects younger
+            than its minimum age.
+    """
+
+    name: str
+    size: int
+    changed_at_ms: int
+
+
+class CustomFileIO(FileIO):
+    """A flat storage of named objects, such as a table of blobs or a service of yours.
+
+    Implement `put`, `get`, `remove` and `objects`, and name the class in a
+    `CustomCheckpointStorage`. The class is called with `stream_id` and the settings, once for each
+    stream that is opened. All streams share the storage; directories, sharing between snapshots,
+    and garbage collection are built on these methods. They are called from several threads
+    concurrently.
+
+    Any exception is reported to users as a StorageAccessError that names the object. Names are
+    POSIX paths without a leading slash. Data objects are up to 64 MB, or as large as the largest
+    file of a state store if that is larger; override `create` and `open` to stream them, and
+    `adopt` if your storage can copy an object on its side.
+
+    Attributes:
+        url: A URL with a scheme and a host that you choose, such as "blobs://orders"; locations of
+            snapshots begin with it.
+    """
+
+    @abstractmethod
+    def put(self, name: str, data: BinaryIO) -> None:
+        """Store an object under a name, atomically and durably. It may replace an existing object."""
+
+    @abstractmethod
+    def get(self, name: str) -> bytes:
+        """All bytes of an object.
+
+        Raises:
+            FileNotFoundError: No object has this name.
+        """
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove an object; a missing object is not an error."""
+
+    @abstractmethod
+    def objects(self, prefix: str) -> Iterable[StoredObject]:
+        """All objects whose names begin with a prefix, in any order. Must include objects that were just put."""
+
+    def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+        """Names in a directory."""
+        with accessing("list", f"{self.url}/{path}"):
+            statuses = {kept.name: _status(kept) for kept in self.objects(f"{path}/" if path else "")}
+        return entries_below(path, statuses, hidden=hidden)
+
+    def open(self, path: str, part: range | None = None) -> BinaryIO:  # noqa: ARG002
+        """Open a file for reading. Override this if your storage can fetch a part of an object."""
+        with accessing("read", f"{self.url}/{path}"):
+            return io.BytesIO(self.get(path))
+
+    def status(self, path: str) -> FileStatus:
+        """What is known of a file."""
+        with accessing("look at", f"{self.url}/{path}"):
+            found = [kept for kept in self.objects(path) if kept.name == path]
+        if not found:
+            raise FileNotFoundError(f"{self.url}/{path}")
+        return _status(found[0])
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """Open a new file for writing; it is put when the context exits without an error."""
+        where = f"{self.url}/{path}"
+        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES) as spool:
+            yield cast("BinaryIO", Guarded(cast("BinaryIO", spool), where))
+            spool.seek(0)
+            with accessing("write", where):
+                self.put(path, cast("BinaryIO", spool))
+
+    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        """Put an object."""
+        data = b"".join(chunks)
+        before_visible()
+        with accessing("write", f"{self.url}/{path}"):
+            self.put(path, io.BytesIO(data))
+
+    def delete(self, path: str) -> None:
+        """Remove an object."""
+        with accessing("delete", f"{self.url}/{path}"):
+            self.remove(path)
+
+
+def _status(kept: StoredObject) -> FileStatus:
+    return FileStatus(FileVersion(kept.size, None), kept.changed_at_ms, kept.changed_at_ms)
+
+
+class FolderFileIO(FileIO):
+    """The files of another `FileIO` below a folder."""
+
+    def __init__(self, whole: FileIO, folder: str) -> None:
+        self.url = f"{whole.url}/{folder}"
+        self.width = whole.width
+        self._whole = whole
+        self._folder = folder
+
+    def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+        """Names in a directory."""
+        return self._whole.list(f"{self._folder}/{path}" if path else self._folder, hidden=hidden)
+
+    def open(self, path: str, part: range | None = None) -> BinaryIO:
+        """Open a file for reading."""
+        return self._whole.open(f"{self._folder}/{path}", part)
+
+    def status(self, path: str) -> FileStatus:
+        """What is known of a file."""
+        return self._whole.status(f"{self._folder}/{path}")
+
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Lengths of the files that exist."""
+        found = self._whole.sizes([f"{self._folder}/{path}" for path in paths])
+        return {path.removeprefix(f"{self._folder}/"): size for path, size in found.items()}
+
+    def create(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new file for writing."""
+        return self._whole.create(f"{self._folder}/{path}")
+
+    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        """Write a file."""
+        self._whole.write(f"{self._folder}/{path}", chunks, before_visible=before_visible)
+
+    def create_if_absent(self, path: str, data: bytes) -> None:
+        """Write a small file unless one of that name exists."""
+        self._whole.create_if_absent(f"{self._folder}/{path}", data)
+
+    def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
+        """Create a file from one of another tree."""
+        if isinstance(source, FolderFileIO):
+            return self.adopt(path, source._whole, f"{source._folder}/{source_path}")
+        return self._whole.adopt(f"{self._folder}/{path}", source, source_path)
+
+    def delete(self, path: str) -> None:
+        """Delete a file."""
+        self._whole.delete(f"{self._folder}/{path}")

@@ -1,0 +1,314 @@
+"""`FileIO`: a tree of files on any storage, with the operations that this package needs.
+
+Everything that reads or writes snapshots, live directories or the folders of sinks uses it.
+`open_file_io` in `location.py` opens one by its URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, BinaryIO, NamedTuple
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.io.parallel import CancelCheck, in_threads
+
+
+class FileVersion(NamedTuple):
+    """Identifies the version of a file: it changes when the file is replaced by another one of the same name.
+
+    Attributes:
+        size: Bytes.
+        token: Device, inode and modification time, or an object store's entity tag or generation.
+            None if the storage offers nothing that reliably identifies the content.
+    """
+
+    size: int
+    token: str | None
+
+
+class FileStatus(NamedTuple):
+    """What storage tells of a file.
+
+    Attributes:
+        version: Its version.
+        modified_at_ms: When its content was written, ms since the epoch, by the storage's clock;
+            None if the storage does not tell.
+        changed_at_ms: The same, or when this name was given to an older file (by a hard link).
+    """
+
+    version: FileVersion
+    modified_at_ms: int | None
+    changed_at_ms: int | None
+
+
+# Version of a file, and its content or None.
+Look = tuple[FileVersion, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name in a listing.
+
+    Attributes:
+        name: The name.
+        is_directory: Whether it is a directory.
+        status: What is known of the file; looked up on first use where that takes a call. Raises
+            FileNotFoundError if it no longer exists.
+    """
+
+    name: str
+    is_directory: bool
+    status: Callable[[], FileStatus]
+
+    def version(self) -> FileVersion:
+        """Version of the file."""
+        return self.status().version
+
+
+class Listing:
+    """The files of one directory, as of the first access.
+
+    Args:
+        entries: Lists them.
+    """
+
+    def __init__(self, entries: Callable[[], dict[str, Entry]]) -> None:
+        self._list = entries
+
+    @cached_property
+    def _entries(self) -> dict[str, Entry]:
+        return self._list()
+
+    @property
+    def names(self) -> Set[str]:
+        """Their names, without hidden ones."""
+        return self._entries.keys()
+
+    def version(self, name: str) -> FileVersion:
+        """Version of one of them. Raises FileNotFoundError if it does not exist or no longer exists."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise FileNotFoundError(name)
+        return entry.version()
+
+
+def no_op() -> None:
+    """Do nothing: the default for a callback."""
+
+
+class FileIO(ABC):
+    """A tree of files. Paths are POSIX paths relative to its root, without a leading slash or `..`.
+
+    A missing file raises FileNotFoundError; every other failure is a StorageAccessError. A write
+    that raises may have succeeded all the same: the answer of a server can get lost.
+
+    Implementations define the abstract methods; the others have a default that is built on them.
+    Each is called from several threads concurrently.
+
+    Attributes:
+        url: URL of the root, for messages and locations; without user name and password.
+        can_rename: Whether the whole tree can be renamed at once. An object store would copy it
+            file by file.
+        width: How many files to read or look at concurrently; more than 1 where each is a request.
+    """
+
+    url: str
+    can_rename: bool = False
+    width: int = 1
+
+    # Reading
+
+    @abstractmethod
+    def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+        """Names in a directory, including those just written; empty if the directory does not exist.
+
+        Args:
+            path: The directory.
+            hidden: Also list names that begin with a dot. Spark's are unfinished files
+                (`.<name>.<uuid>.tmp`) and Hadoop's `.crc` files, and neither belongs in a copy: a
+                stale `.crc` makes Hadoop reject a good file.
+        """
+
+    @abstractmethod
+    def open(self, path: str, part: range | None = None) -> BinaryIO:
+        """Open a file for reading, as a seekable stream and context manager.
+
+        Args:
+            path: The file.
+            part: The range that will be read, so that nothing else needs to be fetched.
+        """
+
+    @abstractmethod
+    def status(self, path: str) -> FileStatus:
+        """What is known of a file."""
+
+    def version(self, path: str) -> FileVersion:
+        """Current version of a file."""
+        return self.status(path).version
+
+    def size(self, path: str) -> int | None:
+        """Length of a file in bytes, or None if it does not exist."""
+        try:
+            return self.status(path).version.size
+        except FileNotFoundError:
+            return None
+
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Lengths of the files that exist."""
+        return {path: size for path in paths if (size := self.size(path)) is not None}
+
+    def exists(self) -> bool:
+        """Whether the root exists."""
+        return bool(self.list(hidden=True))
+
+    def read(self, path: str, at_most: int = -1) -> bytes:
+        """Content of a file, or its first `at_most` bytes."""
+        with self.open(path) as stream:
+            return stream.read(at_most)
+
+    def read_version(self, path: str) -> tuple[bytes, FileVersion]:
+        """Content of a file and its version.
+
+        If the file is replaced in between, the version is that of the older file.
+        """
+        version = self.version(path)
+        return self.read(path), version
+
+    def look_at(
+        self,
+        paths: Sequence[str],
+        at_most: int,  # noqa: ARG002 - content would cost a request
+    ) -> Sequence[Look]:
+        """Version of each file, and its content if it is at most `at_most` bytes and costs no extra request."""
+
+        def look(path: str, check_canceled: CancelCheck) -> Look:
+            check_canceled()
+            return self.version(path), None
+
+        return in_threads(self.width, paths, look)
+
+    def listing(self, path: str) -> Listing:
+        """Like `list`, for directories with many files of which few are inspected."""
+        return Listing(lambda: self.list(path))
+
+    def find(self, path: str = "", *, hidden: bool = False) -> Iterator[tuple[str, Entry]]:
+        """Every file below a directory, with its path from the root."""
+        for name, entry in sorted(self.list(path, hidden=hidden).items()):
+            below = f"{path}/{name}" if path else name
+            if entry.is_directory:
+                yield from self.find(below, hidden=hidden)
+            else:
+                yield below, entry
+
+    # Writing
+
+    @abstractmethod
+    def create(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new file for writing; it is durable when the context exits without an error."""
+
+    @abstractmethod
+    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        """Write a file atomically, replacing any file of that name; it is durable on return.
+
+        Args:
+            path: The file.
+            chunks: Its bytes. If they raise, nothing is written.
+            before_visible: Called once before the file becomes visible; if it raises, nothing is
+                written.
+        """
+
+    def place(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a new file in a tree that nobody reads yet: after a failure, part of it may exist.
+
+        It is durable after `flush_all`.
+        """
+        self.write(path, chunks)
+
+    def create_if_absent(self, path: str, data: bytes) -> None:
+        """Write a small file atomically unless one of that name exists.
+
+        With concurrent writers one of them wins wherever the storage can tell; read the file again
+        to learn which one.
+        """
+        if self.size(path) is None:
+            self.write(path, [data])
+
+    def adopt(self, path: str, source: FileIO, source_path: str) -> bool:  # noqa: ARG002
+        """Create a file from one of another tree, without moving its bytes through this process.
+
+        The name is durable after a `flush` of its directory.
+
+        Returns:
+            Whether it succeeded, which requires both trees to be on one disk or in one object
+            store.
+        """
+        return False
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Delete a file; a missing file is not an error.
+
+        On a disk a power failure may bring it back until its directory is flushed.
+        """
+
+    def delete_if_empty(self, path: str = "") -> None:  # noqa: ARG002
+        """Delete a directory if it is empty. Does nothing where directories are only parts of names."""
+        return
+
+    def delete_all(self) -> None:
+        """Delete the whole tree; a missing tree is not an error. Of a symbolic link only the link is deleted."""
+        for path, _ in self.find(hidden=True):
+            self.delete(path)
+
+    def rename(self, url: str) -> None:
+        """Move the whole tree to a location that does not exist yet; its new name is durable on return."""
+        raise StorageAccessError(f"{self.url} cannot be moved to {url}: this storage has no directories to rename.")
+
+    def make(self) -> None:
+        """Create the root; on a disk its name is then durable. An object store has no directories."""
+        return
+
+    def flush(self, path: str) -> None:  # noqa: ARG002
+        """Make a file, or the names in a directory, durable. Remote storage is durable once written."""
+        return
+
+    def flush_all(self) -> None:
+        """Make the whole tree durable; `make` and `rename` make the root's own name durable."""
+        return
+
+    def clock_ms(self, probe: str) -> int | None:
+        """The current time by the clock that dates the files, ms since the epoch; None if it dates none.
+
+        A file is written and looked at, because the clock of this machine may differ from the
+        storage's by hours.
+
+        Args:
+            probe: Name of that file, which is then deleted.
+        """
+        self.write(probe, [b"dagster_ckpt"])
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                entry = self.list(hidden=True).get(probe)
+                return entry.status().changed_at_ms if entry is not None else None
+            return None
+        finally:
+            self.delete(probe)
+
+    # Caching
+
+    @cached_property
+    def seen(self) -> dict[str, tuple[str, object]]:
+        """What was parsed from unchanged files: path to token and value.
+
+        A running query is inspected repeatedly, and nearly all of its files stay unchanged.
+        """
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The cache is large and only useful in this process.
+        return {name: value for name, value in self.__dict__.items() if name != "seen"}

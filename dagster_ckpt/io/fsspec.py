@@ -1,0 +1,330 @@
+"""`FsspecFileIO`: files of any fsspec file system, such as an object store or HDFS. Nothing else opens fsspec."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import partial
+from typing import Any, BinaryIO, cast
+
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+from dagster_ckpt.config.storage_path import fsspec_arguments, has_folders
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.io.access import Guarded, accessing
+from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, no_op
+
+# Object stores accept parts of at least 5 MiB; fsspec's files are written in blocks of this size.
+BLOCK_BYTES = 8 * 1024 * 1024
+# Files up to this size are buffered in memory and put in one request, which costs as much time as a
+# megabyte.
+SINGLE_PUT_BYTES = 12 * 1024 * 1024
+SINGLE_FETCH_BYTES = 16 * 1024 * 1024
+_COPIED_BYTES = 1024 * 1024
+# The names that fsspec file systems use for an entity tag, a generation or a modification time.
+_VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+
+
+class FsspecFileIO(FileIO):
+    """A prefix of any fsspec file system. Objects of a store become visible when they are closed.
+
+    Args:
+        url: URL as shown and stored.
+        options: Arguments for the file system.
+        url_to_open: The same URL with user name and password, if it needs them.
+
+    Raises:
+        StorageAccessError: The file system is unknown, its driver is not installed, or it does not
+            let this process in.
+    """
+
+    width = 16
+
+    def __init__(self, url: str, options: Mapping[str, Any], *, url_to_open: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._fs, self._root = _opened(self.url, (url_to_open or url).rstrip("/"), options)
+        self._has_folders = self.can_rename = has_folders(url)
+
+    # Reading
+
+    def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+        """Names in a directory, from one call."""
+        where = self._at(path)
+        try:
+            with self._accessing("list", path):
+                infos = self._fs.ls(where, detail=True)
+        except FileNotFoundError:
+            return {}
+        entries: dict[str, Entry] = {}
+        for info in infos:
+            name = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
+            # Some stores list the directory itself, too.
+            if name and str(info["name"]).strip("/") != where.strip("/") and (hidden or not name.startswith(".")):
+                entries[name] = Entry(name, info["type"] == "directory", partial(_status, info))
+        return entries
+
+    def find(self, path: str = "", *, hidden: bool = False) -> Iterator[tuple[str, Entry]]:
+        """Every file below a directory, with its path from the root; of an object store from one listing."""
+        if self._has_folders:
+            yield from super().find(path, hidden=hidden)
+            return
+        with self._accessing("list", path):
+            infos: dict[str, dict[str, Any]] = self._fs.find(self._at(path), detail=True)
+        start = f"{self._root.strip('/')}/"
+        for where, info in sorted(infos.items()):
+            below = where.strip("/").removeprefix(start)
+            if hidden or not any(name.startswith(".") for name in below.split("/")):
+                yield below, Entry(below.rsplit("/", 1)[-1], is_directory=False, status=partial(_status, info))
+
+    def open(self, path: str, part: range | None = None) -> BinaryIO:
+        """Open a file for reading; a part of moderate size is fetched in one request."""
+        where = self._at(path)
+        with self._accessing("read", path):
+            if type(self._fs) is MemoryFileSystem:
+                stream: Any = io.BytesIO(self._whole(where))
+            elif part is not None and len(part) <= SINGLE_FETCH_BYTES:
+                data = self._fs.cat_file(where, start=part.start, end=part.stop) if part else b""
+                stream = _Part(data, part.start)
+            elif part is not None:
+                stream = self._fs.open(where, "rb", block_size=BLOCK_BYTES)
+            else:
+                stream = self._fs.open(where, "rb")
+        return cast("BinaryIO", Guarded(stream, f"{self.url}/{path}"))
+
+    def read(self, path: str, at_most: int = -1) -> bytes:
+        """Content of a file, or its first `at_most` bytes."""
+        if at_most >= 0:
+            return super().read(path, at_most)
+        with self._accessing("read", path):
+            return self._whole(self._at(path))
+
+    def status(self, path: str) -> FileStatus:
+        """What is known of a file."""
+        with self._accessing("read", path):
+            return _status(self._fs.info(self._at(path)))
+
+    def size(self, path: str) -> int | None:
+        """Length of a file, or None."""
+        with self._accessing("look at", path), suppress(FileNotFoundError):
+            return int(self._fs.info(self._at(path))["size"])
+        return None
+
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Lengths of the files that exist, from one listing per directory."""
+        sizes: dict[str, int] = {}
+        for folder in {path.rpartition("/")[0] for path in paths}:
+            prefix = f"{folder}/" if folder else ""
+            entries = self.list(folder, hidden=True).items()
+            sizes |= {f"{prefix}{name}": entry.version().size for name, entry in entries}
+        return {path: sizes[path] for path in paths if path in sizes}
+
+    def exists(self) -> bool:
+        """Whether the root exists."""
+        with self._accessing("list"):
+            return bool(self._fs.exists(self._root))
+
+    # Writing
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """Open a new file for writing."""
+        with self._accessing("write", path):
+            self._make_folder(self._at(path))
+            with _Upload(self._fs, self._at(path)) as upload:
+                yield cast("BinaryIO", Guarded(cast("BinaryIO", upload), f"{self.url}/{path}"))
+
+    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        """Write a file atomically: object stores show it once it is complete; with real directories it is renamed."""
+        target = self._at(path)
+        folder, _, name = target.rpartition("/")
+        unfinished = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp" if self._has_folders else target
+        with self._spooled(chunks) as spool, self._accessing("write", path):
+            if not self._has_folders:
+                before_visible()
+                self._put(target, spool)
+                return
+            self._make_folder(target)
+            try:
+                self._put(unfinished, spool)
+                before_visible()
+                # Not every file system replaces a file by renaming another one.
+                if self._fs.exists(target):
+                    self._fs.rm_file(target)
+                self._fs.mv(unfinished, target)
+            except BaseException:
+                with suppress(Exception):
+                    self._fs.rm_file(unfinished)
+                raise
+
+    def place(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a new file in a tree that nobody reads yet."""
+        with self._spooled(chunks) as spool, self._accessing("write", path):
+            self._make_folder(self._at(path))
+            self._put(self._at(path), spool)
+
+    def create_if_absent(self, path: str, data: bytes) -> None:
+        """Write a small file atomically unless one of that name exists."""
+        where = self._at(path)
+        with self._accessing("write", path):
+            if self._fs.exists(where):
+                return
+            self._make_folder(where)
+            with suppress(FileExistsError):
+                try:
+                    self._fs.pipe_file(where, data, mode="create")
+                except (TypeError, NotImplementedError):
+                    # The store has no conditional put: a concurrent writer is detected by reading
+                    # again.
+                    self._fs.pipe_file(where, data)
+
+    def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
+        """Copy an object within the store."""
+        if not isinstance(source, FsspecFileIO) or source._fs is not self._fs or self._has_folders:
+            return False
+        with self._accessing("write", path):
+            self._fs.cp_file(source._at(source_path), self._at(path))
+        return True
+
+    def delete(self, path: str) -> None:
+        """Delete a file; a missing file is not an error."""
+        with self._accessing("delete", path), suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(path))
+
+    def delete_if_empty(self, path: str = "") -> None:
+        """Delete a directory if it is empty."""
+        if self._has_folders:
+            with suppress(Exception):
+                self._fs.rmdir(self._at(path))
+
+    def delete_all(self) -> None:
+        """Delete the whole tree; a missing tree is not an error."""
+        with self._accessing("delete"), suppress(FileNotFoundError):
+            self._fs.rm(self._root, recursive=True)
+
+    def rename(self, url: str) -> None:
+        """Move the whole tree to a location that does not exist yet."""
+        with self._accessing("move"):
+            self._fs.mv(self._root, self._fs._strip_protocol(url), recursive=True)
+
+    def _put(self, where: str, spool: BinaryIO) -> None:
+        size = spool.seek(0, io.SEEK_END)
+        spool.seek(0)
+        if size <= SINGLE_PUT_BYTES:
+            self._fs.pipe_file(where, spool.read())
+            return
+        with self._fs.open(where, "wb", block_size=BLOCK_BYTES) as stream:
+            shutil.copyfileobj(spool, stream, _COPIED_BYTES)
+
+    @contextmanager
+    def _spooled(self, chunks: Iterable[bytes]) -> Iterator[BinaryIO]:
+        """Buffer everything first: if the input fails halfway, for example in a digest check, nothing is written."""
+        with tempfile.SpooledTemporaryFile(SINGLE_PUT_BYTES) as spool:
+            spool.writelines(chunks)
+            yield cast("BinaryIO", spool)
+
+    def _whole(self, where: str) -> bytes:
+        if type(self._fs) is MemoryFileSystem:
+            # All readers of an in-memory object share one position, so threads would disturb each
+            # other.
+            if where not in self._fs.store:
+                raise FileNotFoundError(where)
+            return cast("bytes", self._fs.store[where].getvalue())
+        return cast("bytes", self._fs.cat_file(where))
+
+    def _make_folder(self, where: str) -> None:
+        # In an object store this would only create a bucket with a misspelt name.
+        if self._has_folders:
+            self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
+
+    def _accessing(self, verb: str, path: str = "") -> accessing:
+        return accessing(verb, f"{self.url}/{path}" if path else self.url)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}".rstrip("/")
+
+
+def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    # Some file systems log in when they are instantiated.
+    with accessing("open", url):
+        try:
+            fs, root = fsspec.core.url_to_fs(url_to_open, **fsspec_arguments(url_to_open, options))
+        except ImportError as error:
+            raise StorageAccessError(
+                f"{url} needs a driver that is not installed: {error}. For S3: pip install 'dagster-ckpt[s3]'; for "
+                "others the package that fsspec names."
+            ) from error
+        except ValueError as error:
+            raise StorageAccessError(
+                f"{url} is of a kind that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or hdfs://."
+            ) from error
+    return fs, str(root).rstrip("/")
+
+
+class _Upload:
+    """Bytes of a new object: a small one is put in one request, a large one in parts as they arrive."""
+
+    def __init__(self, fs: Any, path: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._stream: Any = None
+
+    def __enter__(self) -> _Upload:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if self._stream is not None:
+            self._stream.__exit__(kind, *details)
+        elif kind is None:
+            self._fs.pipe_file(self._path, b"".join(self._held))
+
+    def write(self, data: bytes) -> int:
+        """Write some bytes."""
+        if self._stream is None and self._held_bytes + len(data) <= SINGLE_PUT_BYTES:
+            self._held.append(bytes(data))
+            self._held_bytes += len(data)
+            return len(data)
+        if self._stream is None:
+            self._stream = self._fs.open(self._path, "wb", block_size=BLOCK_BYTES)
+            self._stream.write(b"".join(self._held))
+            self._held.clear()
+        return cast("int", self._stream.write(data))
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        """Write several pieces."""
+        for piece in pieces:
+            self.write(piece)
+
+
+class _Part(io.BytesIO):
+    """A fetched part of an object, addressed by offsets of the whole object."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        super().__init__(data)
+        self._start = start
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset of the whole object."""
+        return super().seek(offset - self._start, whence) + self._start
+
+
+def _status(info: Mapping[str, Any]) -> FileStatus:
+    marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
+    # Some file systems return the same time as a number in a listing and as a date elsewhere.
+    texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
+    time_ms = next((ms for name in _TIMES if (ms := _ms(info.get(name))) is not None), None)
+    return FileStatus(FileVersion(int(info["size"] or 0), ":".join(texts) or None), time_ms, time_ms)
+
+
+def _ms(value: object) -> int | None:
+    seconds = value.timestamp() if isinstance(value, datetime) else value
+    # Seconds as a float deviate slightly from the exact millisecond.
+    return round(seconds * 1000) if isinstance(seconds, int | float) else None

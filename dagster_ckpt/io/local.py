@@ -1,0 +1,371 @@
+"""`LocalFileIO`: files on a local or mounted disk, with operating system calls."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from io import FileIO as RawFile
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from dagster_ckpt.config.storage_path import local_path
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.io.access import Guarded, accessing, explained
+from dagster_ckpt.io.durability import WriteBehind, flush, flush_tree, make_folder
+from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Listing, Look, no_op
+
+_DELETE_ATTEMPTS = 10
+_READ_BYTES = 1024 * 1024
+# Many small files are adjacent in one data object.
+_BUFFERED_BYTES = 256 * 1024
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+class LocalListing(Listing):
+    """Names from one call when first used; versions one by one, because few are needed."""
+
+    def __init__(self, url: str, directory: str) -> None:
+        self._url = url
+        self._directory = directory
+
+    @cached_property
+    def names(self) -> Set[str]:
+        """Their names, without hidden ones."""
+        try:
+            with _accessing("list", self._url):
+                names = os.listdir(self._directory)  # noqa: PTH208 - no object for each name
+        except FileNotFoundError:
+            return frozenset()
+        return {name for name in names if name[0] != "."}
+
+    def version(self, name: str) -> FileVersion:
+        """Version of a file."""
+        if not name or name[0] == "." or "/" in name:
+            # The names in a damaged snapshot are looked up here and nowhere else.
+            raise FileNotFoundError(f"{self._url}/{name}")
+        try:
+            # Called ten thousand times per snapshot, so it creates no object or context manager per
+            # call.
+            return version_of(os.stat(f"{self._directory}/{name}"))  # noqa: PTH116
+        except OSError as error:
+            raise explained("read", f"{self._url}/{name}", error) from error
+
+
+class LocalFileIO(FileIO):
+    """A directory on a local or mounted disk.
+
+    Args:
+        root: The directory.
+        buffer_bytes: What `create` writes is passed to the disk in pieces of this size; -1 passes
+            on each piece as it comes.
+        follow_links: Whether to list what is behind symbolic links. It can always be read by name,
+            but who deletes what a listing shows must not follow them: what is behind a link
+            belongs to its creator.
+    """
+
+    can_rename = True
+
+    def __init__(self, root: Path, *, buffer_bytes: int = -1, follow_links: bool = True) -> None:
+        self.root = root
+        self.url = f"file://{root}"
+        self._prefix = f"{root}/"
+        self._buffer_bytes = buffer_bytes
+        self._follow_links = follow_links
+
+    # Reading
+
+    def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
+        """Names in a directory; empty if the directory does not exist."""
+        entries: dict[str, Entry] = {}
+        directory = self.root / path
+        with suppress(FileNotFoundError), self._accessing("list", path):
+            if not self._follow_links and path and directory.is_symlink():
+                return {}
+            with os.scandir(directory) as found:
+                for entry in found:
+                    if hidden or not entry.name.startswith("."):
+                        entries[entry.name] = Entry(entry.name, entry.is_dir(), partial(_status_of_entry, entry))
+        return entries
+
+    def listing(self, path: str) -> Listing:
+        """Files of a directory."""
+        return LocalListing(f"{self.url}/{path}", self._prefix + path)
+
+    def open(self, path: str, part: range | None = None) -> BinaryIO:
+        """Open a file for reading."""
+        with self._accessing("read", path):
+            stream = (self.root / path).open("rb", buffering=-1 if part is None else _BUFFERED_BYTES)
+        return cast("BinaryIO", Guarded(stream, f"{self.url}/{path}"))
+
+    def read(self, path: str, at_most: int = -1) -> bytes:
+        """Content of a file, or its first `at_most` bytes."""
+        with self._opened(path) as descriptor:
+            return os.read(descriptor, at_most) if at_most >= 0 else _whole(descriptor, os.fstat(descriptor).st_size)
+
+    def status(self, path: str) -> FileStatus:
+        """What is known of a file."""
+        with self._accessing("read", path):
+            found = os.stat(self._prefix + path)  # noqa: PTH116 - as `version`
+        return _status(found, found)
+
+    def version(self, path: str) -> FileVersion:
+        """Current version of a file."""
+        try:
+            return version_of(os.stat(self._prefix + path))  # noqa: PTH116 - no object for each file
+        except OSError as error:
+            raise explained("read", f"{self.url}/{path}", error) from error
+
+    def read_version(self, path: str) -> tuple[bytes, FileVersion]:
+        """Content and version of a file, of the same file even if it is replaced concurrently."""
+        with self._opened(path) as descriptor:
+            version = version_of(os.fstat(descriptor))
+            return _whole(descriptor, version.size), version
+
+    def look_at(self, paths: Sequence[str], at_most: int) -> Sequence[Look]:
+        """Version of each file, and its content if it is at most `at_most` bytes, both of the same file."""
+        looks: deque[Look] = deque()
+        path = ""
+        # Each snapshot of a larger query reads two hundred files: the path to the root is resolved
+        # once, and no file gets a context manager.
+        try:
+            root = os.open(self._prefix, os.O_RDONLY)
+            try:
+                for path in paths:
+                    descriptor = os.open(path, os.O_RDONLY, dir_fd=root)
+                    try:
+                        version = version_of(os.fstat(descriptor))
+                        looks.append((version, _whole(descriptor, version.size) if version.size <= at_most else None))
+                    finally:
+                        os.close(descriptor)
+            finally:
+                os.close(root)
+        except OSError as error:
+            raise explained("read", f"{self.url}/{path}", error) from error
+        return looks
+
+    def size(self, path: str) -> int | None:
+        """Length of a file, or None."""
+        return self.sizes([path]).get(path)
+
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Lengths of the files that exist."""
+        found: dict[str, int] = {}
+        # The error itself names the file.
+        with _accessing("look at", self.url):
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    found[path] = os.stat(self._prefix + path).st_size  # noqa: PTH116 - called often
+        return found
+
+    def exists(self) -> bool:
+        """Whether the root exists."""
+        with self._accessing("list"):
+            return self.root.is_dir()
+
+    # Writing
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """Open a new file for writing; large ones are written behind."""
+        target = self.root / path
+        where = f"{self.url}/{path}"
+        with accessing("write", where):
+            changed = make_folder(target.parent)
+            with self._new_file(target) as stream:
+                with WriteBehind(stream, self._buffer_bytes) as behind:
+                    yield cast("BinaryIO", Guarded(cast("BinaryIO", behind), where))
+                os.fsync(stream.fileno())
+            for folder in (target.parent, *changed):
+                flush(folder)
+
+    def write(self, path: str, chunks: Iterable[bytes], *, before_visible: Callable[[], None] = no_op) -> None:
+        """Write a file atomically: to a temporary file, flushed, then renamed, and the directory is flushed too."""
+        target = self.root / path
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
+        with self._accessing("write", path):
+            changed = make_folder(target.parent)
+            try:
+                with unfinished.open("wb") as stream:
+                    stream.writelines(chunks)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                for folder in changed:
+                    flush(folder)
+                # The work that it waits for, mostly also flushing to disk, ran concurrently.
+                before_visible()
+                unfinished.replace(target)
+            except BaseException:
+                with suppress(OSError):
+                    unfinished.unlink(missing_ok=True)
+                raise
+            flush(target.parent)
+
+    def place(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a new file in a tree that nobody reads yet."""
+        target = self._prefix + path
+        with self._accessing("write", path):
+            try:
+                descriptor = os.open(target, _CREATE, 0o644)
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 - called once per directory
+                descriptor = os.open(target, _CREATE, 0o644)
+            try:
+                for chunk in chunks:
+                    done = os.write(descriptor, chunk)
+                    while done < len(chunk):
+                        done += os.write(descriptor, memoryview(chunk)[done:])
+            finally:
+                os.close(descriptor)
+
+    def create_if_absent(self, path: str, data: bytes) -> None:
+        """Write a small file atomically unless one of that name exists."""
+        target = self.root / path
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
+        with self._accessing("write", path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with unfinished.open("xb") as stream:
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                # Unlike a rename, a link never replaces an existing file.
+                with suppress(FileExistsError):
+                    os.link(unfinished, target)
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+    def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
+        """Hard-link a file of another tree on the same disk.
+
+        This costs no bytes, and they live as long as either link.
+        """
+        if not isinstance(source, LocalFileIO):
+            return False
+        target = self.root / path
+        with self._accessing("write", path):
+            for folder in make_folder(target.parent):
+                flush(folder)
+            try:
+                target.hardlink_to(source.root / source_path)
+            except OSError:
+                # Another device, a disk without hard links, or a link limit: then the bytes are
+                # written again.
+                return False
+        return True
+
+    def delete(self, path: str) -> None:
+        """Delete a file; a missing file is not an error."""
+        with self._accessing("delete", path):
+            (self.root / path).unlink(missing_ok=True)
+
+    def delete_if_empty(self, path: str = "") -> None:
+        """Delete a directory if it is empty."""
+        with suppress(OSError):
+            (self.root / path).rmdir()
+
+    def delete_all(self) -> None:
+        """Delete the whole tree; a missing tree is not an error. Of a symbolic link only the link is deleted."""
+        with self._accessing("delete"), suppress(FileNotFoundError, NotADirectoryError):
+            if self.root.is_symlink():
+                # The target of the link belongs to its creator.
+                self.root.unlink()
+                return
+            for _ in range(_DELETE_ATTEMPTS - 1):
+                try:
+                    shutil.rmtree(self.root)
+                except OSError as error:
+                    # State stores of a stopped query may still upload a last snapshot.
+                    if error.errno != errno.ENOTEMPTY:
+                        raise
+                else:
+                    return
+            shutil.rmtree(self.root)
+
+    def rename(self, url: str) -> None:
+        """Move the whole tree to a location that does not exist yet; its new name is durable on return."""
+        target = local_path(url)
+        if target is None:
+            raise StorageAccessError(f"{self.url} is local and cannot be moved to {url}. Give a local path.")
+        with self._accessing("move"):
+            changed = make_folder(target.parent)
+            self.root.rename(target)
+            for folder in (target.parent, *changed):
+                flush(folder)
+
+    def make(self) -> None:
+        """Create the root; its name is then durable."""
+        with self._accessing("write"):
+            for folder in make_folder(self.root):
+                flush(folder)
+
+    def flush(self, path: str) -> None:
+        """Make a file, or the names in a directory, durable."""
+        with self._accessing("flush", path):
+            flush(self.root / path)
+
+    def flush_all(self) -> None:
+        """Make the whole tree durable."""
+        with self._accessing("write"):
+            flush_tree(self.root)
+
+    def _accessing(self, verb: str, path: str = "") -> contextlib.AbstractContextManager[None]:
+        return _accessing(verb, f"{self.url}/{path}" if path else self.url)
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        with self._accessing("read", path):
+            descriptor = os.open(self._prefix + path, os.O_RDONLY)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def _new_file(self, path: Path) -> RawFile:
+        try:
+            return path.open("xb", buffering=0)
+        except FileNotFoundError:
+            # The directory was removed concurrently, along with the last other file in it.
+            for folder in make_folder(path.parent):
+                flush(folder)
+            return path.open("xb", buffering=0)
+
+
+# Errors of callers, whose iterators the writing methods consume, pass through.
+_accessing = partial(accessing, only=OSError)
+
+
+def version_of(stat: os.stat_result) -> FileVersion:
+    """Version of a local file. Spark replaces files by renaming, so a replaced file has another inode."""
+    return FileVersion(stat.st_size, token_of(stat))
+
+
+def token_of(stat: os.stat_result) -> str:
+    """See `FileVersion.token`."""
+    return f"{stat.st_dev:x}.{stat.st_ino:x}.{stat.st_mtime_ns:x}"
+
+
+def _whole(descriptor: int, size: int) -> bytes:
+    """All bytes of a file, in one call if it has the expected size."""
+    data = os.read(descriptor, size + 1)
+    if len(data) != size:
+        while more := os.read(descriptor, _READ_BYTES):
+            data += more
+    return data
+
+
+def _status_of_entry(entry: os.DirEntry[str]) -> FileStatus:
+    # The time of the inode, not of the content, says when a name was made: a new link to an old
+    # file counts as new.
+    with _accessing("read", f"file://{entry.path}"):
+        return _status(entry.stat(), entry.stat(follow_symlinks=False))
+
+
+def _status(content: os.stat_result, name: os.stat_result) -> FileStatus:
+    return FileStatus(version_of(content), content.st_mtime_ns // 1_000_000, name.st_ctime_ns // 1_000_000)

@@ -122,16 +122,15 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
         raise OptionError(
             f"checkpoint storage factory {storage.factory!r} cannot be used: {without_secrets(str(error))}. "
             "Give the import path of a class or function that takes stream_id and the settings, and returns a "
-            "CustomSpace "
-            "or a SnapshotStore."
+            "CustomFileIO or a SnapshotStore."
         ) from cause_to_show(error)
     if not _missing(made, SnapshotStore):
         return cast("SnapshotStore", made)
     if not isinstance(made, FileIO):
         missing = ", ".join(_missing(made, SnapshotStore))
         raise OptionError(
-            f"{storage.factory!r} made a {type(made).__name__}, which is no FileIO, and no SnapshotStore either: it "
-            f"has no {missing}. Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or what has every method of "
+            f"{storage.factory!r} made a {type(made).__name__}, which is no SnapshotStore (it has no {missing}), and "
+            f"no FileIO either. Return a subclass of dagster_ckpt.io.custom.CustomFileIO, or what has every method of "
             "dagster_ckpt.snapshot.store.SnapshotStore."
         )
     return _store_over(made, stream_id, storage.deployment)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import groupby
 from typing import BinaryIO
 
@@ -154,31 +153,17 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
         yield share
 
 
-def _opened(space: FileIO, directory: str, reference: str | None, inline: bytes, part: range) -> _Opened:
+def _opened(space: FileIO, directory: str, reference: str | None, inline: bytes, part: range) -> BinaryIO:
+    """A data object opened for reading; if it is missing, the snapshot is reported as corrupt."""
     if reference is None:
-        return _Opened(nullcontext(io.BytesIO(inline)), f"{space.url}/{directory}/{METADATA_NAME}")
+        return io.BytesIO(inline)
     name = object_name(directory, reference)
-    return _Opened(space.open(name, part), f"{space.url}/{name}")
-
-
-class _Opened:
-    """An object opened for reading; if it is missing, the snapshot is reported as corrupt."""
-
-    def __init__(self, context: object, location: str) -> None:
-        self._context = context
-        self._location = location
-
-    def __enter__(self) -> BinaryIO:
-        try:
-            return self._context.__enter__()  # type: ignore[attr-defined, no-any-return]
-        except FileNotFoundError as error:
-            raise SnapshotCorruptError(
-                f"{self._location} is missing, and a snapshot refers to it. Put it back, or start from another "
-                "snapshot."
-            ) from error
-
-    def __exit__(self, *details: object) -> None:
-        self._context.__exit__(*details)  # type: ignore[attr-defined]
+    try:
+        return space.open(name, part)
+    except FileNotFoundError as error:
+        raise SnapshotCorruptError(
+            f"{space.url}/{name} is missing, and a snapshot refers to it. Put it back, or start from another snapshot."
+        ) from error
 
 
 def _checked(stream: BinaryIO, entry: FileEntry, location: str) -> Iterator[bytes]:

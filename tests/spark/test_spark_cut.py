@@ -10,6 +10,7 @@ from dagster_ckpt.io.file_io import FileVersion
 from dagster_ckpt.io.local import LocalFileIO, LocalListing
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.file_source import log_offset
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 
 @pytest.fixture
@@ -385,3 +386,16 @@ def test_a_directory_rolled_back_while_it_is_read_is_refused(files: LiveFiles, m
 
     with pytest.raises(IncompleteCutError, match="taken over by another query"):
         cut(files.live, carry_in_flight=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("/data/live-0", "file:///data/live-0"),
+        ("file:/data/live-0", "file:///data/live-0"),
+        ("file:///data/live-0", "file:///data/live-0"),
+        ("s3a://bucket/live-0/", "s3a://bucket/live-0"),
+    ],
+)
+def test_spark_is_given_a_url_with_its_scheme(url: str, location: str) -> None:
+    assert LiveDirectory(url).spark_location == location

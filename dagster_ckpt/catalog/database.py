@@ -27,10 +27,13 @@ from dagster_ckpt.catalog.time_limits import (
     limit_transaction,
     limited,
 )
+from dagster_ckpt.catalog.transitions import log_event
 from dagster_ckpt.config.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.errors import CatalogError, LeaseLostError
 from dagster_ckpt.foreign import from_json
 
+# Key of a connection's events that its transaction has recorded, for the log.
+_RECORDED = "dagster_ckpt_recorded"
 # Event details that are free text and may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
 
@@ -42,6 +45,7 @@ _NOW = {
 
 
 Clock = Callable[[], int]
+_Recorded = tuple[str, EventType, dict[str, Any]]
 
 
 E = TypeVar("E", bound=Enum)
@@ -84,15 +88,20 @@ class Database:
         Args:
             within_s: Time limit, if longer than that of a call.
         """
+        recorded: list[_Recorded] = []
         with (
             self._errors_translated(),
             limited(within_s or self._call_limit_s),
             self.engine.connect().execution_options(writes=True) as connection,
             connection.begin(),
         ):
+            connection.info[_RECORDED] = recorded
             if within_s is not None:
                 limit_transaction(connection, within_s)
             yield connection
+        # Only now: what was rolled back did not happen.
+        for stream_id, what, payload in recorded:
+            log_event(stream_id, what, payload)
 
     def limit_calls(self, ttl_ms: int) -> None:
         """Limit the duration of each call to what a lease with this time to live allows; never raises the limit."""
@@ -145,7 +154,9 @@ class Database:
         execution_id: str | None = None,
         payload: dict[str, Any] | None = None,
     ) -> None:
-        """Write an event in the transaction of the change that it reports."""
+        """Write an event in the transaction of the change that it reports; it is logged once that is committed."""
+        kept = {name: _to_keep(name, value) for name, value in (payload or {}).items()}
+        connection.info[_RECORDED].append((stream_id, what, kept))
         counted = event_counter.update().values(last_sequence=event_counter.c.last_sequence + 1)
         sequence = connection.execute(counted.returning(event_counter.c.last_sequence)).scalar_one()
         connection.execute(
@@ -155,7 +166,7 @@ class Database:
                 type=what.value,
                 snapshot_id=snapshot_id,
                 execution_id=execution_id,
-                payload=as_text({name: _to_keep(name, value) for name, value in (payload or {}).items()}),
+                payload=as_text(kept),
                 at_ms=self.now_ms(connection),
             )
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,15 +177,7 @@ class ExecutionRecords:
         with self._database.writing_under(lease) as connection:
             ended_at_ms = self._database.now_ms(connection)
             values = {"status": status.value, "reason": reason, "settled": settled, "ended_at_ms": ended_at_ms}
-            found = connection.execute(
-                executions.update().where(open_ & executions.c.status.in_(to_be_restarted)).values(**values)
-            ).rowcount
-            if found:
-                payload = {"status": status.value, "reason": reason}
-                self._database.record_event(
-                    connection, lease.stream_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
-                )
-        return bool(found)
+            return self._change_end(connection, open_ & executions.c.status.in_(to_be_restarted), values)
 
     def end_unheld(self, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool = False) -> None:
         """Record the end of an execution whose process does not (or no longer) hold the lease.
@@ -203,14 +195,22 @@ class ExecutionRecords:
         alive = (executions.c.execution_id == execution_id) & executions.c.status.not_in(_ENDED)
         now_ms = self._database.now_ms(connection)
         values = {"status": status.value, "ended_at_ms": now_ms, "reason": reason, "settled": settled}
-        stream_id = connection.execute(
-            executions.update().where(alive).values(**values).returning(executions.c.stream_id)
-        ).scalar_one_or_none()
-        if stream_id is not None:
-            payload = {"status": status.value, "reason": reason}
-            self._database.record_event(
-                connection, stream_id, EventType.EXECUTION_ENDED, execution_id=execution_id, payload=payload
-            )
+        self._change_end(connection, alive, values)
+
+    def _change_end(self, connection: Connection, which: ColumnElement[bool], values: Mapping[str, Any]) -> bool:
+        """Set the end of an execution, with its event; returns False if it has ended already."""
+        row = connection.execute(executions.update().where(which).values(**values).returning(executions)).one_or_none()
+        if row is None:
+            return False
+        payload = {
+            "status": values["status"],
+            "reason": values["reason"],
+            "duration_ms": max(0, values["ended_at_ms"] - row.started_at_ms),
+        }
+        self._database.record_event(
+            connection, row.stream_id, EventType.EXECUTION_ENDED, execution_id=row.execution_id, payload=payload
+        )
+        return True
 
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
         """Record once, as an event, that the stream is not restarted any more after this execution.

@@ -12,6 +12,7 @@ from sqlalchemy import Row, select
 from dagster_ckpt.catalog.database import Database, cells, lease_lost_message, lease_row
 from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
+from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LeaseLostError
 
 _KEPT = ("stream_id", "token", "predecessor_unproven")
@@ -66,9 +67,19 @@ class LeaseRecords:
                     stream_id,
                     EventType.LEASE_TAKEN_OVER,
                     execution_id=holder.execution_id,
-                    payload={"from_execution": before.execution_id, "from_run": before.run_id},
+                    payload={
+                        "from_execution": before.execution_id,
+                        "from_run": before.run_id,
+                        "from_pid": before.pid,
+                        "from_host": before.host,
+                        "proven": before.token == take_over,
+                        "token": values["token"],
+                    },
                 )
-            return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
+            taken = _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
+        if before is None:
+            log_transition(stream_id, f"Acquired the lease of stream {stream_id}: {_holder(taken)}")
+        return taken
 
     def renew(self, stream_id: str, token: int, ttl_ms: int) -> LeaseRecord:
         """Renew a lease.
@@ -88,7 +99,9 @@ class LeaseRecords:
         """Release a lease; it is not an error if it is no longer held."""
         with self._database.writing() as connection:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
-            connection.execute(leases.update().where(mine).values(**_EMPTY))
+            released = connection.execute(leases.update().where(mine).values(**_EMPTY)).rowcount
+        if released:
+            log_transition(stream_id, f"Released the lease of stream {stream_id}: token {token}")
 
     def fenced(self, lease: LeaseRecord) -> None:
         """Record that the queries of all previous holders can plan no further batch.
@@ -155,6 +168,10 @@ def _record(row: Row[Any], now_ms: int) -> LeaseRecord:
             "backup; or, once no run of the stream is left, set leases.execution_id to NULL."
         )
     return LeaseRecord(**values, expired=(values["expires_at_ms"] or 0) <= now_ms)
+
+
+def _holder(lease: LeaseRecord) -> str:
+    return f"token {lease.token}, run {lease.run_id} (process {lease.pid} on {lease.host})"
 
 
 def _held(lease: LeaseRecord, now_ms: int) -> str:

@@ -197,7 +197,14 @@ class SnapshotRecords:
             snapshot = _get(connection, snapshot_id)
             if not gone:
                 return
-            payload = {"reason": reason, "location": snapshot.location}
+            payload = {
+                "kind": snapshot.kind,
+                "number": snapshot.number,
+                "batch_id": snapshot.batch_id,
+                "full_bytes": snapshot.full_bytes,
+                "reason": reason,
+                "location": snapshot.location,
+            }
             self._database.record_event(
                 connection, snapshot.stream_id, EventType.SNAPSHOT_DELETED, snapshot_id=snapshot_id, payload=payload
             )
@@ -346,9 +353,8 @@ class SnapshotRecords:
             # count.
             of_stream = recovery_failures.c.stream_id == snapshot.stream_id
             connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
-        self._record_event(
-            connection, snapshot, "COMPLETED", {"batch_id": snapshot.batch_id, "location": snapshot.location}
-        )
+        figures = ("batch_id", "location", "full_bytes", "incremental_bytes", "duration_ms", "label")
+        self._record_event(connection, snapshot, "COMPLETED", {name: getattr(snapshot, name) for name in figures})
         return snapshot
 
     def _fail(self, connection: Connection, snapshot_id: str, whose: ColumnElement[bool], reason: str) -> None:
@@ -357,7 +363,9 @@ class SnapshotRecords:
         )
         failed = snapshots.update().where(pending).values(status=SnapshotStatus.FAILED.value, failure_reason=reason)
         if connection.execute(failed).rowcount:
-            self._record_event(connection, _get(connection, snapshot_id), "FAILED", {"reason": reason})
+            snapshot = _get(connection, snapshot_id)
+            took_ms = self._database.now_ms(connection) - snapshot.created_at_ms
+            self._record_event(connection, snapshot, "FAILED", {"reason": reason, "duration_ms": took_ms})
 
     def _all(self, query: Select[Any]) -> list[SnapshotRecord]:
         with self._database.reading() as connection:
@@ -374,7 +382,7 @@ class SnapshotRecords:
             EventType[f"{kind}_{what}"],
             snapshot_id=snapshot.snapshot_id,
             execution_id=snapshot.execution_id,
-            payload=payload,
+            payload={"kind": snapshot.kind, "number": snapshot.number, **payload},
         )
 
 

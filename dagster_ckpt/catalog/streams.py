@@ -127,6 +127,7 @@ class StreamRecords:
         pending_restore: dict[str, Any] | None = None,
         claims: bool = False,
         plan: Mapping[str, Any] | None = None,
+        duration_ms: int | None = None,
     ) -> StreamRecord:
         """Switch the stream to another live directory; its generation increases.
 
@@ -140,6 +141,7 @@ class StreamRecords:
             claims: The stream takes ownership of that snapshot, even if it is a savepoint.
             plan: The plan that the state in the new directory belongs to, empty if unknown; None
                 means the same as before.
+            duration_ms: How long it took to build the directory.
 
         Raises:
             LeaseLostError: The lease is no longer held; nothing was changed.
@@ -181,7 +183,12 @@ class StreamRecords:
                 stream_id,
                 EventType.RESTORED,
                 snapshot_id=restored_snapshot_id,
-                payload={"live_directory": live_directory},
+                payload={
+                    "live_directory": live_directory,
+                    "new_timeline": new_timeline,
+                    "duration_ms": duration_ms,
+                    **(_source(connection, origin, pending_restore) if origin is not None else {}),
+                },
             )
             return stream
 
@@ -214,6 +221,19 @@ def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> N
     connection.execute(
         timelines.insert().values(stream_id=stream_id, timeline=now + 1, parent=parent, to_batch=origin.batch_id)
     )
+
+
+def _source(connection: Connection, origin: StateOrigin, pending_restore: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where the state in a new live directory came from, for the event that reports it."""
+    full_bytes = select(snapshots.c.full_bytes).where(snapshots.c.snapshot_id == origin.snapshot_id)
+    return {
+        "origin": origin.kind.value,
+        "batch_id": origin.batch_id,
+        "kind": origin.snapshot_kind,
+        "number": origin.snapshot_number,
+        "source": (pending_restore or {}).get("fork_of"),
+        "full_bytes": connection.execute(full_bytes).scalar_one_or_none(),
+    }
 
 
 def _get(connection: Connection, stream_id: str) -> StreamRecord:

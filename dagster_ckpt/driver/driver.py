@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.transitions import printed_log
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import StateBackend
@@ -60,8 +61,9 @@ def run_stream(
     start was requested through the catalog (by `restart_stream_job`, or by the run that launched
     this process), the request determines where to start and is answered.
 
-    If the environment contains a Dagster Pipes context, the log and the end of the stream are
-    reported there as well.
+    The transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if
+    the program has not set up logging. If the environment contains a Dagster Pipes context, the log
+    and the end of the stream are reported there as well.
 
     Args:
         stream_id: Its id in catalog and storage, the same as that of its asset in Dagster.
@@ -116,6 +118,7 @@ def run_stream(
     session = spark or active_session() or start_application(os.cpu_count() or 1, {})
     settings = state_backend.spark_settings() if state_backend is not None else {}
     with (
+        printed_log(),
         closing(deployment.open_catalog()) as opened,
         settings_for_a_while(session, settings, "The state backend"),
         pipes_report(opened, stream_id) as pipes,
@@ -149,7 +152,6 @@ def run_stream(
                 spark=session,
                 run_id=order.run_id or pipes.run_id,
                 signals=_SIGNALS,
-                report=pipes.report,
             )
         pipes.ended(result.streams[0])
         return result.streams[0]

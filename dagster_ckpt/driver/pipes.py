@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.transitions import forwarded_log
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.flink.program import StreamExecution, log_message
+from dagster_ckpt.flink.program import StreamExecution
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
@@ -26,7 +27,7 @@ PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 class PipesReport:
-    """Reports to the program's log and, if there is a Pipes context, to Dagster.
+    """Reports the end of a stream to the Dagster run that started the program, if there is a Pipes context.
 
     Args:
         context: The Pipes context, or None.
@@ -40,15 +41,8 @@ class PipesReport:
         """The Dagster run that started this process through Pipes."""
         return self._context.run_id if self._context is not None else None
 
-    def report(self, stream_id: str, message: str) -> None:
-        """Report one message."""
-        log_message(stream_id, message)
-        if self._context is not None:
-            self._context.log.info(f"{stream_id}: {message}")
-
     def ended(self, execution: StreamExecution) -> None:
         """Report how the stream ended, as a custom message: `PipesClientCompletedInvocation.get_custom_messages`."""
-        self.report(execution.stream_id, f"ended: {execution.end.value}, savepoint {execution.savepoint or 'none'}")
         if self._context is not None:
             self._context.report_custom_message(
                 {
@@ -68,7 +62,9 @@ def pipes_report(
     interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[PipesReport]:
-    """Report through Dagster Pipes while a program runs; without a Pipes context, only to its log.
+    """Pass a stream's log, its progress and its end to Dagster through Pipes while a program runs.
+
+    Does nothing without a Pipes context.
 
     Args:
         catalog: The catalog with the progress of the running query.
@@ -97,7 +93,8 @@ def pipes_report(
     reporter = threading.Thread(target=report_progress, name=f"pipes-{stream_id}", daemon=True)
     reporter.start()
     try:
-        yield PipesReport(context)
+        with forwarded_log(context.log.log, stream_id=stream_id):
+            yield PipesReport(context)
     except BaseException as error:
         # Pipes sends only the message, not a traceback.
         context.log.error(f"{stream_id}: ended by {type(error).__name__}: {error}")  # noqa: TRY400

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
+from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.config.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.errors import LeaseLostError, StatePartitionsError, StreamFailedError
@@ -94,9 +95,6 @@ def check_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfi
         )
 
 
-# Called with the id of a stream and a message.
-Report = Callable[[str, str], None]
-
 # The ways a stream can end for good. In all other cases it continues later, or there is an error.
 _TERMINAL = {
     EndKind.FINISHED: TerminalState.FINISHED,
@@ -172,11 +170,6 @@ class JobExecutionResult:
         return self.net_runtime_ms
 
 
-def log_message(stream_id: str, message: str) -> None:
-    """Write a message to the program's log."""
-    _LOG.info("%s: %s", stream_id, message)
-
-
 def run_program(
     job_name: str,
     streams: Sequence[StreamToRun],
@@ -184,7 +177,6 @@ def run_program(
     spark: SparkSession,
     run_id: str | None = None,
     signals: Sequence[signal.Signals] = (signal.SIGINT,),
-    report: Report = log_message,
 ) -> JobExecutionResult:
     """Run streams until all of them have ended.
 
@@ -198,7 +190,6 @@ def run_program(
         spark: The session they run on.
         run_id: Id of the run, recorded in their executions in the catalog; default: a new one.
         signals: The signals that interrupt the program.
-        report: Called with the stream id and a message at each step.
 
     Raises:
         StreamFailedError: A stream failed, and its restart strategy allows no further restart.
@@ -221,7 +212,7 @@ def run_program(
             jvm_pid=jvm.pid if jvm is not None else None,
             application=application_of(spark),
             interrupted=stop.is_set,
-            report=partial(report, to_run.stream.stream_id),
+            report=partial(log_message, to_run.stream.stream_id),
         )
         for to_run in streams
     ]
@@ -263,7 +254,8 @@ def _settle(to_run: StreamToRun, outcome: Outcome, report: Callable[[str], None]
         # It stopped between two polls of its query and continues later: everything is kept.
         stream.catalog.executions.end_unheld(outcome.execution_id, ExecutionStatus.SUSPENDED, end.reason, settled=True)
     elif end.kind in _TERMINAL:
-        for message in apply_terminal_retention(stream, outcome.execution_id, _TERMINAL[end.kind]).messages():
+        retained = apply_terminal_retention(stream, outcome.execution_id, _TERMINAL[end.kind])
+        for message in retained.messages(unlogged=True):
             report(message)
     if end.kind is EndKind.FAILED:
         raise StreamFailedError(

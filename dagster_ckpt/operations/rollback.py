@@ -63,7 +63,7 @@ def roll_back(
     holder = this_holder(f"rollback-{uuid.uuid4()}", run_id, None)
     acquired = acquire(stream.catalog, stream.stream_id, holder)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
-        fence_predecessor(stream, acquired, still_mine=lease.check, report=report)
+        fence_predecessor(stream, acquired, still_mine=lease.check)
         try:
             source = _restore(stream, upgrade.snapshot_id, lease, report)
         except _FINAL as error:

@@ -29,7 +29,7 @@ from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, own_past
 from dagster_ckpt.spark.query.output import same_folder
 from dagster_ckpt.spark.query.sinks import file_sink_path
 from dagster_ckpt.stream.fencing import fence_predecessor
-from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
@@ -201,6 +201,7 @@ def take_up(
             )
         # Do this while the catalog still has the directory in which a lost holder's query runs.
         fence_predecessor(stream, acquired, still_mine=lease.check)
+        started_ms = monotonic_ms()
         made = build(stream.new_live_directory(record.live_generation, lease.record.token), lease.step)
         stream.catalog.streams.switch_live_directory(
             lease.record,
@@ -208,6 +209,7 @@ def take_up(
             origin=StateOrigin(OriginKind.FORK, batch_id=made.batch_id),
             pending_restore=made.pending,
             plan=plan,
+            duration_ms=monotonic_ms() - started_ms,
         )
     return made
 

@@ -32,7 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Filler, Watch, clone, mate
 from dagster_ckpt.spark.checkpoint_dir.rewind import give_query_id, own_past, roll_back_to_own_past
 from dagster_ckpt.spark.query.output import NamedOutput, begin_log, empty_log
 from dagster_ckpt.spark.query.sinks import file_sink_path
-from dagster_ckpt.stream.handle import StreamHandle, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.handle import StreamHandle, monotonic_ms, sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
@@ -99,9 +99,11 @@ def prepare(
     if plan.kind is RecoveryKind.ADOPT and record.live_directory is not None:
         # A sink that already has the batch in flight skips it, so the state of that batch must be
         # carried along.
+        started_ms = monotonic_ms()
         made = clone(LiveDirectory(record.live_directory), live, carry_state=True, watch=watch)
         origin = StateOrigin.of_directory(record.live_directory, made.batch_id, record.origin)
-        stream.catalog.streams.switch_live_directory(lease.record, live.url, origin=origin)
+        took_ms = monotonic_ms() - started_ms
+        stream.catalog.streams.switch_live_directory(lease.record, live.url, origin=origin, duration_ms=took_ms)
         return _resume(live, sinks, lease)
     return _start_empty(stream, record, live, sinks=sinks, lease=lease)
 
@@ -172,7 +174,7 @@ def _restore(
     lease: LeaseKeeper,
     watch: Watch,
 ) -> PreparedStart:
-    location = snapshot_location(snapshot)
+    location, started_ms = snapshot_location(snapshot), monotonic_ms()
     before = stream.catalog.streams.get(stream.stream_id)
     query_id = str(uuid.uuid4()) if plan.new_query_id else None
     restore_into(stream, location, live, new_query_id=query_id, donor=plan.donor, watch=watch)
@@ -194,6 +196,7 @@ def _restore(
         pending_restore={"location": location, "batch_id": snapshot.batch_id},
         claims=plan.claims,
         plan=snapshot.plan,
+        duration_ms=monotonic_ms() - started_ms,
     )
     return _finish_restore(stream, record, sinks, lease)
 
@@ -219,6 +222,7 @@ def _rewind(
     # Raises before anything is changed if a sink cannot be rolled back.
     own_past(_allowed(wrote_to, sinks), batch_id)
     # For a table that already has the next batch and cannot be rolled back.
+    started_ms = monotonic_ms()
     has_tables = any(file_sink_path(sink) is None for sink in wrote_to)
     clone(old, live, at_batch=batch_id, carry_state=has_tables, watch=watch)
     if fork:
@@ -235,6 +239,7 @@ def _rewind(
         origin=origin,
         restored_snapshot_id=past[0].snapshot_id if past else None,
         pending_restore={"batch_id": batch_id, "sinks": wrote_to},
+        duration_ms=monotonic_ms() - started_ms,
     )
     return _finish_restore(stream, record, sinks, lease)
 

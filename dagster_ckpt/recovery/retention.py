@@ -71,19 +71,24 @@ class RetentionReport:
             dry_run=self.dry_run or later.dry_run,
         )
 
-    def messages(self) -> list[str]:
-        """The report as log messages."""
+    def messages(self, *, unlogged: bool = False) -> list[str]:
+        """The report as messages.
+
+        Args:
+            unlogged: Leave out what the catalog has already logged as an event.
+        """
         would = "would have " if self.dry_run else ""
-        lines = [f"{would}deleted {name}" for name in self.deleted]
+        logged = [f"{would}deleted {name}" for name in self.deleted]
+        lines = [] if unlogged and not self.dry_run else logged
         lines += [f"kept {name}" for name in self.kept]
         lines += [f"left for later: {name}" for name in self.held]
-        lines += self.settled
+        lines += () if unlogged else self.settled
         lines += [f"could not delete {name}; it is tried again" for name in self.failed]
         if self.live_directory_deleted is not None:
             lines.append(f"deleted the live directories {self.live_directory_deleted}")
         for reason, count in Counter(garbage.reason for garbage in self.swept).items():
             lines.append(f"{would}removed {count} objects: {reason}")
-        return lines or ["nothing to delete"]
+        return lines or ([] if unlogged and (self.deleted or self.settled) else ["nothing to delete"])
 
 
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from contextlib import suppress
 from random import Random
 
 from dagster_ckpt.catalog.records import RequestStatus, StartCause
+from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, Outcome, QueryEnd, RunRequest
@@ -93,13 +95,11 @@ class StreamRun:
                     f"Stream {self._stream.stream_id!r}: {end.reason}. It was stopped; its restart strategy says "
                     "whether a new process goes on."
                 )
-            if end.kind is EndKind.SAVEPOINT_FAILED:
-                self._request.report(end.reason)
-            elif end.kind is EndKind.FAILED:
+            if end.kind is EndKind.FAILED:
                 outcome = await_restart(self._stream, self._request, self._lease, execution_id, end)
                 if outcome is not None:
                     return outcome
-            else:
+            elif end.kind is not EndKind.SAVEPOINT_FAILED:
                 return Outcome(end, execution_id)
             # A restart resumes where the query stopped, wherever the run itself started.
             execution_id, start_from, cause = str(uuid.uuid4()), StartFrom(), StartCause.RESTART_IN_PLACE
@@ -196,10 +196,11 @@ def await_restart(
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)
     decision = stream.restart.decide(FailureHistory(tuple(failures) or (now_ms,)), now_ms, Random())
-    request.report(f"the query failed: {end.reason}")
-    request.report(decision.reason)
     if not isinstance(decision, RestartAt):
         return Outcome(end, execution_id, decision.reason)
+    delay_ms = max(0, decision.at_ms - now_ms)
+    message = f"Restarting stream {stream.stream_id} in {delay_ms} ms: {decision.reason}"
+    log_transition(stream.stream_id, message, level=logging.WARNING)
     stopped = _wait_until(monotonic_ms() + decision.at_ms - now_ms, stream, request, lease, execution_id)
     return Outcome(stopped, execution_id) if stopped is not None else None
 

@@ -85,7 +85,9 @@ class Settlement:
             request_id: The CANCEL or SUSPEND request that stopped it, if any.
             message: The same for the run's log and for the request that asked for the start.
         """
-        self._request.report(message)
+        if request_id is None:
+            # Otherwise the end of the execution is recorded, and logged with it.
+            self._request.report(message)
         try:
             self.answer_start_request(RequestStatus.FAILED, message)
             if request_id is not None:

@@ -133,10 +133,8 @@ class Start:
                 self._acquired,
                 still_mine=self._still_mine,
                 own_jvm_pid=self._request.jvm_pid,
-                report=self._request.report,
             )
-        for message in settle_dead_attempts(stream, self._lease.record):
-            self._request.report(message)
+        settle_dead_attempts(stream, self._lease.record)
         self._watch()
         if self._cause is StartCause.MANUAL:
             stream.catalog.recoveries.forget(self._lease.record)
@@ -257,4 +255,3 @@ class Start:
             rewound_batches=plan.rewound_batches if plan is not None else None,
             rewound_ms=plan.rewound_ms if plan is not None else None,
         )
-        self._request.report(f"a recovery failed at {point}: {damage.error}: {damage.detail}")

@@ -247,7 +247,7 @@ class Supervisor:
         before, self._still = self._still, self._inactivity()
         if self._still.is_over(REPORT_AFTER_MS) and not before.is_over(REPORT_AFTER_MS):
             stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
-            self._report(f"{_describe_stall(self._still)}. Its thread is{stack or ' not to be seen'}")
+            self._report(f"{_describe_stall(self._still)}. Its thread is{stack or ' not visible'}")
         # A temporarily unavailable catalog must not end the query. The lease decides whether this process is still the
         # writer.
         with suppress(CatalogError):

@@ -7,6 +7,7 @@ the old live directory and, on the same machine, kills the JVM.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from contextlib import suppress
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import LeaseRecord
+from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -34,7 +36,6 @@ def fence_predecessor(
     *,
     still_mine: Callable[[], None] = lambda: None,
     own_jvm_pid: int | None = None,
-    report: Callable[[str], None] = lambda _sentence: None,
 ) -> None:
     """Stop the query of a previous holder that may still be alive before it can plan another batch.
 
@@ -48,7 +49,6 @@ def fence_predecessor(
         still_mine: Called before each step. Raises LeaseLostError if another execution has taken
             the lease.
         own_jvm_pid: The JVM that works for this process.
-        report: Called with a message for every action taken.
 
     Raises:
         LeaseLostError: Another execution has taken the lease.
@@ -56,7 +56,7 @@ def fence_predecessor(
     """
     if acquired.predecessor_ended:
         return
-    put_up_fence(stream, acquired, still_mine=still_mine, own_jvm_pid=own_jvm_pid, report=report)
+    put_up_fence(stream, acquired, still_mine=still_mine, own_jvm_pid=own_jvm_pid)
     stream.catalog.leases.fenced(acquired.record)
 
 
@@ -66,7 +66,6 @@ def put_up_fence(
     *,
     still_mine: Callable[[], None],
     own_jvm_pid: int | None = None,
-    report: Callable[[str], None] = lambda _sentence: None,
     is_followed: bool = True,
 ) -> None:
     """Fence as `fence_predecessor` does, but do not record in the lease that it was done.
@@ -79,7 +78,6 @@ def put_up_fence(
         still_mine: Called before each step. Raises LeaseLostError if another execution has taken
             the lease.
         own_jvm_pid: The JVM that works for this process.
-        report: Called with a message for every action taken.
         is_followed: Whether a query will continue from this directory, so that it is worth waiting
             for the batch in flight.
 
@@ -88,7 +86,7 @@ def put_up_fence(
         StorageAccessError: The live directory cannot be read or written.
     """
     before = acquired.predecessor
-    jvm_is_dead = before is not None and _end_jvm(stream.catalog, before, own_jvm_pid, still_mine, report)
+    jvm_is_dead = before is not None and _end_jvm(stream.catalog, before, own_jvm_pid, still_mine)
     url = stream.catalog.streams.get(stream.stream_id).live_directory
     live = LiveDirectory(url) if url is not None else None
     if live is not None and live.exists():
@@ -99,7 +97,12 @@ def put_up_fence(
             still_mine=still_mine,
         )
         late = "" if done.in_flight is None else f"; batch {done.in_flight} was not committed and may still be written"
-        report(f"{live.url} is fenced: its query cannot begin batch {done.batch_id}{late}")
+        log_transition(
+            stream.stream_id,
+            f"Fenced the previous query of stream {stream.stream_id}: it cannot plan batch {done.batch_id} in "
+            f"{live.url}{late}",
+            level=logging.WARNING,
+        )
 
 
 def refuse_a_fenced_directory(live: LiveDirectory) -> None:
@@ -128,7 +131,6 @@ def _end_jvm(
     before: LeaseRecord,
     own_jvm_pid: int | None,
     still_mine: Callable[[], None],
-    report: Callable[[str], None],
 ) -> bool:
     """Kill the JVM of a holder whose lease has expired, if it runs on this machine. True if it has ended.
 
@@ -149,9 +151,11 @@ def _end_jvm(
         time.sleep(0.05)
     has_ended = jvm.liveness() is Liveness.ENDED
     if has_ended:
-        report(
-            f"the JVM {jvm.pid} of run {before.run_id} was killed: its lease had run out, and its query might have "
-            "written on"
+        log_transition(
+            before.stream_id,
+            f"Killed JVM {jvm.pid} of run {before.run_id} of stream {before.stream_id}: its lease had expired, and its "
+            "query could have continued to write",
+            level=logging.WARNING,
         )
     return has_ended
 

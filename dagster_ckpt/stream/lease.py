@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from types import TracebackType
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
+from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held, jvm_of
 
@@ -95,8 +97,10 @@ class LeaseKeeper:
         self._ttl_ms = ttl_ms
         self._stop = threading.Event()
         self._lost: LeaseLostError | None = None
+        self._losing = threading.Lock()
         self._renewed_at = time.monotonic()
         self._trouble = "the catalog did not answer"
+        self._failing_since: float | None = None
         self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.stream_id}", daemon=True)
 
     @property
@@ -112,13 +116,22 @@ class LeaseKeeper:
         """
         age_s = time.monotonic() - self._renewed_at
         if self._lost is None and age_s >= self._give_up_after_s:
-            self._lost = LeaseLostError(
-                f"The lease of stream {self._lease.stream_id!r} could not be renewed for {age_s:.0f} s and is about "
-                "to run "
-                f"out ({self._trouble}). The query is stopped so that a successor can take over; bring the catalog "
-                "back and start the stream again."
+            self._lose(
+                LeaseLostError(
+                    f"The lease of stream {self._lease.stream_id!r} could not be renewed for {age_s:.0f} s and is "
+                    f"about to run out ({self._trouble}). The query is stopped so that a successor can take over; "
+                    "bring the catalog back and start the stream again."
+                )
             )
         return self._lost
+
+    def _lose(self, error: LeaseLostError) -> None:
+        with self._losing:
+            is_known, self._lost = self._lost is not None, self._lost or error
+        if not is_known:
+            stream_id = self._lease.stream_id
+            message = f"Lost the lease of stream {stream_id}: token {self._lease.token}. {error}"
+            log_transition(stream_id, message, level=logging.ERROR)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -137,7 +150,7 @@ class LeaseKeeper:
             with self._catalog.leases.held(self._lease):
                 yield
         except LeaseLostError as error:
-            self._lost = error
+            self._lose(error)
             raise
 
     def check(self) -> None:
@@ -155,7 +168,7 @@ class LeaseKeeper:
         try:
             self._catalog.leases.check(self._lease.stream_id, self._lease.token)
         except LeaseLostError as error:
-            self._lost = error
+            self._lose(error)
             raise
 
     def __enter__(self) -> LeaseKeeper:
@@ -194,8 +207,28 @@ class LeaseKeeper:
             try:
                 self._catalog.leases.renew(self._lease.stream_id, self._lease.token, self._ttl_ms)
                 self._renewed_at, wait_s = asked_at, usual_s
+                self._note_renewed()
             except LeaseLostError as error:
-                self._lost = error
+                self._lose(error)
             except CkptError as error:
                 # The failed call may have taken long: retry sooner than after the usual pause.
                 self._trouble, wait_s = str(error), usual_s / 10
+                self._note_failure(asked_at)
+
+    def _note_failure(self, asked_at: float) -> None:
+        """Log the first of several failures to renew."""
+        if self._failing_since is not None or self.lost is not None:
+            return
+        self._failing_since = asked_at
+        left_s = self._give_up_after_s - (time.monotonic() - self._renewed_at)
+        stream_id = self._lease.stream_id
+        message = f"Could not renew the lease of stream {stream_id}, which lasts {left_s:.0f} s more: {self._trouble}"
+        log_transition(stream_id, message, level=logging.WARNING)
+
+    def _note_renewed(self) -> None:
+        if self._failing_since is None:
+            return
+        took_s = time.monotonic() - self._failing_since
+        self._failing_since = None
+        stream_id = self._lease.stream_id
+        log_transition(stream_id, f"Renewed the lease of stream {stream_id} again, after {took_s:.0f} s")

@@ -122,7 +122,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 limits = SavepointHistory(config.history.max_count, config.history.max_age_ms)
                 history_report = apply_savepoint_history(handle, config.history.schedule, limits)
                 # Housekeeping retries failed deletions: the savepoint itself succeeded.
-                for message in history_report.messages():
+                for message in history_report.messages(unlogged=True):
                     context.log.info(message)
         return report_snapshot(context, snapshot)
 

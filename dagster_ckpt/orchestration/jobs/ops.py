@@ -9,6 +9,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations import operations
+from dagster_ckpt.orchestration.runs.run_log import transitions_in_run_log
 from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
 
 RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}
@@ -17,9 +18,13 @@ STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_
 
 @contextmanager
 def errors_as_failure() -> Iterator[None]:
-    """Turn our own errors into step failures with their message, without retries."""
+    """Turn our own errors into step failures with their message, without retries.
+
+    The transitions of streams that the op causes are shown in the log of its run.
+    """
     try:
-        yield
+        with transitions_in_run_log(dg.OpExecutionContext.get()):
+            yield
     except CkptError as error:
         raise dg.Failure(
             without_secrets(str(error)), metadata={"dagster_ckpt/error": type(error).__name__}, allow_retries=False

@@ -95,7 +95,7 @@ def build_retention_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         with errors_as_failure():
             handle = handle_of(context, config.stream_id)
             report = _retention(handle, config)
-        for message in report.messages():
+        for message in report.messages(unlogged=True):
             context.log.info(message)
         context.add_output_metadata(
             {

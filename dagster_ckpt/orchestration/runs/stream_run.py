@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -17,6 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import LeaseRecord, StartCause
+from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
@@ -30,6 +32,7 @@ from dagster_ckpt.orchestration._compat import (
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
 from dagster_ckpt.orchestration.resources.stream_resource import open_stream
+from dagster_ckpt.orchestration.runs.run_log import transitions_in_run_log
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
@@ -89,7 +92,7 @@ def run_stream(
             restart strategy restarts streams.
     """
     # No interrupt may be raised inside the JVM bridge: it would hang the next call.
-    with capture_interrupts():
+    with capture_interrupts(), transitions_in_run_log(context, spec.stream_id):
         try:
             outcome = _run_to_its_end(context, spec, resources, describe, check)
         except dg.Failure as failure:
@@ -211,7 +214,7 @@ def _run(
                 was_canceled=lambda: canceled_by_user(context) is not None,
                 application=application_of(spark),
                 holder_is_over=lambda lease: run_is_over(context.instance, lease),
-                report=context.log.info,
+                report=partial(log_message, handle.stream_id),
             ),
         )
 
@@ -243,20 +246,14 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
         context.instance.report_run_canceling(context.run, message=end.reason)
         _retain(context, handle, outcome.execution_id, TerminalState.CANCELED)
         raise _failure(f"The stream was canceled: {end.reason}", "CANCELED")
-    elif end.kind is EndKind.SUSPENDED:
-        context.log.info(f"suspended: {end.reason}; everything is kept")
     elif end.kind is EndKind.LEASE_LOST:
         raise _failure(end.reason, "LEASE_LOST")
-    else:
+    elif end.kind is not EndKind.SUSPENDED:
         _retain(context, handle, outcome.execution_id, _STATES[end.kind])
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
-            context.log.error(
-                report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
-            )
+            report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
             raise _failure(f"The stream failed for good: {end.reason}", "FAILED")
-        if outcome.savepoint is not None:
-            context.log.info(f"stopped with savepoint {outcome.savepoint.location}")
 
 
 def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcome) -> None:
@@ -273,7 +270,7 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
 
 def _retain(context: StepContext, handle: StreamHandle, execution_id: str, state: TerminalState) -> None:
     report = apply_terminal_retention(handle, execution_id, state)
-    for message in report.messages():
+    for message in report.messages(unlogged=True):
         context.log.info(message)
 
 

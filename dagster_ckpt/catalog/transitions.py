@@ -1,0 +1,271 @@
+"""Log each transition of a stream once, in Flink's words.
+
+Every event that the catalog records is logged by the process that recorded it, after its
+transaction was committed: a write that changed nothing, or was rolled back, logs nothing.
+Transitions of a lease and of a restart, which are not events, are logged here too. All lines go to
+one logger, `dagster_ckpt.transitions`, and carry `stream_id` and `event` as attributes.
+
+Example:
+    Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+
+from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.config.redaction import without_secrets
+
+PACKAGE_LOGGER = "dagster_ckpt"
+_LOG = logging.getLogger(f"{PACKAGE_LOGGER}.transitions")
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_levels = Lock()
+_before: list[int] = []
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def log_transition(
+    stream_id: str, message: str, *, level: int = logging.INFO, event: EventType | None = None, **facts: object
+) -> None:
+    """Log one transition.
+
+    Args:
+        stream_id: The stream.
+        message: What happened; secrets in it are hidden.
+        level: Level of the line.
+        event: The event in the catalog that the line reports, if any.
+        facts: Further attributes of the log record, prefixed with `ckpt_`.
+    """
+    if _LOG.isEnabledFor(level):
+        named = {f"ckpt_{name}": value for name, value in facts.items()}
+        extra = {"stream_id": stream_id, "event": event.value if event is not None else None, **named}
+        _LOG.log(level, "%s", without_secrets(message), extra=extra)
+
+
+def log_message(stream_id: str, message: str) -> None:
+    """Log what a step of a stream found or did, where that is not an event."""
+    log_transition(stream_id, f"Stream {stream_id}: {message}")
+
+
+def log_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> None:
+    """Log an event that was recorded in the catalog."""
+    level, message = describe_event(stream_id, event, payload)
+    log_transition(stream_id, message, level=level, event=event, **payload)
+
+
+def describe_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> tuple[int, str]:
+    """Level and words of an event's log line."""
+    level, words = _WORDS.get(event, (logging.DEBUG, _any_event))
+    if event is EventType.EXECUTION_ENDED and payload.get("status") == "FAILED":
+        level = logging.WARNING
+    return level, words(stream_id, event, payload)
+
+
+def size(count: int | None) -> str:
+    """A number of bytes with its unit, such as 12.3 MB."""
+    if count is None:
+        return "unknown size"
+    value, unit = float(count), 0
+    while value >= 999.95 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def _snapshot(payload: Mapping[str, Any]) -> str:
+    kind = str(payload.get("kind", "snapshot")).lower()
+    number = payload.get("number")
+    return kind if number is None else f"{kind} {number}"
+
+
+def _took(payload: Mapping[str, Any], word: str = "") -> str:
+    took_ms = payload.get("duration_ms")
+    return "" if took_ms is None else f"{word}{took_ms} ms"
+
+
+def _completed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    new = payload.get("incremental_bytes")
+    bytes_ = size(payload.get("full_bytes")) + ("" if new is None else f" ({size(new)} new)")
+    facts = [bytes_, f"batch {payload.get('batch_id')}", _took(payload)]
+    if payload.get("kind") == "SAVEPOINT":
+        facts += [f"label {payload['label']!r}" if payload.get("label") else "", str(payload.get("location") or "")]
+    return f"Completed {_snapshot(payload)} of stream {stream_id}: {', '.join(filter(None, facts))}"
+
+
+def _failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    return f"Failed {_snapshot(payload)} of stream {stream_id}{_took(payload, ' after ')}: {payload.get('reason')}"
+
+
+def _discarded(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    facts = [size(payload["full_bytes"])] if payload.get("full_bytes") is not None else []
+    facts += [f"batch {payload['batch_id']}"] if payload.get("batch_id") is not None else []
+    measured = f" ({', '.join(facts)})" if facts else ""
+    return f"Deleted {_snapshot(payload)} of stream {stream_id}{measured}: {payload.get('reason')}"
+
+
+def _restored(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    at_batch = f" at batch {payload['batch_id']}" if payload.get("batch_id") is not None else ""
+    origin = payload.get("origin")
+    if origin == "SNAPSHOT":
+        what = f"Restored stream {stream_id} from {_snapshot(payload)}{at_batch}"
+    elif origin == "FORK":
+        source = payload.get("source")
+        what = f"Forked stream {stream_id}{f' from {source}' if source else ''}{at_batch}"
+    elif origin == "DIRECTORY":
+        verb = "Rewound stream" if payload.get("new_timeline") else "Moved stream"
+        what = f"{verb} {stream_id}{at_batch.replace(' at ', ' to ' if payload.get('new_timeline') else ' at ')}"
+    elif origin == "EMPTY":
+        what = f"Reset stream {stream_id} to empty state"
+    else:
+        what = f"Switched stream {stream_id} to another live directory"
+    facts = [size(payload["full_bytes"]) if payload.get("full_bytes") is not None else "", _took(payload)]
+    return f"{what}: {', '.join([*filter(None, facts), str(payload.get('live_directory'))])}"
+
+
+def _starting(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    cause = {"MANUAL": "started by a user", "RESTART_IN_PLACE": "restarted in place", "RESTART_NEW_RUN": "restarted"}
+    why = cause.get(str(payload.get("cause")), "started")
+    return f"Starting stream {stream_id}: {why}, run {payload.get('run_id')}"
+
+
+def _running(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    batch = payload.get("to_batch")
+    facts = ["from empty state" if batch is None else f"resumes after batch {batch}"]
+    if payload.get("rewound_batches"):
+        facts.append(f"{payload['rewound_batches']} batches are processed again")
+    return f"Stream {stream_id} is running: {', '.join(facts)}"
+
+
+def _ended(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    return f"Stream {stream_id} is {payload.get('status')}{_took(payload, ' after ')}: {payload.get('reason')}"
+
+
+def _terminally_failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    return f"Stream {stream_id} is not restarted any more: {payload.get('reason')}"
+
+
+def _recovery_failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    again = "" if payload.get("is_certain") else ", which is tried once more"
+    return (
+        f"Recovery of stream {stream_id} failed at {payload.get('point')}{again}: {payload.get('error')}: "
+        f"{payload.get('detail')}"
+    )
+
+
+def _taken_over(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    proof = "has ended" if payload.get("proven") else "may be alive, but did not renew it"
+    return (
+        f"Took over the lease of stream {stream_id} from run {payload.get('from_run')} (process "
+        f"{payload.get('from_pid')} on {payload.get('from_host')}), which {proof}: token {payload.get('token')}"
+    )
+
+
+def _desired_state_set(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    desired = payload.get("desired") or "that of its definition"
+    return f"Set the desired state of stream {stream_id} to {desired}: by {payload.get('origin')}"
+
+
+def _upgrade_changed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    version = payload.get("to_version")
+    return f"Upgrade of stream {stream_id} to version {version} is {payload.get('phase')}: {payload.get('reason')}"
+
+
+def _alert(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    return f"Alert for stream {stream_id}: {payload.get('alert')}"
+
+
+def _any_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in payload.items() if value is not None)
+    return f"{event.value.replace('_', ' ').capitalize()} of stream {stream_id}: {facts}"
+
+
+_Words = Callable[[str, EventType, Mapping[str, Any]], str]
+_WORDS: dict[EventType, tuple[int, _Words]] = {
+    EventType.CHECKPOINT_COMPLETED: (logging.INFO, _completed),
+    EventType.SAVEPOINT_COMPLETED: (logging.INFO, _completed),
+    EventType.CHECKPOINT_FAILED: (logging.WARNING, _failed),
+    EventType.SAVEPOINT_FAILED: (logging.WARNING, _failed),
+    EventType.SNAPSHOT_DELETED: (logging.INFO, _discarded),
+    EventType.RESTORED: (logging.INFO, _restored),
+    EventType.EXECUTION_STARTED: (logging.INFO, _starting),
+    EventType.EXECUTION_RUNNING: (logging.INFO, _running),
+    EventType.EXECUTION_ENDED: (logging.INFO, _ended),
+    EventType.TERMINALLY_FAILED: (logging.ERROR, _terminally_failed),
+    EventType.RECOVERY_FAILED: (logging.WARNING, _recovery_failed),
+    EventType.LEASE_TAKEN_OVER: (logging.WARNING, _taken_over),
+    EventType.DESIRED_STATE_SET: (logging.INFO, _desired_state_set),
+    EventType.UPGRADE_CHANGED: (logging.INFO, _upgrade_changed),
+    EventType.ALERT: (logging.ERROR, _alert),
+}
+
+
+@contextmanager
+def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
+    """Also pass the transitions of a stream to another log while the context is open, from INFO on.
+
+    A thread passes them on, so that a log that hangs delays neither a lease nor a checkpoint. The
+    context closes once all lines are passed on.
+
+    Args:
+        to: Takes the level and the message.
+        stream_id: Leave out lines of other streams; None for all streams.
+    """
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                to(record.levelno, record.getMessage())
+            except Exception:  # noqa: BLE001 - a log must not end what it reports
+                self.handleError(record)
+
+    queue: SimpleQueue[Any] = SimpleQueue()
+    handler = QueueHandler(queue)
+    if stream_id is not None:
+        handler.addFilter(lambda record: getattr(record, "stream_id", stream_id) == stream_id)
+    listener = QueueListener(queue, Forward())
+    listener.start()
+    try:
+        with _attached(handler):
+            yield
+    finally:
+        listener.stop()
+
+
+@contextmanager
+def printed_log() -> Iterator[None]:
+    """Print the package's log to stderr while the context is open, unless the program has set up logging itself."""
+    if logging.getLogger().handlers or logging.getLogger(PACKAGE_LOGGER).handlers:
+        yield
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    with _attached(handler):
+        yield
+
+
+@contextmanager
+def _attached(handler: logging.Handler) -> Iterator[None]:
+    package = logging.getLogger(PACKAGE_LOGGER)
+    handler.setLevel(logging.INFO)
+    with _levels:
+        # Several streams of one process may be logged at the same time.
+        _before.append(package.level)
+        if not package.isEnabledFor(logging.INFO):
+            package.setLevel(logging.INFO)
+        package.addHandler(handler)
+    try:
+        yield
+    finally:
+        with _levels:
+            package.removeHandler(handler)
+            first = _before.pop(0)
+            if _before:
+                _before[0] = first
+            else:
+                package.setLevel(first)

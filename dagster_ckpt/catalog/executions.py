@@ -66,16 +66,11 @@ class ExecutionRecords:
             now_ms = self._database.now_ms(connection)
             of_stream = executions.c.stream_id == stream_id
             ordinal = connection.execute(select(func.max(executions.c.ordinal)).where(of_stream)).scalar() or 0
-            lost = of_stream & executions.c.status.not_in(_ENDED)
-            connection.execute(
-                executions.update()
-                .where(lost)
-                .values(
-                    status=ExecutionStatus.FAILED.value,
-                    ended_at_ms=now_ms,
-                    reason=f"its process was gone when execution {execution_id} began",
-                )
-            )
+            reason = f"its process was gone when execution {execution_id} started"
+            died = {"status": ExecutionStatus.FAILED.value, "ended_at_ms": now_ms, "reason": reason}
+            unended = select(executions.c.execution_id).where(of_stream, executions.c.status.not_in(_ENDED))
+            for each in connection.execute(unended.order_by(executions.c.ordinal)).scalars().all():
+                self._change_end(connection, executions.c.execution_id == each, died)
             connection.execute(executions.update().where(of_stream).values(settled=True))
             connection.execute(
                 executions.insert().values(

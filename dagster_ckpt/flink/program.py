@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -212,7 +211,6 @@ def run_program(
             jvm_pid=jvm.pid if jvm is not None else None,
             application=application_of(spark),
             interrupted=stop.is_set,
-            report=partial(log_message, to_run.stream.stream_id),
         )
         for to_run in streams
     ]
@@ -232,7 +230,7 @@ def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event) -> Str
     stream = to_run.stream
     try:
         outcome = execute_stream(stream, request)
-        _settle(to_run, outcome, request.report)
+        _settle(to_run, outcome)
     except BaseException:
         # A program runs as a whole or not at all, like a Flink job.
         stop.set()
@@ -241,7 +239,7 @@ def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event) -> Str
     return StreamExecution(stream.stream_id, outcome.execution_id, outcome.end.kind, savepoint)
 
 
-def _settle(to_run: StreamToRun, outcome: Outcome, report: Callable[[str], None]) -> None:
+def _settle(to_run: StreamToRun, outcome: Outcome) -> None:
     """Apply retention if the stream has ended for good, and raise if it did not end well."""
     stream, end = to_run.stream, outcome.end
     if end.kind is EndKind.LEASE_LOST:
@@ -256,7 +254,7 @@ def _settle(to_run: StreamToRun, outcome: Outcome, report: Callable[[str], None]
     elif end.kind in _TERMINAL:
         retained = apply_terminal_retention(stream, outcome.execution_id, _TERMINAL[end.kind])
         for message in retained.messages(unlogged=True):
-            report(message)
+            log_message(stream.stream_id, message)
     if end.kind is EndKind.FAILED:
         raise StreamFailedError(
             f"Stream {stream.stream_id!r} failed, and its restart strategy ({stream.restart.get_description()}) gave "

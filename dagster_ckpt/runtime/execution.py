@@ -168,7 +168,6 @@ class StreamRun:
                 interrupted=self._request.interrupted,
                 predecessor_ended=self._predecessor_ended,
                 wall_clock=self._request.wall_clock,
-                report=self._request.report,
             )
         except Exception:
             # Nothing else refers to this query yet, and it must not outlive the lease.

@@ -94,7 +94,6 @@ class RunRequest:
         interrupted: Returns True once the process has been interrupted.
         was_canceled: Called after `interrupted` has ended the run. Returns whether a user canceled it.
         holder_is_over: Returns whether the run of a lease holder is recorded as ended.
-        report: Called with one message per step, for the run's log.
         ttl_ms: Time to live of the lease without a renewal.
         wall_clock: Clock for the timestamps of records.
     """
@@ -111,7 +110,6 @@ class RunRequest:
     interrupted: Callable[[], bool] = lambda: False
     was_canceled: Callable[[], bool] = lambda: False
     holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
-    report: Callable[[str], None] = lambda _message: None
     ttl_ms: int = DEFAULT_TTL_MS
     wall_clock: Clock = wall_clock_ms
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, StartCause
+from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import (
     CatalogError,
     LeaseLostError,
@@ -87,7 +88,7 @@ class Settlement:
         """
         if request_id is None:
             # Otherwise the end of the execution is recorded, and logged with it.
-            self._request.report(message)
+            log_message(self._stream.stream_id, message)
         try:
             self.answer_start_request(RequestStatus.FAILED, message)
             if request_id is not None:

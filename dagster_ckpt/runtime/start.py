@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, StartCause
+from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.recording import advance_checkpoint_id
 from dagster_ckpt.errors import LeaseLostError, RestartWithdrawnError
 from dagster_ckpt.recovery.damage import Damage, damage_in, damage_of
@@ -185,12 +186,12 @@ class Start:
         claim_live_folder(stream)
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         for message in check_backend(stream, plan):
-            self._request.report(message)
+            log_message(self._stream.stream_id, message)
         query_plan = self._check_plan(plan)
         self._watch()
         kept = take_safety_savepoint(stream, facts, plan, start_from, self._lease.record)
         if kept is not None:
-            self._request.report(kept)
+            log_message(self._stream.stream_id, kept)
         refuse_shared_folder(stream, output)
         self._watch()
         prepared = prepare(stream, plan, self._lease, output, watch=self._watch)
@@ -205,7 +206,7 @@ class Start:
 
     def _check_loss(self, preview: RewindPreview) -> None:
         for message in preview.messages():
-            self._request.report(message)
+            log_message(self._stream.stream_id, message)
         refuse_loss(self._stream, preview, accept_loss=self._start_from.accept_loss)
 
     def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:
@@ -213,14 +214,16 @@ class Start:
         plan = plan_of_writer(describe()) if describe is not None else None
         accept = self._start_from.accept_plan_change
         for message in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
-            self._request.report(message)
+            log_message(self._stream.stream_id, message)
         return plan
 
     def _report_sinks(self, prepared: PreparedStart) -> None:
         for path in prepared.rolled_back:
-            self._request.report(f"rolled back the file sink {path}")
+            log_message(self._stream.stream_id, f"rolled back the file sink {path}")
         for sink in prepared.may_repeat:
-            self._request.report(f"this sink cannot be rolled back and gets the rewound batches again: {sink}")
+            log_message(
+                self._stream.stream_id, f"this sink cannot be rolled back and gets the rewound batches again: {sink}"
+            )
 
     def _note_output(self, output: NamedOutput | None) -> None:
         """Record where the query will write: it may be killed before it reports that itself."""

@@ -14,6 +14,7 @@ from functools import partial
 from random import Random
 
 from dagster_ckpt.catalog.records import RequestKind, RequestStatus
+from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.checkpointing.coordinator.coordinator import CheckpointCoordinator
 from dagster_ckpt.checkpointing.coordinator.messages import (
     Abort,
@@ -81,7 +82,6 @@ class Supervisor:
         interrupted: Returns True once the surrounding process has been interrupted.
         predecessor_ended: Whether older live directories may be deleted.
         wall_clock: Clock for the timestamps of records.
-        report: Called with each message for the run's log.
     """
 
     def __init__(
@@ -95,9 +95,7 @@ class Supervisor:
         interrupted: Callable[[], bool],
         predecessor_ended: bool,
         wall_clock: Clock,
-        report: Callable[[str], None],
     ) -> None:
-        self._report = report
         self._stream_id = stream.stream_id
         self._stall_timeout_ms = stream.stall_timeout_ms
         self._catalog = stream.catalog
@@ -247,7 +245,7 @@ class Supervisor:
         before, self._still = self._still, self._inactivity()
         if self._still.is_over(REPORT_AFTER_MS) and not before.is_over(REPORT_AFTER_MS):
             stack = "".join(f"\n  at {frame}" for frame in self._query.stack())
-            self._report(f"{_describe_stall(self._still)}. Its thread is{stack or ' not visible'}")
+            log_message(self._stream_id, f"{_describe_stall(self._still)}. Its thread is{stack or ' not visible'}")
         # A temporarily unavailable catalog must not end the query. The lease decides whether this process is still the
         # writer.
         with suppress(CatalogError):

@@ -16,6 +16,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import start_query
+from tests.support.log_lines import collecting
 from tests.support.planted_secrets import Planted, files_below
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import lay_file, small_spark
@@ -60,7 +61,8 @@ def test_no_output_has_a_secret_that_was_planted(spark: SparkSession, tmp_path: 
     def run() -> Outcome:
         query = QueryToStart(describe)
         start = RunRequest("run", lambda live: start_query(query.take(), "orders", live), query.described)
-        return execute_stream(stream, replace(start, report=reports.append))
+        with collecting(reports):
+            return execute_stream(stream, start)
 
     assert run().end.kind is EndKind.ENDED_BY_ITSELF
     savepoint = operations.trigger_savepoint(stream, operations.Operator("a test"))

@@ -137,7 +137,7 @@ def test_a_query_whose_streams_get_no_core_fails_its_run_after_the_time_that_the
     assert still.tasks is not None
     assert (still.tasks.jobs, still.tasks.running, still.tasks.done) == (1, 0, 0)
     # What it waited for is in the run's log.
-    [told] = [each for each in bench.reports if "stood still" in each]
+    [told] = [each for each in bench.reports if "Its thread is" in each]
     assert "DAGScheduler.runJob" in told
     assert "MicroBatchExecution.runActivatedStream" in told
     # The stop could not have hung either.

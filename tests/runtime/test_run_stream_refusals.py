@@ -115,9 +115,7 @@ def test_a_query_that_ends_before_it_reports_anything_keeps_the_sinks_that_were_
         catalog.executions.heartbeat(lease, execution.execution_id, {"sinks": ["FileSink[/out]"]})
         return start(live)
 
-    outcome = execute_stream(
-        play.stream, RunRequest(run_id="run", start_query=noted_then_started, report=play.reports.append)
-    )
+    outcome = execute_stream(play.stream, RunRequest(run_id="run", start_query=noted_then_started))
 
     assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
     assert catalog.executions.last_sinks("orders") == ["FileSink[/out]"]
@@ -427,18 +425,19 @@ def test_a_query_that_cannot_be_recorded_is_stopped(
     assert query.stopped
 
 
-def test_a_start_that_took_longer_than_its_lease_starts_nothing(shelf: Shelf) -> None:
+def test_a_start_that_took_longer_than_its_lease_starts_nothing(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     leases = shelf.stream.catalog.leases
 
-    def take_over(_sentence: str) -> None:
+    def take_over(_stream_id: str, _message: str) -> None:
         held = leases.current("orders")
         assert held is not None
         leases.acquire("orders", replace(HOLDER, host="another-machine"), 60_000, take_over=held.token)
 
+    monkeypatch.setattr(starting, "log_message", take_over)
     play = Stage(shelf.stream, [PlayedQuery()])
 
     with pytest.raises(LeaseLostError, match="another-machine"):
-        execute_stream(shelf.stream, RunRequest(run_id="run", start_query=play.start_query, report=take_over))
+        execute_stream(shelf.stream, RunRequest(run_id="run", start_query=play.start_query))
 
     assert play.started_in == []
 

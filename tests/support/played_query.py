@@ -14,6 +14,7 @@ from dagster_ckpt.spark.query.activity import QueryActivity, TaskCounts
 from dagster_ckpt.spark.query.progress import QueryProgress
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle
+from tests.support.log_lines import collecting
 
 
 @dataclass
@@ -73,9 +74,8 @@ class Stage:
         return query
 
     def run(self, **how: Any) -> Outcome:
-        return execute_stream(
-            self.stream, RunRequest(run_id="run", start_query=self.start_query, report=self.reports.append, **how)
-        )
+        with collecting(self.reports):
+            return execute_stream(self.stream, RunRequest(run_id="run", start_query=self.start_query, **how))
 
     def ends(self) -> list[tuple[ExecutionStatus, StartCause, bool]]:
         executions = self.stream.catalog.executions.of_stream("orders")

@@ -25,6 +25,7 @@ from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.stream.handle import StreamHandle
+from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file
 
 DEADLINE_S = 180
@@ -72,16 +73,9 @@ class Bench:
             latest = self.stream.catalog.executions.latest("orders")
             return latest is not None and latest.status is ExecutionStatus.RUNNING and until()
 
-        return execute_stream(
-            self.stream,
-            RunRequest(
-                run_id="run",
-                start_query=self.start_query,
-                interrupted=interrupted,
-                report=self.reports.append,
-                **request,
-            ),
-        )
+        asked = RunRequest(run_id="run", start_query=self.start_query, interrupted=interrupted, **request)
+        with collecting(self.reports):
+            return execute_stream(self.stream, asked)
 
     def run_to_the_end(self, **request: Any) -> Outcome:
         """Run until every file is in a committed batch and the output is what it will be."""

@@ -9,7 +9,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.operations import operations
-from dagster_ckpt.orchestration.runs.run_log import transitions_in_run_log
+from dagster_ckpt.orchestration.runs.run_status import transitions_in_run_log
 from dagster_ckpt.orchestration.sensors.snapshot_report import snapshot_metadata
 
 RESOURCES = {"checkpoint_storage", "state_backend", "checkpoint_catalog"}

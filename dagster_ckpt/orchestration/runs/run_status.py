@@ -8,32 +8,52 @@ gets no signal and would keep writing for weeks. `RunWatch` therefore polls the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import dagster as dg
 
 from dagster_ckpt.catalog.records import StartCause
+from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, forwarded_log
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.stream.handle import Clock, monotonic_ms
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
+
+
 # The failed execution that this run restarts.
 RESTART_OF_TAG = "dagster_ckpt/restart_of"
+
+
 # The execution whose externalized retention this run applies.
 RETENTION_OF_TAG = "dagster_ckpt/retention_of"
+
+
 # The catalog request that this run answers.
 START_REQUEST_TAG = "dagster_ckpt/start_request"
+
+
 # The step towards a desired state that this run performs.
 STEP_TAG = "dagster_ckpt/step"
+
+
 # Set on the last run of a stream that will not be restarted: the reason.
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
+
+
 # Dagster's own tags, on a run launched as a retry of a failed one, and on one re-executed by a
 # user.
 RETRY_NUMBER_TAG = "dagster/retry_number"
+
+
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
+
+
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
+
+
 MAX_RETRIES_TAG = "dagster/max_retries"
 
 
@@ -95,6 +115,7 @@ def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
 
 # How often each running stream reads its run from Dagster's database (a small query).
 LOOK_EVERY_MS = 5_000
+
 
 _END_REASONS = {
     dg.DagsterRunStatus.CANCELING: "its run is being terminated",
@@ -217,3 +238,20 @@ def _run_retries(context: dg.OpExecutionContext) -> int:
         return int(tag) if tag.isdecimal() else 0
     instance = context.instance
     return instance.run_retries_max_retries if instance.run_retries_enabled else 0
+
+
+@contextmanager
+def transitions_in_run_log(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, stream_id: str | None = None
+) -> Iterator[None]:
+    """Show the transitions of a stream, or of every stream that this process changes, in the log of a run.
+
+    Does nothing if Dagster captures this package's logger itself (`managed_python_loggers` in
+    `dagster.yaml`), so that no line is shown twice.
+    """
+    managed = context.instance.managed_python_loggers
+    if any(name == "root" or name.split(".")[0] == PACKAGE_LOGGER for name in managed):
+        yield
+        return
+    with forwarded_log(context.log.log, stream_id=stream_id):
+        yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -18,7 +17,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import LeaseRecord, StartCause
-from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.config.modes import TerminalState
 from dagster_ckpt.config.redaction import cause_to_show, without_secrets
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
@@ -32,7 +30,6 @@ from dagster_ckpt.orchestration._compat import (
 from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig, overridden
 from dagster_ckpt.orchestration.resources.stream_resource import open_stream
-from dagster_ckpt.orchestration.runs.run_log import transitions_in_run_log
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
@@ -44,6 +41,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     StepContext,
     canceled_by_user,
     start_cause,
+    transitions_in_run_log,
 )
 from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
 from dagster_ckpt.recovery.retention import apply_terminal_retention
@@ -214,7 +212,6 @@ def _run(
                 was_canceled=lambda: canceled_by_user(context) is not None,
                 application=application_of(spark),
                 holder_is_over=lambda lease: run_is_over(context.instance, lease),
-                report=partial(log_message, handle.stream_id),
             ),
         )
 
